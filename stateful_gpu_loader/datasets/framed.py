@@ -9,14 +9,20 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from functools import cached_property
+from functools import cached_property, partial
 from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from stateful_gpu_loader.datasets.sharded import Counts, EncodedShards, FileShards, sample_or_error
+from stateful_gpu_loader.datasets.sharded import (
+    Counts,
+    EncodedShards,
+    FileShards,
+    records_from,
+    sample_or_error,
+)
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.datasets.storage.failures import INDEX_REMEDY, REMEDY, damaged, failed
 from stateful_gpu_loader.datasets.storage.index_files import (
@@ -27,22 +33,15 @@ from stateful_gpu_loader.datasets.storage.index_files import (
     identity_of,
     progress_bar,
 )
+from stateful_gpu_loader.datasets.storage.memory import Bytes
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles, file_number
 from stateful_gpu_loader.datasets.storage.paths import AnyPath, as_paths, is_url, names_of
 from stateful_gpu_loader.datasets.storage.remote import Range
-from stateful_gpu_loader.datasets.storage.streams import damage_errors, is_compressed, open_stream
+from stateful_gpu_loader.datasets.storage.streams import Read, is_compressed, open_stream
 from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.state.contents import ContentDigest
 
-Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int64]
-Read = Callable[[int, int], Bytes]
-"""Of an offset and a size: the bytes there; ValueError where the file ends before."""
-
-_LARGEST_STEP = 1 << 26
-"""Bytes that are reserved at once for a record, whose length may be damaged."""
-_LARGEST_WINDOW = 1 << 23
-"""Bytes that :class:`Lookahead` reads at once."""
 
 
 class Place(NamedTuple):
@@ -55,6 +54,11 @@ class Place(NamedTuple):
     """In bytes from the beginning of the file's (decompressed) content."""
     remedy: str = REMEDY
     """Remedy for a damaged record."""
+
+    def following(self, offset: int) -> Place:
+        """The next record, which begins at ``offset``."""
+        number = None if self.record is None else self.record + 1
+        return self._replace(record=number, offset=offset)
 
     def damaged(self, what: str, remedy: str | None = None) -> ValueError:
         """The ValueError of a record that will be malformed at every retry."""
@@ -72,6 +76,23 @@ class Framing(Protocol):
     @property
     def header_size(self) -> int:
         """Bytes at the beginning of a record that hold its length."""
+
+    @property
+    def shards(self) -> str:
+        """Name of the class that reads compressed files, for an error."""
+
+    def offsets(self, index_paths: list[str], paths: list[str], sizes: list[int]) -> list[Offsets]:
+        """int64 [n + 1] for each file: the offsets of :meth:`walk`, from the user's indices.
+
+        Args:
+            index_paths: of the indices.
+            paths: of the files.
+            sizes: of the files, in bytes.
+
+        Raises:
+            OSError: an index cannot be read.
+            ValueError: there are not as many indices as files, or one is malformed.
+        """
 
     def walk(self, path: str, size: int, read: Read, *, window: int) -> Offsets:
         """int64 [n + 1]: where each record begins, and where the last one ends.
@@ -132,86 +153,6 @@ class ImageRecords(Protocol):
         """
 
 
-def read_up_to(stream: IO[bytes], size: int, place: Place) -> Bytes:
-    """uint8 [size], or fewer at the stream's end.
-
-    Raises:
-        OSError: the storage failed.
-        ValueError: the compressed bytes are damaged.
-
-    >>> import io
-    >>> bytes(read_up_to(io.BytesIO(b"abc"), 5, Place("a.gz", None, 0)))
-    b'abc'
-    """
-    # A damaged length may be anything, so memory is reserved as bytes come.
-    data = np.empty(min(size, _LARGEST_STEP), dtype=np.uint8)
-    done = 0
-    while done < size:
-        if done == len(data):
-            data = np.concatenate([data, np.empty(min(size - done, done), dtype=np.uint8)])
-        try:
-            got: int = stream.readinto(data[done:])  # type: ignore[attr-defined]
-        except damage_errors() as error:
-            raise place.damaged(
-                f"its compressed bytes are damaged ({type(error).__name__}: {error})"
-            ) from error
-        if not got:
-            return data[:done]
-        done += got
-    return data
-
-
-class Lookahead:
-    """Reads small pieces of a file in ascending order, in windows of a size that suits.
-
-    Pieces that are near each other are read together; what lies between far ones is skipped.
-
-    Args:
-        read: reads the file.
-        end: of the file, in bytes.
-        window: the smallest that is read at a time; it grows where it holds many pieces.
-
-    >>> import numpy as np
-    >>> file = np.arange(100, dtype=np.uint8)
-    >>> pieces = Lookahead(lambda offset, size: file[offset : offset + size], 100, window=10)
-    >>> pieces.at(3, 2), pieces.at(97, 3)
-    (b'\\x03\\x04', b'abc')
-    """
-
-    def __init__(self, read: Read, end: int, *, window: int) -> None:
-        self._read = read
-        self._end = end
-        self._smallest = window
-        self._window_size = window
-        self._window = b""
-        self._start = 0
-        self._served = 0
-
-    def at(self, offset: int, size: int) -> bytes:
-        """``size`` bytes from ``offset``, which is not before that of the call before.
-
-        Raises:
-            OSError: the storage failed.
-            ValueError: the file ends before.
-        """
-        start = offset - self._start
-        if start + size > len(self._window):
-            self._refill(offset, size)
-            start = 0
-        self._served += 1
-        return self._window[start : start + size]
-
-    def _refill(self, offset: int, size: int) -> None:
-        if self._served > 1:
-            self._window_size = min(self._window_size * 4, _LARGEST_WINDOW)
-        else:
-            self._window_size = max(self._window_size // 4, self._smallest)
-        length = max(size, min(self._window_size, self._end - offset))
-        self._window = self._read(offset, length).tobytes()
-        self._start = offset
-        self._served = 0
-
-
 AnyPaths = AnyPath | Iterable[AnyPath]
 
 _WINDOW, _REMOTE_WINDOW = 1 << 12, 1 << 20
@@ -228,11 +169,8 @@ class FramedSource(Source):
         paths: the files, one after the other.
         framing: where their records begin and end.
         images: what is made of a record.
-        given: makes the offsets of the records, int64 [n + 1] for each file, of the paths and the
-            sizes of the files; None where the user gave no index: then one is built by reading
-            each record's header.
+        index_paths: the user's indices; None builds one by reading each record's header.
         cache_dir: where a built index is kept; None is beside the file.
-        stream_class: what reads compressed files, for the text of an error.
 
     Attributes:
         paths: absolute, or URLs.
@@ -250,16 +188,16 @@ class FramedSource(Source):
         framing: Framing,
         images: ImageRecords,
         *,
-        given: Callable[[list[str], list[int]], list[Offsets]] | None,
+        index_paths: AnyPaths | None,
         cache_dir: AnyPath | None,
-        stream_class: str,
     ) -> None:
+        given = None if index_paths is None else as_paths(index_paths)
         self.paths = as_paths(paths)
         for path in self.paths:
             if is_compressed(path):
                 raise ValueError(
                     f"{path!r} is compressed: its records cannot be read by index. Remedy: read it "
-                    f"with {stream_class}, or decompress it"
+                    f"with {framing.shards}, or decompress it"
                 )
         self._framing = framing
         self._images = images
@@ -269,7 +207,7 @@ class FramedSource(Source):
             self._offsets = [self._built(path, kept) for path in self.paths]
         else:
             sizes = [identity_of(path)[0] for path in self.paths]
-            self._offsets = given(self.paths, sizes)
+            self._offsets = framing.offsets(given, self.paths, sizes)
             for path, size, offsets in zip(self.paths, sizes, self._offsets, strict=True):
                 self._check(path, size, offsets, _CHECKED_REMOTE if is_url(path) else _CHECKED)
         counts = self.block_lengths()
@@ -440,7 +378,6 @@ class FramedShards(FileShards, EncodedShards):
         paths: AnyPaths,
         framing: Framing,
         images: ImageRecords,
-        *,
         counts: Counts,
         num_lanes: int | None,
         shuffle_buffer: int,
@@ -464,23 +401,20 @@ class FramedShards(FileShards, EncodedShards):
             ValueError: from here on the file is damaged, or ends before the cursor.
         """
         path = self.path_of(shard)
-        counting = is_compressed(path)
-        start = 0 if counting else cursor
-        if start and start > (size := identity_of(path)[0]):
-            raise _shorter(path, f"{size} bytes, and byte {cursor}")
-        number, at = 0, start
-        with closing(open_stream(path, start)) as stream:
-            beginning = Place(path, None if start else 0, start)
-            for payload, after in self._framing.stream(stream, beginning):
-                if counting and number >= cursor:
-                    place, name = Place(path, number, at), f"{path}, record {number}"
-                    yield sample_or_error(self._sample, payload, place, number, name), number + 1
-                elif not counting:
-                    place, name = Place(path, None, at), f"{path}, byte {at}"
-                    yield sample_or_error(self._sample, payload, place, at, name), after
-                number, at = number + 1, after
-        if counting and number < cursor:
-            raise _shorter(path, f"{number} records, and record {cursor}")
+        is_counted = is_compressed(path)
+        with closing(records_from(path, cursor, partial(self._records, path))) as records:
+            for (payload, place), after in records:
+                at = place.record if is_counted else place.offset
+                name = f"{path}, {'record' if is_counted else 'byte'} {at}"
+                yield sample_or_error(self._sample, payload, place, at, name), after
+
+    def _records(
+        self, path: str, stream: IO[bytes], start: int, skipped: int
+    ) -> Iterator[tuple[tuple[Bytes, Place], int]]:
+        place = Place(path, None if start else 0, start)
+        for payload, after in self._framing.stream(stream, place):
+            yield (payload, place), after
+            place = place.following(after)
 
     def _sample(self, payload: Bytes, place: Place, number: int, name: str) -> EncodedSample:
         data, target = self._images.take(payload, place, number)
@@ -488,10 +422,3 @@ class FramedShards(FileShards, EncodedShards):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.paths)} shards, {self._images})"
-
-
-def _shorter(path: str, what: str) -> ValueError:
-    return ValueError(
-        f"{path!r} has {what} was to be read next: the shard is another one than when the cursor "
-        "was taken. Remedy: bring that file back, or begin the epoch anew"
-    )

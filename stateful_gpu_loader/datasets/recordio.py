@@ -12,7 +12,6 @@ import re
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from struct import Struct
 from typing import IO, Any, NamedTuple
 
@@ -22,19 +21,17 @@ import torch
 
 from stateful_gpu_loader.datasets.framed import (
     AnyPaths,
-    Bytes,
     FramedShards,
     FramedSource,
-    Lookahead,
     Offsets,
     Place,
-    Read,
     read_indices,
-    read_up_to,
 )
 from stateful_gpu_loader.datasets.sharded import Counts
 from stateful_gpu_loader.datasets.storage.failures import INDEX_REMEDY
-from stateful_gpu_loader.datasets.storage.paths import AnyPath, as_paths
+from stateful_gpu_loader.datasets.storage.memory import Bytes
+from stateful_gpu_loader.datasets.storage.paths import AnyPath
+from stateful_gpu_loader.datasets.storage.streams import Lookahead, Read, read_up_to
 from stateful_gpu_loader.datasets.target_choice import Target, TargetChoice
 
 
@@ -79,15 +76,8 @@ class RecordIOSource(FramedSource):
         index_paths: AnyPaths | None = None,
         cache_dir: AnyPath | None = None,
     ) -> None:
-        indices = None if index_paths is None else as_paths(index_paths)
-        super().__init__(
-            paths,
-            RecordIOFraming(),
-            RecordIOImages(target),
-            given=None if indices is None else partial(_offsets, indices),
-            cache_dir=cache_dir,
-            stream_class="RecordIOShards",
-        )
+        framing, images = RecordIOFraming(), RecordIOImages(target)
+        super().__init__(paths, framing, images, index_paths=index_paths, cache_dir=cache_dir)
 
 
 class RecordIOShards(FramedShards):
@@ -122,26 +112,8 @@ class RecordIOShards(FramedShards):
         num_lanes: int | None = None,
         shuffle_buffer: int = FramedShards.shuffle_buffer,
     ) -> None:
-        super().__init__(
-            paths,
-            RecordIOFraming(),
-            RecordIOImages(target),
-            counts=counts,
-            num_lanes=num_lanes,
-            shuffle_buffer=shuffle_buffer,
-        )
-
-
-def _offsets(index_paths: list[str], paths: list[str], sizes: list[int]) -> list[Offsets]:
-    if len(index_paths) == 1 < len(paths):
-        (offsets,) = read_indices(index_paths, index_paths, parse_index)
-        found = _divided(offsets, sizes, index_paths[0])
-    else:
-        found = read_indices(index_paths, paths, parse_index)
-    return [
-        _with_end(offsets, size, path)
-        for offsets, size, path in zip(found, sizes, index_paths * len(paths), strict=False)
-    ]
+        framing, images = RecordIOFraming(), RecordIOImages(target)
+        super().__init__(paths, framing, images, counts, num_lanes, shuffle_buffer)
 
 
 def _divided(offsets: Offsets, sizes: list[int], path: str) -> list[Offsets]:
@@ -290,6 +262,18 @@ class RecordIOFraming:
 
     kind = "recordio-1"
     header_size = _HEADER.size
+    shards = "RecordIOShards"
+
+    def offsets(self, index_paths: list[str], paths: list[str], sizes: list[int]) -> list[Offsets]:
+        if len(index_paths) == 1 < len(paths):
+            (offsets,) = read_indices(index_paths, index_paths, parse_index)
+            found = _divided(offsets, sizes, index_paths[0])
+        else:
+            found = read_indices(index_paths, paths, parse_index)
+        return [
+            _with_end(offsets, size, path)
+            for offsets, size, path in zip(found, sizes, index_paths * len(paths), strict=False)
+        ]
 
     def walk(self, path: str, size: int, read: Read, *, window: int) -> Offsets:
         ahead = Lookahead(read, size, window=window)
@@ -327,7 +311,7 @@ class RecordIOFraming:
 
         def take(size: int) -> Bytes:
             nonlocal done
-            data = read_up_to(stream, size, place)
+            data = read_up_to(stream, size)
             done += len(data)
             if len(data) < size and done:
                 raise _cut(place, done, done - len(data) + size)
@@ -335,8 +319,7 @@ class RecordIOFraming:
 
         while len(header := take(_HEADER.size)):
             payload = _joined(header, take, place)
-            number = None if place.record is None else place.record + 1
-            place, done = Place(place.path, number, place.offset + done), 0
+            place, done = place.following(place.offset + done), 0
             yield payload, place.offset
 
 

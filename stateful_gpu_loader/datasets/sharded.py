@@ -7,17 +7,23 @@ import operator
 import os
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, SupportsIndex, TypeAlias
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import IO, Any, SupportsIndex, TypeAlias, TypeVar
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from stateful_gpu_loader.datasets.storage.failures import damaged
+from stateful_gpu_loader.datasets.storage.index_files import identity_of
 from stateful_gpu_loader.datasets.storage.paths import AnyPath, as_paths, names_of
-from stateful_gpu_loader.datasets.storage.streams import open_stream
+from stateful_gpu_loader.datasets.storage.streams import damage_errors, is_compressed, open_stream
 from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.state.contents import ContentDigest
 
+T = TypeVar("T")
+
 DEFAULT_LANES = 64
+_CHANGED = "resume with the file that the state was saved with, or begin the epoch anew"
 
 
 class ShardedDataset(IterableDataset[Any], ABC):
@@ -185,6 +191,45 @@ class FileShards(ShardedDataset):
                 f"{', '.join(self._names[:5])}{', ...' * (len(self._names) > 5)}"
             )
         return path
+
+
+def records_from(
+    path: str, cursor: int, records: Callable[[IO[bytes], int, int], Iterator[tuple[T, int]]]
+) -> Generator[tuple[T, int]]:
+    """Each record of a file from a cursor on, with the cursor of the next record.
+
+    A cursor is the byte where a record begins. In a compressed file, which can be read from its
+    beginning only, it is the number of records before it.
+
+    Args:
+        path: local or a URL; plain or compressed, as its name says.
+        cursor: 0, or one that came with a record.
+        records: gives each record, and the byte after it. It is called with the stream, the byte
+            where the stream stands, and the number of records that are read to be skipped.
+
+    Raises:
+        OSError: the file cannot be opened or read.
+        ValueError: from here on it is damaged, or it ends before the cursor.
+    """
+    counting = is_compressed(path)
+    start, skipped = (0, cursor) if counting else (cursor, 0)
+    if start and start > (size := identity_of(path)[0]):
+        raise damaged(path, f"it ends at byte {size}", offset=cursor, remedy=_CHANGED)
+    number, at = 0, start
+    with closing(open_stream(path, start)) as stream:
+        try:
+            for record, after in records(stream, start, skipped):
+                number, at = number + 1, after
+                if number > skipped:
+                    yield record, number if counting else after
+            # A checksum of all that was compressed may come after the last record.
+            while counting and stream.read(1 << 20):
+                pass
+        except damage_errors() as error:
+            what = f"its compressed bytes are damaged: {type(error).__name__}: {error}"
+            raise damaged(path, what, record=number, offset=at) from error
+    if number < skipped:
+        raise damaged(path, f"it ends after {number} records", record=cursor, remedy=_CHANGED)
 
 
 def _counts_by_name(counts: Any, path_of: Mapping[str, str]) -> dict[str, int]:

@@ -12,7 +12,6 @@ import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from struct import Struct
 from typing import IO, Any
 
@@ -21,19 +20,17 @@ import torch
 
 from stateful_gpu_loader.datasets.framed import (
     AnyPaths,
-    Bytes,
     FramedShards,
     FramedSource,
-    Lookahead,
     Offsets,
     Place,
-    Read,
     read_indices,
-    read_up_to,
 )
 from stateful_gpu_loader.datasets.sharded import Counts
 from stateful_gpu_loader.datasets.storage.failures import INDEX_REMEDY
-from stateful_gpu_loader.datasets.storage.paths import AnyPath, as_paths
+from stateful_gpu_loader.datasets.storage.memory import Bytes
+from stateful_gpu_loader.datasets.storage.paths import AnyPath
+from stateful_gpu_loader.datasets.storage.streams import Lookahead, Read, read_up_to
 from stateful_gpu_loader.datasets.target_choice import Target, TargetChoice
 from stateful_gpu_loader.datasets.tf_example import Values, features_of, values_of
 from stateful_gpu_loader.errors import MissingDependency
@@ -89,17 +86,9 @@ class TFRecordSource(FramedSource):
         cache_dir: AnyPath | None = None,
         check_crc: bool = True,
     ) -> None:
-        if check_crc:
-            require_crc32c()
-        indices = None if index_paths is None else as_paths(index_paths)
-        super().__init__(
-            paths,
-            TFRecordFraming(check_crc=check_crc),
-            ExampleImages(image, target, variable_length),
-            given=None if indices is None else partial(_offsets, indices),
-            cache_dir=cache_dir,
-            stream_class="TFRecordShards",
-        )
+        framing = TFRecordFraming(check_crc=check_crc)
+        images = ExampleImages(image, target, variable_length)
+        super().__init__(paths, framing, images, index_paths=index_paths, cache_dir=cache_dir)
 
 
 class TFRecordShards(FramedShards):
@@ -145,20 +134,9 @@ class TFRecordShards(FramedShards):
         num_lanes: int | None = None,
         shuffle_buffer: int = FramedShards.shuffle_buffer,
     ) -> None:
-        if check_crc:
-            require_crc32c()
-        super().__init__(
-            paths,
-            TFRecordFraming(check_crc=check_crc),
-            ExampleImages(image, target, variable_length),
-            counts=counts,
-            num_lanes=num_lanes,
-            shuffle_buffer=shuffle_buffer,
-        )
-
-
-def _offsets(index_paths: list[str], paths: list[str], sizes: list[int]) -> list[Offsets]:
-    return read_indices(index_paths, paths, parse_index)
+        framing = TFRecordFraming(check_crc=check_crc)
+        images = ExampleImages(image, target, variable_length)
+        super().__init__(paths, framing, images, counts, num_lanes, shuffle_buffer)
 
 
 class ExampleImages:
@@ -280,6 +258,14 @@ class TFRecordFraming:
 
     kind = "tfrecord-1"
     header_size = _HEADER.size
+    shards = "TFRecordShards"
+
+    def __post_init__(self) -> None:
+        if self.check_crc:
+            _load()
+
+    def offsets(self, index_paths: list[str], paths: list[str], sizes: list[int]) -> list[Offsets]:
+        return read_indices(index_paths, paths, parse_index)
 
     def walk(self, path: str, size: int, read: Read, *, window: int) -> Offsets:
         ahead = Lookahead(read, size, window=window)
@@ -308,20 +294,19 @@ class TFRecordFraming:
 
     def stream(self, stream: IO[bytes], place: Place) -> Iterator[tuple[Bytes, int]]:
         while True:
-            header = read_up_to(stream, _HEADER.size, place)
+            header = read_up_to(stream, _HEADER.size)
             if not len(header):
                 return
             if len(header) < _HEADER.size:
                 raise _cut(place, f"{len(header)} of the {_HEADER.size} bytes of its header")
             length = self._length(header.tobytes(), place)
-            rest = read_up_to(stream, length + _FOOTER.size, place)
+            rest = read_up_to(stream, length + _FOOTER.size)
             if len(rest) < length + _FOOTER.size:
                 raise _cut(place, f"{_HEADER.size + len(rest)} of its {_FRAME + length} bytes")
             self._check_data(rest, length, place)
             after = place.offset + _FRAME + length
             yield rest[:length], after
-            number = None if place.record is None else place.record + 1
-            place = Place(place.path, number, after)
+            place = place.following(after)
 
     def _length(self, header: bytes, place: Place) -> int:
         length: int
@@ -396,15 +381,6 @@ def masked_crc32c(data: bytes | Bytes) -> int:
     """
     crc = _load()(data)
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
-
-
-def require_crc32c() -> None:
-    """Check that checksums can be computed, before a file is opened.
-
-    Raises:
-        MissingDependency: google-crc32c is not installed.
-    """
-    _load()
 
 
 @functools.cache

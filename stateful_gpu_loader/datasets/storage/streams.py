@@ -1,4 +1,4 @@
-"""A file from its beginning to its end, decompressed where its name says so."""
+"""A file from its beginning to its end, whole or in pieces, decompressed where its name says so."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ import gzip
 import io
 import lzma
 import zlib
+from collections.abc import Callable
 from typing import IO, Any, cast
 
+import numpy as np
+
+from stateful_gpu_loader.datasets.storage.memory import Bytes
 from stateful_gpu_loader.datasets.storage.paths import is_url, without_query
 from stateful_gpu_loader.datasets.storage.remote import open_remote
 from stateful_gpu_loader.errors import MissingDependency
@@ -16,8 +20,15 @@ from stateful_gpu_loader.errors import MissingDependency
 COMPRESSED = (".gz", ".tgz", ".zst", ".bz2", ".xz")
 """Endings of names whose files are decompressed: these can be read from the beginning only."""
 
+Read = Callable[[int, int], Bytes]
+"""Of an offset and a size: the bytes there; ValueError where the file ends before."""
+
 _BUFFER = 1 << 20
 _CHUNK = 1 << 16
+_LARGEST_STEP = 1 << 26
+"""Bytes that are reserved at once for a record, whose length may be damaged."""
+_LARGEST_WINDOW = 1 << 23
+"""Bytes that :class:`Lookahead` reads at once."""
 _CORRUPT = "Invalid data stream"
 
 
@@ -74,6 +85,75 @@ def damage_errors() -> tuple[type[Exception], ...]:
     except ImportError:
         return errors
     return *errors, zstandard.ZstdError
+
+
+def read_up_to(stream: IO[bytes], size: int) -> Bytes:
+    """uint8 [size], in memory of its own, or fewer at the stream's end; raises as reading does.
+
+    >>> bytes(read_up_to(io.BytesIO(b"abc"), 5))
+    b'abc'
+    """
+    # A damaged length may be anything, so memory is reserved as bytes come.
+    data = np.empty(min(size, _LARGEST_STEP), dtype=np.uint8)
+    done = 0
+    while done < size:
+        if done == len(data):
+            data = np.concatenate([data, np.empty(min(size - done, done), dtype=np.uint8)])
+        got: int = stream.readinto(data[done:])  # type: ignore[attr-defined]
+        if not got:
+            return data[:done]
+        done += got
+    return data
+
+
+class Lookahead:
+    """Reads small pieces of a file in ascending order, in windows of a size that suits.
+
+    Pieces that are near each other are read together; what lies between far ones is skipped.
+
+    Args:
+        read: reads the file.
+        end: of the file, in bytes.
+        window: the smallest that is read at a time; it grows where it holds many pieces.
+
+    >>> file = np.arange(100, dtype=np.uint8)
+    >>> pieces = Lookahead(lambda offset, size: file[offset : offset + size], 100, window=10)
+    >>> pieces.at(3, 2), pieces.at(97, 3)
+    (b'\\x03\\x04', b'abc')
+    """
+
+    def __init__(self, read: Read, end: int, *, window: int) -> None:
+        self._read = read
+        self._end = end
+        self._smallest = window
+        self._window_size = window
+        self._window = b""
+        self._start = 0
+        self._served = 0
+
+    def at(self, offset: int, size: int) -> bytes:
+        """``size`` bytes from ``offset``, which is not before that of the call before.
+
+        Raises:
+            OSError: the storage failed.
+            ValueError: the file ends before.
+        """
+        start = offset - self._start
+        if start + size > len(self._window):
+            self._refill(offset, size)
+            start = 0
+        self._served += 1
+        return self._window[start : start + size]
+
+    def _refill(self, offset: int, size: int) -> None:
+        if self._served > 1:
+            self._window_size = min(self._window_size * 4, _LARGEST_WINDOW)
+        else:
+            self._window_size = max(self._window_size // 4, self._smallest)
+        length = max(size, min(self._window_size, self._end - offset))
+        self._window = self._read(offset, length).tobytes()
+        self._start = offset
+        self._served = 0
 
 
 class CorruptStream(ValueError):

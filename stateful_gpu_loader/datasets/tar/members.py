@@ -14,14 +14,14 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from typing import IO, NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from stateful_gpu_loader.datasets.storage.failures import REMEDY, damaged
+from stateful_gpu_loader.datasets.storage.memory import Bytes
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
 from stateful_gpu_loader.datasets.storage.paths import is_url
+from stateful_gpu_loader.datasets.storage.streams import Lookahead, read_up_to
 
 _REGULAR = frozenset((b"0", b"7"))
 _WITHOUT_CONTENT = frozenset((b"1", b"2", b"3", b"4", b"5", b"6"))
@@ -32,8 +32,6 @@ _UNPACK = "pack the files anew, without --sparse, as tarfile, GNU tar and webdat
 
 _LOCAL_WINDOW = 4 << 10
 _REMOTE_WINDOW = 8 << 20
-_PIECE = 64 << 20
-"""Bytes of memory that are reserved at a time, because a damaged header may claim any size."""
 
 
 class Member(NamedTuple):
@@ -77,28 +75,20 @@ class Reader(Protocol):
 class RangeReader:
     """Reads windows of a file whose size is known, and skips what lies between them.
 
-    A window is 4 KiB of a local file, which skips the contents of images, and 8 MiB of a remote
-    one, where a request takes as long as that transfer.
+    A window is at least 4 KiB of a local file, which skips the contents of images, and 8 MiB of a
+    remote one, where a request takes as long as that transfer.
     """
 
     def __init__(self, files: OpenFiles, path: str, size: int) -> None:
-        self._files = files
-        self._path = path
+        window = _REMOTE_WINDOW if is_url(path) else _LOCAL_WINDOW
+        self._pieces = Lookahead(partial(files.read, path), size, window=window)
         self._size = size
-        self._width = _REMOTE_WINDOW if is_url(path) else _LOCAL_WINDOW
-        self._window = b""
-        self._window_start = 0
         self.position = 0
 
     def read(self, size: int) -> bytes:
         size = min(size, self._size - self.position)
-        begin = self.position - self._window_start
-        if begin + size > len(self._window):
-            width = min(max(size, self._width), self._size - self.position)
-            self._window = self._files.read(self._path, self.position, width).tobytes()
-            self._window_start, begin = self.position, 0
         self.position += size
-        return self._window[begin : begin + size]
+        return self._pieces.at(self.position - size, size)
 
     def advance(self, position: int) -> bool:
         self.position = min(position, self._size)
@@ -127,25 +117,11 @@ class StreamReader:
             pass
         return self.position >= position
 
-    def read_array(self, size: int) -> npt.NDArray[np.uint8] | None:
+    def read_array(self, size: int) -> Bytes | None:
         """uint8 [size], in memory of its own; None where the file ends before."""
-        pieces = []
-        while size:
-            piece = np.empty(min(size, _PIECE), dtype=np.uint8)
-            done = 0
-            while done < len(piece) and (got := self._fill(piece[done:])):
-                done += got
-            self.position += done
-            if done < len(piece):
-                return None
-            pieces.append(piece)
-            size -= done
-        if len(pieces) == 1:
-            return pieces[0]
-        return np.concatenate([np.empty(0, dtype=np.uint8), *pieces])
-
-    def _fill(self, piece: npt.NDArray[np.uint8]) -> int:
-        return int(self._stream.readinto(piece.data))  # type: ignore[attr-defined]
+        content = read_up_to(self._stream, size)
+        self.position += len(content)
+        return content if len(content) == size else None
 
 
 class Members:

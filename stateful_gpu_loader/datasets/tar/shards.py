@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -15,13 +15,12 @@ from stateful_gpu_loader.datasets.sharded import (
     EncodedShards,
     FileShards,
     ShardedDataset,
+    records_from,
     sample_or_error,
 )
 from stateful_gpu_loader.datasets.storage.failures import damaged
-from stateful_gpu_loader.datasets.storage.index_files import identity_of
 from stateful_gpu_loader.datasets.storage.memory import Bytes
 from stateful_gpu_loader.datasets.storage.paths import AnyPath
-from stateful_gpu_loader.datasets.storage.streams import damage_errors, is_compressed, open_stream
 from stateful_gpu_loader.datasets.tar.members import Link, Member, Members, StreamReader
 from stateful_gpu_loader.datasets.tar.samples import (
     IMAGES,
@@ -100,7 +99,7 @@ class TarShards(FileShards, EncodedShards):
             ValueError: from here on it is damaged or cut off; or there are not as many samples as
                 ``counts`` says.
         """
-        samples = _counted(self, shard, cursor, self._choice.wanted, self._accepts)
+        samples = _tar_samples(self, shard, cursor, self._choice.wanted, self._accepts)
         with closing(samples):
             for sample, after in samples:
                 yield sample_or_error(self._encoded, sample), after
@@ -171,36 +170,13 @@ class TarRecords(FileShards):
         self, shard: str, cursor: int
     ) -> Iterator[tuple[dict[str, Any] | ValueError, int]]:
         """As :class:`ShardedDataset` has it; errors as of :meth:`TarShards.read_shard`."""
-        samples = _counted(self, shard, cursor, None, lambda sample: True)
+        samples = _tar_samples(self, shard, cursor, None, lambda sample: True)
         with closing(samples):
             for sample, after in samples:
                 yield sample_or_error(_members, sample), after
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.paths)} tars)"
-
-
-def _counted(
-    shards: FileShards,
-    shard: str,
-    cursor: int,
-    wanted: frozenset[str] | None,
-    accepts: Callable[[TarSample], bool],
-) -> Generator[tuple[TarSample, int]]:
-    """The samples of a shard, and an error at its end if they are not as many as ``counts`` says.
-
-    Where reading begins in the middle, they are not counted.
-    """
-    path, number = shards.path_of(shard), 0
-    with closing(tar_samples(path, cursor, wanted=wanted, accepts=accepts)) as samples:
-        for each in samples:
-            number += 1
-            yield each
-    count = shards.num_samples(shard)
-    if count is not None and cursor == 0 and number != count:
-        raise ValueError(
-            f"{path!r} has {number} samples, not {count} as counts= says. Remedy: correct it"
-        )
 
 
 def _members(sample: TarSample) -> dict[str, Any]:
@@ -213,7 +189,6 @@ def _value(sample: TarSample, extension: str) -> Any:
     return member_value(extension, content, sample.path, key=sample.key, offset=offset)
 
 
-_CHANGED = "resume with the tar that the state was saved with, or begin the epoch anew"
 _OPEN = (
     "the file ends without the block of zeros that closes an archive, so this sample may lack "
     "members that were cut off"
@@ -238,20 +213,18 @@ class TarSample:
     """The links in the tar up to the next sample, of this sample or not."""
 
 
-def tar_samples(
-    path: str,
+def _tar_samples(
+    shards: FileShards,
+    shard: str,
     cursor: int,
-    *,
     wanted: frozenset[str] | None,
     accepts: Callable[[TarSample], bool],
 ) -> Generator[tuple[TarSample, int]]:
-    """Each sample from ``cursor`` on, and the cursor of the next sample.
-
-    The cursor is the byte where a sample's first header begins; in a compressed tar, which must be
-    read from its beginning, the number of samples before it.
+    """Each sample of a shard from a cursor on, with the cursor of the next sample.
 
     Args:
-        path: local or a URL; plain or compressed, as its name says.
+        shards: the dataset.
+        shard: its name.
         cursor: 0, or one that came with a sample.
         wanted: the extensions whose contents are read; None for all.
         accepts: whether a sample counts and is given. It sees the extensions; the contents may
@@ -261,30 +234,27 @@ def tar_samples(
         OSError: the tar cannot be opened or read.
         ValueError: it is damaged or cut off from here on: the sample that it breaks off in does not
             come, for it may lack members; nor, where all members are wanted, does the last one of
-            an archive that is not closed. Or it ends before the cursor.
+            an archive that is not closed. Or it ends before the cursor; or, where reading began at
+            its beginning, the samples are not as many as ``counts`` says.
     """
-    counting = is_compressed(path)
-    start, skipped = (0, cursor) if counting else (cursor, 0)
-    if start and start > (size := identity_of(path)[0]):
-        raise damaged(path, f"it ends at byte {size}", offset=cursor, remedy=_CHANGED)
-    number = 0
-    with closing(open_stream(path, start)) as stream:
+    path, number = shards.path_of(shard), 0
+
+    def records(stream: IO[bytes], start: int, skipped: int) -> Iterator[tuple[TarSample, int]]:
+        nonlocal number
         reader = StreamReader(stream, start)
-        groups = _grouped(reader, path, wanted, lambda: number >= skipped)
-        try:
-            for sample, after in groups:
-                if accepts(sample):
-                    number += 1
-                    if number > skipped:
-                        yield sample, number if counting else after
-            # A checksum of all that was compressed comes last, after the block that closes the tar.
-            while counting and stream.read(1 << 20):
-                pass
-        except damage_errors() as error:
-            what = f"its compressed bytes are damaged: {type(error).__name__}: {error}"
-            raise damaged(path, what, offset=reader.position) from error
-    if number < skipped:
-        raise damaged(path, f"it ends after {number} samples", record=cursor, remedy=_CHANGED)
+        groups = _grouped(reader, path, wanted, reads=lambda: number >= skipped)
+        for sample, after in groups:
+            if accepts(sample):
+                number += 1
+                yield sample, after
+
+    with closing(records_from(path, cursor, records)) as samples:
+        yield from samples
+    count = shards.num_samples(shard)
+    if count is not None and cursor == 0 and number != count:
+        raise ValueError(
+            f"{path!r} has {number} samples, not {count} as counts= says. Remedy: correct it"
+        )
 
 
 def _grouped(

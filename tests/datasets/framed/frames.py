@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stateful_gpu_loader.datasets.framed import Bytes, Framing, Place
+from stateful_gpu_loader.datasets.framed import Framing, Place
 from stateful_gpu_loader.datasets.recordio import RecordIOFraming
+from stateful_gpu_loader.datasets.storage.memory import Bytes
 from stateful_gpu_loader.datasets.tfrecord import TFRecordFraming
 
 START = Place("a.file", 0, 0)

@@ -6,10 +6,8 @@ import io
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.datasets.framed.frames import RECORDIO, START, TFRECORD, UNCHECKED_TFRECORD, Frames
+from tests.datasets.framed.frames import RECORDIO, START, TFRECORD, Frames
 from tests.datasets.record_files import MAGIC, recordio_frame, tfrecord_frame
 
 WITH_MAGIC = [b"abcd", b"", b"a" + MAGIC + b"bc", b"abcd" + MAGIC + MAGIC + b"e", MAGIC, b"xyz"]
@@ -42,27 +40,3 @@ def test_a_file_cut_at_every_byte_gives_a_right_prefix_or_says_so(
             frames.walked(file[:size])
         with pytest.raises(ValueError, match=r"it takes \d+ bytes|cut off: it has \d+ of"):
             frames.unframed(file[ends[whole] : size])
-
-
-@pytest.mark.parametrize(
-    ("frames", "beginning"),
-    [
-        (TFRECORD, tfrecord_frame(b"first")),
-        (UNCHECKED_TFRECORD, tfrecord_frame(b"first")),
-        (RECORDIO, recordio_frame(b"first") + MAGIC),
-    ],
-)
-@given(st.binary(max_size=200), st.booleans())
-def test_no_bytes_do_anything_but_raise_a_valueerror(
-    frames: Frames, beginning: bytes, file: bytes, has_beginning: bool
-) -> None:
-    """At the beginning of a file, or behind what a file begins with."""
-    file = beginning + file if has_beginning else file
-    for read in (frames.walked, frames.streamed, frames.unframed):
-        try:
-            read(file)
-        except ValueError as raised:
-            text = str(raised)
-        else:
-            continue
-        assert "'a.file', record" in text

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
-import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import fsspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from stateful_gpu_loader.datasets.recordio import RecordIOFraming
-from stateful_gpu_loader.datasets.storage import index_files
-from stateful_gpu_loader.datasets.tfrecord import TFRecordFraming
 from tests.datasets.record_kinds import KINDS, Kind, items
 
 IMAGES = [bytes([i]) * (40 + 3 * i) for i in range(11)]
@@ -68,6 +59,11 @@ def test_indices_that_were_given_read_the_same(kind: Kind, paths: list[Path]) ->
     assert repr(source) == repr(built)
 
 
+def test_indices_are_read_by_url(kind: Kind, paths: list[Path]) -> None:
+    urls = [f"file://{path}" for path in indices(paths)]
+    assert items(kind.source(paths, index_paths=urls)) == expected()
+
+
 def test_a_sample_names_its_file_and_record(kind: Kind, paths: list[Path]) -> None:
     source = kind.source(paths)
     assert source.read(5).name == f"{paths[2]}, record 0"
@@ -83,30 +79,6 @@ def test_an_index_beyond_the_end_is_refused(kind: Kind, paths: list[Path]) -> No
                 read(index)
 
 
-def test_the_index_is_built_once(
-    kind: Kind, paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = tmp_path / "indices"
-    sources = [kind.source(paths), kind.source(paths, cache_dir=kept)]
-    assert len(list(kept.iterdir())) == len(list(paths[0].parent.glob("*.npz"))) == 4
-
-    def forbidden(*arguments: object, **options: object) -> None:
-        raise AssertionError("read again")
-
-    for framing in (TFRecordFraming, RecordIOFraming):
-        monkeypatch.setattr(framing, "walk", forbidden)
-    again = [kind.source(paths), kind.source(paths, cache_dir=kept)]
-    assert {len(source) for source in sources + again} == {11}
-    assert len({source.fingerprint() for source in sources + again}) == 1
-
-
-def test_a_file_that_was_replaced_gets_a_new_index(kind: Kind, paths: list[Path]) -> None:
-    """Staleness is seen by size and time of change."""
-    assert items(kind.source(paths[0])) == expected(0, 5)
-    kind.write(paths[0], IMAGES[3:5], first=3)
-    assert items(kind.source(paths[0])) == expected(3, 5)
-
-
 def test_a_file_that_is_replaced_while_it_is_open_is_noticed(kind: Kind, paths: list[Path]) -> None:
     source = kind.source(paths[0])
     kind.write(paths[0], [image + b"more" * i for i, image in enumerate(IMAGES[5:10])])
@@ -115,16 +87,6 @@ def test_a_file_that_is_replaced_while_it_is_open_is_noticed(kind: Kind, paths: 
     kind.write(paths[0], IMAGES[:2])
     with pytest.raises(ValueError, match=r"a.records', record 4, byte \d+: .*ends at byte \d+"):
         source.read(4)
-
-
-def test_a_file_that_vanished_is_named_with_the_sample(kind: Kind, paths: list[Path]) -> None:
-    """An OSError stays one, for it may pass."""
-    source = kind.source(paths)
-    source.read(5)
-    paths[0].unlink()
-    with pytest.raises(FileNotFoundError, match=r"sample index = 2.*a.records"):
-        source.read(2)
-    assert source.read(5).target == 5
 
 
 def test_an_index_of_another_file_is_refused(kind: Kind, paths: list[Path]) -> None:
@@ -204,32 +166,6 @@ def test_a_file_cut_at_every_byte_is_named_or_a_right_prefix(kind: Kind, tmp_pat
                     opened.read(index)
 
 
-@given(st.data())
-def test_changed_bytes_give_a_valueerror_or_the_right_sample(data: st.DataObject) -> None:
-    """RecordIO has no checksums: there a changed image or label comes as it is."""
-    name = data.draw(st.sampled_from(sorted(KINDS)))
-    kind = KINDS[name]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "a.records")
-        kind.write(path, IMAGES[:3])
-        source, content = kind.source(path), bytearray(path.read_bytes())
-        for _ in range(data.draw(st.integers(1, 3))):
-            at = data.draw(st.integers(0, len(content) - 1))
-            content[at] = data.draw(st.integers(0, 255))
-        path.write_bytes(content)
-        for make_source in (lambda: source, lambda: kind.source(path)):
-            for index in range(3):
-                try:
-                    image, target = make_source()[index]
-                except ValueError as raised:
-                    text = str(raised)
-                else:
-                    if name == "tfrecord":
-                        assert (image.numpy().tobytes(), target) == (IMAGES[index], index)
-                    continue
-                assert "a.records', record " in text
-
-
 def test_one_damaged_record_leaves_the_others(kind: Kind, paths: list[Path]) -> None:
     source = kind.source(paths)
     content = bytearray(paths[0].read_bytes())
@@ -264,55 +200,3 @@ def test_the_fingerprint_depends_on_content_and_not_on_the_place(
     paths[3].rename(paths[3].with_stem("e"))
     seen.add(kind.source([*paths[:3], paths[3].with_stem("e")]).fingerprint())
     assert len(seen) == 6
-
-
-def test_a_pickled_source_reads_without_indexing_again(
-    kind: Kind, paths: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A spawned worker gets offsets, and neither handles nor data."""
-    source = kind.source(paths)
-    before = items(source)
-    pickled = pickle.dumps(source)
-    assert len(pickled) < 2500
-
-    def forbidden(*arguments: object, **options: object) -> None:
-        raise AssertionError("indexed again")
-
-    monkeypatch.setattr(index_files, "identity_of", forbidden)
-    copy = pickle.loads(pickled)
-    assert items(copy) == before
-    assert copy.fingerprint() == source.fingerprint()
-
-
-def test_threads_read_at_once(kind: Kind, paths: list[Path]) -> None:
-    source = kind.source(paths)
-    with ThreadPoolExecutor(8) as pool:
-        read = list(pool.map(lambda i: source.read(i % 11).target, range(440)))
-    assert read == list(range(11)) * 40
-
-
-@pytest.mark.parametrize("scheme", ["memory", "file"])
-def test_urls_are_read(kind: Kind, paths: list[Path], tmp_path: Path, scheme: str) -> None:
-    """Through fsspec; indices too."""
-    urls = []
-    for path in [*paths, *indices(paths)]:
-        url = f"file://{path}"
-        if scheme == "memory":
-            url = f"memory://{tmp_path.name}/{path.name}"
-            with fsspec.open(url, "wb") as file:
-                file.write(path.read_bytes())
-        urls.append(url)
-    source = kind.source(urls[:4], cache_dir=tmp_path / "kept")
-    assert items(source) == expected()
-    assert items(kind.source(urls[:4], index_paths=urls[4:])) == expected()
-    assert source.fingerprint() == kind.source(paths).fingerprint()
-    with pytest.raises(FileNotFoundError):
-        kind.source(f"{urls[0]}.absent", cache_dir=tmp_path)
-
-
-def test_a_sample_may_be_written_to(kind: Kind, paths: list[Path]) -> None:
-    """Each sample has memory of its own: a decoder or a user may change it."""
-    source = kind.source(paths)
-    first = source.read(0).data
-    first.zero_()
-    assert source[0][0].numpy().tobytes() == IMAGES[0]

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import os
 import warnings
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 import torch
 import webdataset
@@ -60,7 +56,7 @@ def assert_the_rest_is_the_rest(dataset: ShardedDataset) -> None:
             assert read(dataset, shard, cursor) == whole[number:]
 
 
-@pytest.mark.parametrize("ending", COMPRESS)
+@pytest.mark.parametrize("ending", [".tar", ".tar.gz"])
 @pytest.mark.parametrize("tar_format", ["gnu", "pax"])
 def test_from_every_cursor_the_rest_is_the_rest(
     tmp_path: Path, ending: str, tar_format: str
@@ -101,18 +97,6 @@ def test_samples_are_those_by_index_and_of_webdataset(tmp_path: Path) -> None:
 
 def without_local(sample: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in sample.items() if key != "__local_path__"}
-
-
-@pytest.mark.parametrize("ending", [".tar", ".tar.zst"])
-@pytest.mark.parametrize("protocol", ["file", "memory"])
-def test_shards_by_url(tmp_path: Path, ending: str, protocol: str) -> None:
-    url = f"memory://shards/a{ending}" if protocol == "memory" else f"file://{tmp_path}/a{ending}"
-    with fsspec.open(url, "wb") as file:
-        file.write(COMPRESS[ending](tar_bytes(sample_entries(0, 6))))
-    shards = TarShards([url])
-    assert shards.shards() == [f"a{ending}"]
-    assert_the_rest_is_the_rest(shards)
-    assert len(read(shards, f"a{ending}")) == 6
 
 
 def test_uneven_and_empty_shards(tmp_path: Path) -> None:
@@ -211,34 +195,13 @@ def test_files_of_counts_and_wrong_counts_are_refused(tmp_path: Path) -> None:
         (tmp_path / "sizes.json").write_text(f'{{"a.tar": {text}}}')
         with pytest.raises(error, match=r"counts\['a.tar'\] is .*Remedy: count from 0"):
             TarShards(path, counts=tmp_path / "sizes.json")
+    with pytest.raises(ValueError, match="1 shards and 2 counts"):
+        TarShards(path, counts=[3, 3])
     shards = TarShards(path, counts=[4])
     with pytest.raises(ValueError, match="has 3 samples, not 4 as counts= says"):
         list(shards)
     rest = read(shards, "a.tar", 2048)
     assert len(rest) == 2
-
-
-def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-@pytest.mark.fuzz
-@pytest.mark.parametrize("ending", COMPRESS)
-def test_a_generator_closed_early_leaves_no_descriptor(tmp_path: Path, ending: str) -> None:
-    path = tmp_path / f"a{ending}"
-    path.write_bytes(COMPRESS[ending](tar_bytes(sample_entries(0, 9))))
-    gc.collect()
-    before = open_descriptors()
-    for dataset in (TarShards(path), TarRecords(path)):
-        for taken in (0, 1, 5):
-            samples: Any = dataset.read_shard(f"a{ending}", 0)
-            for _ in range(taken):
-                next(samples)
-            samples.close()
-            assert open_descriptors() == before
-        kept: Iterable[Any] = list(dataset.read_shard(f"a{ending}", 0))
-        assert len(list(kept)) == 9
-        assert open_descriptors() == before
 
 
 def test_large_members_that_are_not_wanted_are_not_kept(tmp_path: Path) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zstandard
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from stateful_gpu_loader.datasets.sharded import ShardedDataset
 from stateful_gpu_loader.datasets.tar.shards import TarRecords, TarShards
@@ -105,7 +101,7 @@ def test_damaged_compressed_bytes_are_named(tmp_path: Path, ending: str) -> None
     path.write_bytes(data)
     _, error = until_the_error(TarShards(path), path.name)
     assert error is not None
-    assert f"a{ending}', byte" in error
+    assert f"a{ending}', record " in error
     path.write_bytes(b"not compressed at all" * 40)
     _, error = until_the_error(TarShards(path), path.name)
     assert error is not None
@@ -172,7 +168,7 @@ def test_a_cursor_behind_the_end_is_named(tmp_path: Path, ending: str) -> None:
     _, error = until_the_error(shards, path.name, 99999)
     assert error is not None
     assert "it ends" in error
-    assert "resume with the tar that the state was saved with" in error
+    assert "resume with the file that the state was saved with" in error
 
 
 def test_a_cursor_of_another_tar_is_noticed(tmp_path: Path) -> None:
@@ -181,21 +177,3 @@ def test_a_cursor_of_another_tar_is_noticed(tmp_path: Path) -> None:
     assert found == []
     assert error is not None
     assert "byte 1024: no tar header" in error
-
-
-@settings(max_examples=100)
-@given(
-    st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), min_size=1, max_size=4),
-    st.sampled_from([".tar", ".tar.gz", ".tar.zst"]),
-)
-def test_mutated_shards_give_samples_or_errors(changes: list[tuple[int, int]], ending: str) -> None:
-    data = bytearray(COMPRESS[ending](WHOLE))
-    for place, value in changes:
-        data[place % len(data)] = value
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, f"a{ending}")
-        path.write_bytes(data)
-        with contextlib.suppress(OSError):
-            found, error = until_the_error(TarShards(path, missing="skip"), path.name)
-            assert len(found) <= 9
-            assert error is None or "Remedy" in error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import struct
-import sys
 import zlib
 from collections.abc import Callable
 
@@ -14,13 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateful_gpu_loader.datasets import tfrecord
-from stateful_gpu_loader.datasets.tfrecord import (
-    masked_crc32c,
-    parse_index,
-    require_crc32c,
-)
-from stateful_gpu_loader.errors import MissingDependency
+from stateful_gpu_loader.datasets.tfrecord import masked_crc32c, parse_index
 from tests.datasets.framed.frames import START, TFRECORD, UNCHECKED_TFRECORD
 from tests.datasets.record_files import tfrecord_frame
 
@@ -151,14 +144,3 @@ def test_the_mask_is_tensorflows() -> None:
     assert masked_crc32c(b"") == 0xA282EAD8
     array = np.frombuffer(b"x" + (24).to_bytes(8, "little"), dtype=np.uint8)
     assert masked_crc32c(array[1:]) == masked_crc32c((24).to_bytes(8, "little"))
-
-
-def test_the_absence_of_google_crc32c_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    tfrecord._load.cache_clear()
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "google_crc32c", None)
-        for use in (require_crc32c, lambda: masked_crc32c(b"")):
-            with pytest.raises(MissingDependency, match=r"check_crc=True.*google-crc32c") as caught:
-                use()
-            assert caught.value.extra == "tfrecord"
-    require_crc32c()

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateful_gpu_loader.datasets.framed import Bytes, Lookahead
+from stateful_gpu_loader.datasets.storage.memory import Bytes
+from stateful_gpu_loader.datasets.storage.streams import Lookahead
 
 FILE = np.random.default_rng(0).integers(0, 256, 1 << 20, dtype=np.uint8)
 

@@ -163,7 +163,7 @@ def _takes_into(function: FunctionType) -> bool:
     return into is not None and into.default is None and into.kind is not into.POSITIONAL_ONLY
 
 
-def reads_as(source: Source, kind: type[Source]) -> bool:
+def reads_as(source: Source, kind: type[Any]) -> bool:
     """Whether a source of this class reads by the class's own ``read``.
 
     If a subclass, a mixin or an attribute of the source replaces ``read``, what the class does

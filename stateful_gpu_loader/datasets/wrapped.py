@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,13 +38,52 @@ def as_source(dataset: Any) -> Source | None:
     return None
 
 
-class SubsetSource(Source):
+class _View(Source):
+    """Samples of other sources; a subclass says which, by :meth:`_part`."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = list(sources)
+        self.has_spatial_targets = any(source.has_spatial_targets for source in sources)
+        self.num_recipes_before = max(source.num_recipes_before for source in sources)
+
+    @abstractmethod
+    def _part(self, index: int) -> tuple[Source, int]:
+        """The source that has a sample, and its index there."""
+
+    def read(self, index: int, into: Memory | None = None) -> EncodedSample:
+        source, own = self._part(index)
+        return read_into(source, own, into)
+
+    def open_for_loader(self, index: int) -> EncodedSample | OwnImage:
+        if not reads_as(self, _View):
+            return self.read(index)
+        source, own = self._part(index)
+        return source.open_for_loader(own)
+
+    def read_target_alone(self, index: int) -> Any:
+        if not reads_as(self, _View):
+            return self.read(index).target
+        source, own = self._part(index)
+        return source.read_target_alone(own)
+
+    @property
+    def is_remote(self) -> bool:
+        return any(source.is_remote for source in self._sources)
+
+    def move_target(
+        self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size
+    ) -> Any:
+        source, own = self._part(index)
+        if not source.has_spatial_targets:
+            return target
+        return source.move_target(own, target, motion, size)
+
+
+class SubsetSource(_View):
     """Some samples of a source, by their indices in it."""
 
     def __init__(self, source: Source, indices: Sequence[int]) -> None:
-        self._source = source
-        self.has_spatial_targets = source.has_spatial_targets
-        self.num_recipes_before = source.num_recipes_before
+        super().__init__([source])
         given, length = np.asarray(indices, dtype=np.int64), len(source)
         outside = given[(given < -length) | (given >= length)]
         if len(outside):
@@ -56,76 +96,35 @@ class SubsetSource(Source):
     def __len__(self) -> int:
         return len(self._indices)
 
-    def read(self, index: int, into: Memory | None = None) -> EncodedSample:
-        return read_into(self._source, int(self._indices[index]), into)
-
-    def open_for_loader(self, index: int) -> EncodedSample | OwnImage:
-        if not reads_as(self, SubsetSource):
-            return self.read(index)
-        return self._source.open_for_loader(int(self._indices[index]))
-
-    def read_target_alone(self, index: int) -> Any:
-        if not reads_as(self, SubsetSource):
-            return self.read(index).target
-        return self._source.read_target_alone(int(self._indices[index]))
-
     def _object_counts(self) -> npt.NDArray[np.int64] | None:
-        counts = self._source._object_counts()
+        counts = self._sources[0]._object_counts()
         return None if counts is None else counts[self._indices]
 
-    @property
-    def is_remote(self) -> bool:
-        return self._source.is_remote
-
     def expect(self, indices: npt.NDArray[np.int64], *, anew: bool = False) -> None:
-        self._source.expect(self._indices[indices], anew=anew)
-
-    def move_target(
-        self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size
-    ) -> Any:
-        return self._source.move_target(int(self._indices[index]), target, motion, size)
+        self._sources[0].expect(self._indices[indices], anew=anew)
 
     def fingerprint(self) -> str:
         digest = hashlib.blake2b(self._indices.astype("<i8").tobytes(), digest_size=16)
-        return f"{len(self)} of ({self._source.fingerprint()}), blake2b {digest.hexdigest()}"
+        return f"{len(self)} of ({self._sources[0].fingerprint()}), blake2b {digest.hexdigest()}"
+
+    def _part(self, index: int) -> tuple[Source, int]:
+        return self._sources[0], int(self._indices[index])
 
 
-class ConcatSource(Source):
+class ConcatSource(_View):
     """Several sources, one after the other."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
-        self._sources = list(sources)
-        self.has_spatial_targets = any(source.has_spatial_targets for source in sources)
-        self.num_recipes_before = max(source.num_recipes_before for source in sources)
+        super().__init__(sources)
         self._ends = np.cumsum([len(source) for source in self._sources]).tolist()
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def read(self, index: int, into: Memory | None = None) -> EncodedSample:
-        source, own = self._part(index)
-        return read_into(source, own, into)
-
-    def open_for_loader(self, index: int) -> EncodedSample | OwnImage:
-        if not reads_as(self, ConcatSource):
-            return self.read(index)
-        source, own = self._part(index)
-        return source.open_for_loader(own)
-
-    def read_target_alone(self, index: int) -> Any:
-        if not reads_as(self, ConcatSource):
-            return self.read(index).target
-        source, own = self._part(index)
-        return source.read_target_alone(own)
-
     def _object_counts(self) -> npt.NDArray[np.int64] | None:
         parts = [source._object_counts() for source in self._sources]
         known = [counts for counts in parts if counts is not None]
         return np.concatenate(known) if len(known) == len(parts) else None
-
-    @property
-    def is_remote(self) -> bool:
-        return any(source.is_remote for source in self._sources)
 
     def expect(self, indices: npt.NDArray[np.int64], *, anew: bool = False) -> None:
         starts = np.array([0, *self._ends], dtype=np.int64)
@@ -135,18 +134,9 @@ class ConcatSource(Source):
             if source.is_remote and (anew or len(own)):
                 source.expect(own, anew=anew)
 
-    def move_target(
-        self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size
-    ) -> Any:
-        source, own = self._part(index)
-        if not source.has_spatial_targets:
-            return target
-        return source.move_target(own, target, motion, size)
-
     def fingerprint(self) -> str:
         return " + ".join(f"({source.fingerprint()})" for source in self._sources)
 
     def _part(self, index: int) -> tuple[Source, int]:
-        """The source that has a sample, and its index there."""
         number = bisect.bisect_right(self._ends, index)
         return self._sources[number], index - (self._ends[number - 1] if number else 0)

@@ -33,11 +33,9 @@ from stateful_gpu_loader.datasets.storage.index_files import (
 )
 from stateful_gpu_loader.datasets.storage.memory import Memory, new_memory
 from stateful_gpu_loader.datasets.storage.open_files import read_file
-from stateful_gpu_loader.datasets.storage.paths import is_apple_double
+from stateful_gpu_loader.datasets.storage.paths import AnyPath, absolute, is_apple_double
 from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.state.contents import ContentDigest
-
-AnyPath = str | os.PathLike[str]
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 """The endings of what the decoders read."""
@@ -99,7 +97,7 @@ class FolderSource(Source):
         sizes_in_fingerprint: bool = False,
         cache_dir: AnyPath | None = None,
     ) -> None:
-        folder = _absolute(root)
+        folder = Path(absolute(root))
         endings = tuple(
             ending.lower()
             for ending in ([extensions] if isinstance(extensions, str) else extensions)
@@ -134,8 +132,8 @@ class FolderSource(Source):
             OSError: the text file cannot be read. (The images are not looked for until read.)
             ValueError: a line has no integer label, or there is no line.
         """
-        file = _absolute(path)
-        folder = file.parent if root is None else _absolute(root)
+        file = Path(absolute(path))
+        folder = file.parent if root is None else Path(absolute(root))
         names, labels = read_file_list(file)
         return cls.from_paths(names, labels, folder, sizes_in_fingerprint=sizes_in_fingerprint)
 
@@ -168,7 +166,7 @@ class FolderSource(Source):
         """
         if isinstance(paths, str):
             raise TypeError(f"paths is the string {paths!r}. Remedy: pass a list of paths")
-        folder = None if root is None else _absolute(root)
+        folder = None if root is None else Path(absolute(root))
         above = "" if folder is None else os.path.join(folder, "")
         names = [os.fspath(path).removeprefix(above) for path in paths]
         if not names:
@@ -235,10 +233,6 @@ class FolderSource(Source):
     def __repr__(self) -> str:
         classes = f", {len(self.classes)} classes" if self.classes else ""
         return f"{type(self).__name__}({self.root!r}, {len(self)} files{classes})"
-
-
-def _absolute(path: AnyPath) -> Path:
-    return Path(os.path.abspath(os.path.expanduser(path)))
 
 
 def _working_directory() -> str:

@@ -35,7 +35,7 @@ from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.datasets.storage.failures import damaged
 from stateful_gpu_loader.datasets.storage.index_files import progress_bar
 from stateful_gpu_loader.datasets.storage.open_files import FileNumber, file_number
-from stateful_gpu_loader.datasets.storage.paths import AnyPath
+from stateful_gpu_loader.datasets.storage.paths import AnyPath, absolute
 from stateful_gpu_loader.errors import MissingDependency
 from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.state.contents import ContentDigest
@@ -287,11 +287,6 @@ def environment_at(
     """
     full = absolute(path)
     return _GATE.shared(full, file_number(_file(full)) if number is None else number)
-
-
-def absolute(path: str | os.PathLike[str]) -> str:
-    """The path from the root, without ``~``."""
-    return os.path.abspath(os.path.expanduser(path))
 
 
 class _Read:

@@ -15,6 +15,7 @@ from torch.utils.data import ConcatDataset, IterableDataset
 
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.state.descriptions import NOTHING_KNOWN, describe, describe_dataset
+from stateful_gpu_loader.state.schema import as_int
 
 EPOCHS = ("first_exhausted", "all_exhausted")
 """Names of an epoch's length, those of ``datasets.interleave_datasets``."""
@@ -133,9 +134,7 @@ def _num_samples(given: int | str, apportionment: Apportionment, lengths: list[i
 
 
 def _checked(name: str, value: int, largest: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} = {value!r} is no integer. Remedy: pass an int")
-    number = value.__index__()
+    number = as_int(name, value)
     if not 1 <= number <= largest:
         raise ValueError(f"{name} = {number} is outside 1 <= {name} <= {largest}")
     return number

@@ -12,7 +12,6 @@ import math
 import os
 import struct
 import threading
-import weakref
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,11 @@ import torch
 from stateful_gpu_loader.datasets.source import Size
 from stateful_gpu_loader.datasets.storage.kept_files import KeptFile, Owners, owners_for_folder
 from stateful_gpu_loader.datasets.storage.memory import Bytes, Memory, new_memory
-from stateful_gpu_loader.datasets.storage.open_files import OpenFiles, unfilled
+from stateful_gpu_loader.datasets.storage.open_files import (
+    OpenFiles,
+    forget_in_children,
+    unfilled,
+)
 from stateful_gpu_loader.state import typed_json
 
 logger = logging.getLogger(__name__)
@@ -230,7 +233,7 @@ class Segments:
         self._end = 0
         self._passed_over = 0
         self._lock = threading.Lock()
-        _all.add(self)
+        forget_in_children(self)
 
     def path(self, number: int) -> str:
         """Where a segment lies."""
@@ -281,17 +284,6 @@ class Segments:
         """Hold nothing; a forked child begins with this, as its parent's segment is not its own."""
         self._held = None
         self._lock = threading.Lock()
-
-
-_all: weakref.WeakSet[Segments] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    for segments in _all:
-        segments.forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)
 
 
 class _Held:

@@ -29,7 +29,6 @@ _ENTRY, _KEY, _VALUE = 0x0A, 0x0A, 0x12
 _LIST = 0x0A
 _KINDS = {0x0A: _BYTES, 0x12: _FLOAT, 0x1A: _INT64}
 _MAX_SHIFT = 35
-_SHORT = 9
 
 
 def features_of(example: bytes | memoryview) -> dict[str, memoryview]:
@@ -61,7 +60,7 @@ def values_of(feature: memoryview) -> Values | None:
     if kind == _BYTES:
         return [value]
     if kind == _INT64:
-        return _short_integers(value) if len(value) <= _SHORT else packed_varints(value)
+        return packed_varints(value)
     if kind == _FLOAT:
         return np.array(packed_floats(value), dtype=np.float32)
     parts: list[memoryview] = []
@@ -107,20 +106,6 @@ def _integers(message: memoryview) -> npt.NDArray[np.int64]:
         elif wire_type == VARINT:
             parts.append(np.array([signed(value)], dtype=np.int64))
     return np.concatenate(parts)
-
-
-def _short_integers(packed: memoryview) -> npt.NDArray[np.int64]:
-    """Packed varints of at most 63 bits together: a label, several times as fast."""
-    values, value, shift = [], 0, 0
-    for byte in packed:
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            values.append(value)
-            value = shift = 0
-    if shift:
-        return packed_varints(packed)  # which says what is wrong
-    return np.array(values, dtype=np.int64)
 
 
 def _value_as_usual(feature: memoryview) -> tuple[int, memoryview]:

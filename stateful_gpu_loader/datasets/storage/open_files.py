@@ -63,7 +63,7 @@ class OpenFiles:
         self._files: OrderedDict[str, Descriptor] = OrderedDict()
         self._lock = threading.Lock()
         self._ahead = ReadAhead()
-        _all.add(self)
+        forget_in_children(self)
 
     def expect(self, ranges: Iterable[Range], num_bytes: int, *, anew: bool = False) -> None:
         """Begin to fetch ranges of URLs that will be read, each once and as it is given here.
@@ -171,12 +171,17 @@ def unfilled(parts: Sequence[memoryview], done: int) -> list[memoryview]:
     return [part for part in left if len(part)]
 
 
-_all: weakref.WeakSet[OpenFiles] = weakref.WeakSet()
+_forgetful: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def forget_in_children(holder: Any) -> None:
+    """Let the ``forget`` of an object be called in each forked child."""
+    _forgetful.add(holder)
 
 
 def _forget_all() -> None:
-    for files in _all:
-        files.forget()
+    for holder in _forgetful:
+        holder.forget()
 
 
 os.register_at_fork(after_in_child=_forget_all)

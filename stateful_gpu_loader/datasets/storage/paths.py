@@ -26,6 +26,11 @@ def is_url(path: str) -> bool:
     return _URL.match(path) is not None
 
 
+def absolute(path: AnyPath) -> str:
+    """A local path from the root, without ``~``."""
+    return os.path.abspath(os.path.expanduser(path))
+
+
 def without_query(path: str) -> str:
     """A URL without its query, from ``?`` on; a path as it is.
 
@@ -123,7 +128,7 @@ def _resolve(text: str) -> list[str]:
         if not found:
             raise FileNotFoundError(f"no file matches {text!r}. Remedy: correct the URL")
         return found
-    path = os.path.abspath(os.path.expanduser(text))
+    path = absolute(text)
     if not glob.has_magic(path) or os.path.exists(path):
         return [path]
     found = sorted(glob.glob(path))

@@ -12,7 +12,6 @@ import pytest
 
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.integrations.dali import DALILoader
-from tests.conformance import copy_of, same
 from tests.datasets.coco.coco_files import write_annotations
 from tests.datasets.lmdb.lmdb_files import encoded_datum, tensor, tensors, write_lmdb
 from tests.datasets.record_files import write_recordio, write_tfrecords
@@ -164,6 +163,15 @@ def loader(
     return DALILoader(factory, ["images", "labels"], **(options or {}))
 
 
+def piped(outputs: Callable[[], Any], *names: str, **options: Any) -> DALILoader:
+    """A loader of a pipeline with these outputs, in batches of two."""
+    from nvidia.dali import pipeline_def
+
+    made = pipeline_def(outputs)
+    factory = partial(made, batch_size=2, num_threads=1, device_id=None, seed=1)
+    return DALILoader(factory, list(names), **options)
+
+
 def after_two_batches(loaded: DALILoader) -> dict[str, Any]:
     batches = iter(loaded)
     next(batches)
@@ -172,16 +180,10 @@ def after_two_batches(loaded: DALILoader) -> dict[str, Any]:
 
 
 def assert_refused(loaded: DALILoader, state: dict[str, Any], field: str) -> None:
-    """It names the field and a remedy, and the loader goes on as if nothing had been tried."""
-    expected = [copy_of(batch) for batch in loaded]
-    loaded._stream = None
-    batches = iter(loaded)
-    found = [copy_of(next(batches))]
+    """It names the field and a remedy, and nothing is changed."""
     before = loaded.state_dict()
     with pytest.raises(StateMismatch, match="Remedy: build the pipeline as it was") as caught:
         loaded.load_state_dict(state)
     assert caught.value.field == field
     assert caught.value.saved != caught.value.present
     assert loaded.state_dict() == before
-    found.extend(copy_of(batch) for batch in batches)
-    assert same(found, expected)

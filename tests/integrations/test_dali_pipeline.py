@@ -82,16 +82,15 @@ def test_a_pipeline_that_draws_its_seed_resumes(
 
 
 @pytest.mark.dali
-@pytest.mark.parametrize("prefetch_queue_depth", [1, 2, 4])
 @pytest.mark.parametrize(
-    "executor",
+    ("executor", "prefetch_queue_depth"),
     [
-        {"exec_dynamic": True},
-        {"exec_dynamic": False},
-        {"exec_dynamic": False, "exec_pipelined": False, "exec_async": False},
-        {"exec_dynamic": True, "exec_pipelined": False, "exec_async": False},
+        ({"exec_dynamic": True}, 4),
+        ({"exec_dynamic": False}, 2),
+        ({"exec_dynamic": False, "exec_pipelined": False, "exec_async": False}, 1),
+        ({"exec_dynamic": True, "exec_pipelined": False, "exec_async": False}, 1),
     ],
-    ids=lambda executor: ",".join(name[5:] for name in executor if executor[name]) or "simple",
+    ids=["dynamic", "pipelined", "simple", "dynamic in turn"],
 )
 def test_batches_computed_ahead_never_count(
     datasets: dict[str, Arguments], executor: Arguments, prefetch_queue_depth: int

@@ -18,10 +18,10 @@ from tests.samplers.dali_epochs import POLICIES, dali_epochs, write_numbered_lmd
 
 pytest.importorskip("nvidia.dali")
 
-modes = pytest.mark.parametrize(
-    ("pad_last_batch", "stick_to_shard", "policy"),
-    list(itertools.product((False, True), (False, True), POLICIES)),
-)
+MODES = list(itertools.product((False, True), (False, True), POLICIES))
+modes = pytest.mark.parametrize(("pad_last_batch", "stick_to_shard", "policy"), MODES)
+SIZES = [(7, 1, 3), (11, 3, 2), (10, 4, 2), (7, 2, 4), (3, 3, 2)]
+"""Samples, shards, batch size. tests/samplers compares all of them with DALI in every mode."""
 
 
 @pytest.fixture(scope="module")
@@ -42,20 +42,13 @@ def labels(loaded: DALILoader) -> list[list[int]]:
 
 
 @pytest.mark.dali
-@modes
-@pytest.mark.parametrize(
-    ("n", "num_shards", "batch_size"), [(7, 1, 3), (11, 3, 2), (10, 4, 2), (7, 2, 4), (3, 3, 2)]
-)
+@pytest.mark.parametrize(("mode", "size"), [*zip(MODES, itertools.cycle(SIZES), strict=False)])
 def test_epochs_are_those_of_dalis_iterator(
-    folder: Path,
-    n: int,
-    num_shards: int,
-    batch_size: int,
-    pad_last_batch: bool,
-    stick_to_shard: bool,
-    policy: str,
+    folder: Path, mode: tuple[bool, bool, str], size: tuple[int, int, int]
 ) -> None:
     """Batch by batch over six epochs, and the length of each."""
+    pad_last_batch, stick_to_shard, policy = mode
+    n, num_shards, batch_size = size
     arguments: Arguments = {
         "shard_id": num_shards - 1,
         "num_shards": num_shards,

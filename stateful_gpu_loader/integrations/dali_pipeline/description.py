@@ -13,9 +13,9 @@ import fnmatch
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from hashlib import blake2b
 from pathlib import Path
 from struct import pack, unpack
@@ -141,20 +141,13 @@ def unmatched(saved: Sequence[str], present: Sequence[str]) -> tuple[list[str], 
     >>> unmatched(["__Image_0", "__Rotate_1", "__Resize_2"], ["__Image_0", "__Resize_1"])
     (['__Rotate_1'], [])
     """
-    absent = (set(saved) - set(present), set(present) - set(saved))
-    before, now = (sorted(names, key=_number) for names in (saved, present))
-    kinds = [[_kind(name) for name in names] for names in (before, now)]
-    missing, new = [], []
-    steps = SequenceMatcher(None, kinds[0], kinds[1], autojunk=False).get_opcodes()
-    for step, begin, end, new_begin, new_end in steps:
-        if step != "equal":
-            missing += [name for name in before[begin:end] if name in absent[0]]
-            new += [name for name in now[new_begin:new_end] if name in absent[1]]
-    if missing or new:
-        return missing, new
-    return [name for name in before if name in absent[0]], [
-        name for name in now if name in absent[1]
-    ]
+    missing = sorted(set(saved) - set(present), key=_number)
+    new = sorted(set(present) - set(saved), key=_number)
+    surplus = Counter(map(_kind, saved))
+    surplus.subtract(map(_kind, present))
+    lost = [name for name in missing if surplus[_kind(name)] > 0]
+    added = [name for name in new if surplus[_kind(name)] < 0]
+    return (lost, added) if lost or added else (missing, new)
 
 
 def acceptable(*descriptions: Description) -> set[str]:

@@ -26,14 +26,9 @@ from benchmarks.photographs import photograph_folder
 from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
 from benchmarks.s3_server import BUCKET, serving, set_latency
 from benchmarks.summary import ratio
-from stateful_gpu_loader import (
-    Blocks,
-    ShuffledSampler,
-    StatefulGPULoader,
-    TarShards,
-    TarSource,
-)
+from stateful_gpu_loader import ShuffledSampler, StatefulGPULoader, TarShards, TarSource
 from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.samplers import Blocks
 
 BATCH_SIZE, NUM_WORKERS = 64, 4
 LATENCIES = (20, 50, 100)

@@ -26,7 +26,6 @@ from benchmarks.processes import run_apart
 from benchmarks.results import Aim, Measurement, Results, load_average
 from benchmarks.summary import summarise
 from stateful_gpu_loader import (
-    Blocks,
     DistributedShuffledSampler,
     MixedDataset,
     ShardedDataset,
@@ -35,6 +34,7 @@ from stateful_gpu_loader import (
     WeightedSampler,
     merge_state_dicts,
 )
+from stateful_gpu_loader.samplers import Blocks
 
 BATCH_SIZE = 256
 SAMPLES, RANKS, SHARDS, DATASETS = 10**11, 4096, 100_000, 1000

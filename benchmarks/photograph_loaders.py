@@ -20,8 +20,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from torchvision.transforms import v2
 
 from benchmarks.photographs import PhotographFolder
-from stateful_gpu_loader import FolderSource, PreparedSource, Source, StatefulGPULoader
+from stateful_gpu_loader import FolderSource, PreparedSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.datasets import Source
 
 SIZE = 224
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

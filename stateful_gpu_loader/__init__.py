@@ -1,8 +1,16 @@
 """A DataLoader that brings back exactly the stream that was interrupted.
 
+The names here are those of a first program. Other samplers are in
+:mod:`stateful_gpu_loader.samplers`, and base classes of datasets in
+:mod:`stateful_gpu_loader.datasets`.
+
 >>> from stateful_gpu_loader import StatefulGPULoader
 >>> from stateful_gpu_loader import transforms as T
 """
+
+import importlib
+import warnings
+from typing import TYPE_CHECKING, Any
 
 from stateful_gpu_loader import transforms
 from stateful_gpu_loader.checkpoint import Checkpoint
@@ -11,7 +19,6 @@ from stateful_gpu_loader.datasets import (
     CaffeLMDBSource,
     CallableSource,
     CocoSource,
-    EncodedShards,
     FolderSource,
     MixedDataset,
     ParquetShards,
@@ -20,8 +27,6 @@ from stateful_gpu_loader.datasets import (
     RecordIOShards,
     RecordIOSource,
     ShardedDataset,
-    Source,
-    TarRecords,
     TarShards,
     TarSource,
     TFRecordShards,
@@ -30,7 +35,6 @@ from stateful_gpu_loader.datasets import (
 from stateful_gpu_loader.engine.makers.collate import ragged_collate
 from stateful_gpu_loader.engine.resume.rank_states import gather_state_dict, merge_state_dicts
 from stateful_gpu_loader.engine.start_workers import start_workers
-from stateful_gpu_loader.engine.stats import LoaderStats
 from stateful_gpu_loader.errors import (
     BadSample,
     CheckpointError,
@@ -45,15 +49,8 @@ from stateful_gpu_loader.loader import StatefulGPULoader
 from stateful_gpu_loader.randomness.rng import RNG
 from stateful_gpu_loader.records import BatchInfo, SampleInfo
 from stateful_gpu_loader.samplers import (
-    BalancedSampler,
-    Blocks,
     DistributedShuffledSampler,
-    LastBatchPolicy,
-    MixtureSampler,
-    RepeatedSampler,
-    ShardSampler,
     ShuffledSampler,
-    SubsetSampler,
     WeightedSampler,
 )
 from stateful_gpu_loader.tools.verify import verify_resume
@@ -61,9 +58,7 @@ from stateful_gpu_loader.tools.verify import verify_resume
 __all__ = [
     "RNG",
     "BadSample",
-    "BalancedSampler",
     "BatchInfo",
-    "Blocks",
     "Caffe2LMDBSource",
     "CaffeLMDBSource",
     "CallableSource",
@@ -72,32 +67,23 @@ __all__ = [
     "CheckpointNotFound",
     "CocoSource",
     "DistributedShuffledSampler",
-    "EncodedShards",
     "FolderSource",
-    "LastBatchPolicy",
     "LoaderError",
-    "LoaderStats",
     "MissingDependency",
     "MixedDataset",
-    "MixtureSampler",
     "NoSuchPlace",
     "ParquetShards",
     "ParquetSource",
     "PreparedSource",
     "RecordIOShards",
     "RecordIOSource",
-    "RepeatedSampler",
     "SampleInfo",
-    "ShardSampler",
     "ShardedDataset",
     "ShuffledSampler",
-    "Source",
     "StateMismatch",
     "StatefulGPULoader",
-    "SubsetSampler",
     "TFRecordShards",
     "TFRecordSource",
-    "TarRecords",
     "TarShards",
     "TarSource",
     "WeightedSampler",
@@ -111,3 +97,32 @@ __all__ = [
 ]
 
 __version__ = "0.2.0"
+
+_MOVED = {
+    "BalancedSampler": "samplers",
+    "Blocks": "samplers",
+    "EncodedShards": "datasets",
+    "LastBatchPolicy": "samplers",
+    "LoaderStats": "engine.stats",
+    "MixtureSampler": "samplers",
+    "RepeatedSampler": "samplers",
+    "ShardSampler": "samplers",
+    "Source": "datasets",
+    "SubsetSampler": "samplers",
+    "TarRecords": "datasets",
+}
+"""Modules of the names that were here in version 0.2; they stay importable from here until 1.0."""
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MOVED:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = f"{__name__}.{_MOVED[name]}"
+        warnings.warn(
+            f"{__name__}.{name} is deprecated and will be removed in version 1.0. Remedy: "
+            f"from {module} import {name}",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(importlib.import_module(module), name)

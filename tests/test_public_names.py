@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import subprocess
 import sys
@@ -16,9 +17,7 @@ from stateful_gpu_loader.engine.config import ARGUMENTS
 
 PUBLIC = {
     "BadSample",
-    "BalancedSampler",
     "BatchInfo",
-    "Blocks",
     "Caffe2LMDBSource",
     "CaffeLMDBSource",
     "CallableSource",
@@ -27,14 +26,10 @@ PUBLIC = {
     "CheckpointNotFound",
     "CocoSource",
     "DistributedShuffledSampler",
-    "EncodedShards",
     "FolderSource",
-    "LastBatchPolicy",
     "LoaderError",
-    "LoaderStats",
     "MissingDependency",
     "MixedDataset",
-    "MixtureSampler",
     "NoSuchPlace",
     "ParquetShards",
     "ParquetSource",
@@ -42,18 +37,13 @@ PUBLIC = {
     "RNG",
     "RecordIOShards",
     "RecordIOSource",
-    "RepeatedSampler",
     "SampleInfo",
-    "ShardSampler",
     "ShardedDataset",
     "ShuffledSampler",
-    "Source",
     "StateMismatch",
     "StatefulGPULoader",
-    "SubsetSampler",
     "TFRecordShards",
     "TFRecordSource",
-    "TarRecords",
     "TarShards",
     "TarSource",
     "WeightedSampler",
@@ -70,6 +60,18 @@ PUBLIC = {
 def test_public_names_are_locked() -> None:
     assert set(stateful_gpu_loader.__all__) == PUBLIC
     assert all(hasattr(stateful_gpu_loader, name) for name in PUBLIC)
+
+
+@pytest.mark.parametrize(("name", "module"), stateful_gpu_loader._MOVED.items())
+def test_a_name_that_has_moved_is_deprecated_here(name: str, module: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"stateful_gpu_loader.{module} import {name}"):
+        found = getattr(stateful_gpu_loader, name)
+    assert found is getattr(importlib.import_module(f"stateful_gpu_loader.{module}"), name)
+
+
+def test_a_name_that_never_was_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="ShufledSampler"):
+        stateful_gpu_loader.ShufledSampler  # noqa: B018
 
 
 def test_the_table_of_arguments_lists_the_signature() -> None:

@@ -55,8 +55,8 @@ def fresh(make_loader: MakeLoader, **changes: Any) -> Any:
     """
     try:
         loader = make_loader()
-    except LoaderError:
-        raise
+    except LoaderError as error:
+        raise VerifyError(str(error)) from error
     except Exception as error:
         raise VerifyError(f"the loader cannot be built: {type(error).__name__}: {error}") from error
     if not isinstance(loader, DataLoader):

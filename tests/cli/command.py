@@ -1,22 +1,51 @@
-"""Runs the command line as a user does: in a process of its own."""
+"""Runs the command line as a user does, in this process: a new one needs seconds for torch."""
 
 from __future__ import annotations
 
-import subprocess
+import contextlib
+import io
+import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
+
+from stateful_gpu_loader.cli import main
 
 
-def command(
-    *arguments: object, cwd: Path | None = None, env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run ``stateful-gpu-loader`` with these arguments."""
-    return subprocess.run(
-        [sys.executable, "-m", "stateful_gpu_loader", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env=env,
-        timeout=600,
-        check=False,
-    )
+@dataclass(frozen=True)
+class Done:
+    """What a command has printed, and its exit status."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+    @property
+    def words(self) -> str:
+        """The output with one blank between words, however it was wrapped."""
+        return " ".join(self.stdout.split())
+
+
+def command(*arguments: object, cwd: Path | None = None) -> Done:
+    """Run ``stateful-gpu-loader`` with these arguments; modules of ``cwd`` are forgotten."""
+    out, err = io.StringIO(), io.StringIO()
+    here, paths, known = os.getcwd(), list(sys.path), set(sys.modules)
+    status = 0
+    try:
+        os.chdir(cwd or here)
+        with (
+            mock.patch.object(sys, "argv", ["stateful-gpu-loader", *map(str, arguments)]),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            main()
+    except SystemExit as end:
+        status = int(end.code or 0)
+    finally:
+        os.chdir(here)
+        sys.path[:] = paths
+        for name in set(sys.modules) - known:
+            if str(getattr(sys.modules[name], "__file__", "")).startswith(f"{cwd}{os.sep}"):
+                del sys.modules[name]
+    return Done(status, out.getvalue(), err.getvalue())

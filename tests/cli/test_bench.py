@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_json_holds_the_report_and_the_picture_is_drawn(folder: Path) -> None:
-    options = ("--workers", "0", "--seconds", "0.1", "--against", "torch", "--json")
+    options = ("--workers", "0", "--seconds", "0.01", "--against", "torch", "--json")
     done = command("bench", "train:make", *options, "-o", "bench.svg", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -34,15 +34,10 @@ def test_json_holds_the_report_and_the_picture_is_drawn(folder: Path) -> None:
     assert "<svg" in (folder / "bench.svg").read_text()
 
 
-@pytest.mark.processes
-def test_text_ends_with_the_recommendation(folder: Path) -> None:
-    done = command("bench", "train.py:make", "--workers", "0", "--seconds", "0.1", cwd=folder)
+def test_text_ends_with_the_recommendation_and_a_mistake_is_one_sentence(folder: Path) -> None:
+    done = command("bench", "train.py:make", "--workers", "0", "--seconds", "0.01", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "num_workers=0 delivers" in done.stdout.splitlines()[-1]
-
-
-@pytest.mark.processes
-def test_a_mistake_is_one_sentence(folder: Path) -> None:
     done = command("bench", "train:make", "--workers", "two", cwd=folder)
     assert done.returncode == 2
     assert done.stderr == "Error: --workers 'two' is no list of numbers such as 0,1,2,4\n"

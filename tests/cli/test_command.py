@@ -1,8 +1,10 @@
-"""The command line as a process: help, mistakes, and the extra it needs."""
+"""The command line as a whole: help, mistakes, and the extra it needs."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +30,27 @@ def test_without_arguments_it_explains_itself() -> None:
     assert "Exit status: 0 all is well" in done.stdout + done.stderr
 
 
-def test_an_unknown_command_is_a_mistake() -> None:
-    done = command("inspekt")
-    assert done.returncode == 2
-    assert "inspekt" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_mistakes_have_status_2(tmp_path: Path) -> None:
+    unknown = command("inspekt")
+    assert unknown.returncode == 2
+    assert "inspekt" in unknown.stderr
+    # Status 1, which Python itself would give, says that something differs.
+    (tmp_path / "training.py").write_text("raise MemoryError\n")
+    unforeseen = command("verify", "training:make_loader", cwd=tmp_path)
+    assert unforeseen.returncode == 2
+    assert "MemoryError" in unforeseen.stderr
 
 
 def test_the_extra_that_is_missing_is_named(tmp_path: Path) -> None:
+    """In a process, as ``python -m stateful_gpu_loader``."""
     (tmp_path / "typer.py").write_text("raise ModuleNotFoundError(name='typer')\n")
-    done = command(env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()])})
+    done = subprocess.run(
+        [sys.executable, "-m", "stateful_gpu_loader"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 2
     assert "pip install 'stateful_gpu_loader[cli]'" in done.stderr
     assert "Traceback" not in done.stderr

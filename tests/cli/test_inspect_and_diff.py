@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from stateful_gpu_loader.cli.app import app
 from tests.cli.command import command
 from tests.tools.checkpoints import after, after_in_torchdata
 
@@ -22,24 +20,12 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def said(*arguments: object) -> tuple[int, str]:
-    done = CliRunner().invoke(app, [*map(str, arguments)])
-    return done.exit_code, done.output
-
-
 def test_inspect_shows_each_state_under_a_heading(files: Path) -> None:
-    status, text = said("inspect", files / "a.pt")
-    assert status == 0
-    assert "train (torch.save file)" in text.replace("\n", "")
+    done = command("inspect", files / "a.pt")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "train (torch.save file)" in done.stdout
     for line in ("position 2 samples", "share of the epoch 20.0% of 10 samples", "epoch unknown"):
-        assert line in " ".join(text.split())
-
-
-def test_inspect_prints_json(files: Path) -> None:
-    status, text = said("inspect", files / "a.pt", "--json")
-    assert status == 0
-    found = {each["where"]: each for each in json.loads(text)["states"]}
-    assert (found["train"]["position"], found["old"]["epoch"]) == (2, None)
+        assert line in done.words
 
 
 def test_what_cannot_be_read_is_in_the_json(files: Path) -> None:
@@ -50,6 +36,10 @@ def test_what_cannot_be_read_is_in_the_json(files: Path) -> None:
     found = json.loads(done.stdout)
     places = {(Path(each["path"]).name, each["where"]) for each in found["states"]}
     assert places == {("a.pt", "train"), ("a.pt", "old"), ("b.pt", "train")}
+    assert [(each["position"], each["epoch"]) for each in found["states"]][:2] == [
+        (2, 0),
+        (1, None),
+    ]
     missed = {Path(each["path"]).name: each for each in found["unreadable"]}
     assert (missed["cut.pt"]["where"], missed["damaged.pt"]["where"]) == ("", "loader")
     assert "position differs" in missed["damaged.pt"]["reason"]
@@ -67,47 +57,32 @@ def test_json_without_a_state_is_status_2_all_the_same(files: Path) -> None:
 def test_inspect_shows_the_order_and_the_rank_in_words(tmp_path: Path) -> None:
     state = {"dp_rank_1": after(1), "world_size": 2}
     torch.save(state, tmp_path / "titan.pt")
-    text = " ".join(said("inspect", tmp_path / "titan.pt")[1].split())
+    text = command("inspect", tmp_path / "titan.pt").words
     assert "ranks data-parallel rank 1 of 2, counted from 0" in text
     assert "order shuffled (feistel-1)" in text
     assert "batches delivered 1 " in text
 
 
-def test_diff_names_the_order_in_words(files: Path) -> None:
+def test_diff_says_what_differs_and_how_far_apart(files: Path) -> None:
     torch.save({"train": after(3, shuffle=False)}, files / "c.pt")
-    text = " ".join(said("diff", files / "b.pt", files / "c.pt")[1].split())
-    assert "order: shuffled (feistel-1) -> the dataset's own (sequential)" in text
-
-
-def test_diff_says_how_far_apart(files: Path) -> None:
-    status, text = said("diff", files / "a.pt", files / "b.pt", "--where", "train")
-    assert status == 1
-    assert "4 samples or 2 batches ahead" in text
-
-
-def test_diff_of_the_same_is_status_0(files: Path) -> None:
-    assert said("diff", files / "a.pt", files / "a.pt")[0] == 0
-
-
-def test_diff_names_what_only_one_has(files: Path) -> None:
-    status, text = said("diff", files / "a.pt", files / "b.pt")
-    assert status == 1
-    assert "a.pt has a state there" in text.replace("\n", "")
-    torch.save({"train": after(1)}, files / "c.pt")
-    assert said("diff", files / "a.pt", files / "c.pt")[0] == 1, "the state in both is the same"
-
-
-def test_diff_prints_json(files: Path) -> None:
-    status, text = said("diff", files / "a.pt", files / "b.pt", "--where", "train", "--json")
-    assert status == 1
-    assert json.loads(text)[0]["comparison"]["batches_apart"] == 2
-
-
-def test_diff_says_what_a_load_accepts(files: Path) -> None:
-    torch.save(after(1, drop_last=True), files / "c.pt")
-    status, text = said("diff", files / "b.pt", files / "c.pt")
-    assert status == 1
-    assert "with accept={'drop_last'} it takes the fingerprint" in " ".join(text.split())
+    torch.save({"train": after(3, drop_last=True)}, files / "d.pt")
+    both = "order: shuffled (feistel-1) -> the dataset's own (sequential)"
+    for other, status, says in (
+        ("b.pt", 0, "the same loader at the same place"),
+        ("c.pt", 1, both),
+        ("d.pt", 1, "with accept={'drop_last'} it takes the fingerprint"),
+        ("a.pt", 1, "a.pt has a state there"),
+    ):
+        done = command("diff", files / "b.pt", files / other)
+        assert done.returncode == status
+        assert says in done.words
+    torch.save({"train": after(1)}, files / "e.pt")
+    assert command("diff", files / "a.pt", files / "e.pt").returncode == 1, "one state is the same"
+    apart = ("diff", files / "a.pt", files / "b.pt", "--where", "train")
+    assert "4 samples or 2 batches ahead" in command(*apart).words
+    done = command(*apart, "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)[0]["comparison"]["batches_apart"] == 2
 
 
 def test_a_file_without_a_state_is_status_2(tmp_path: Path) -> None:

@@ -6,112 +6,63 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from stateful_gpu_loader.cli.app import app
-from tests.cli.command import command
-from tests.tools import faults
+from tests.cli.command import Done, command
 
 TRAIN = """
 from stateful_gpu_loader import StatefulGPULoader
+from tests.tools import faults
 
-def make_loader(batch_size=4):
-    return StatefulGPULoader(range(20), batch_size=batch_size, shuffle=True, seed=1)
-
-def make_empty():
-    return StatefulGPULoader([])
+# pickle knows no lambda, so none is called in a new process, whose start takes seconds.
+make_exact = lambda batch_size: StatefulGPULoader(range(20), batch_size=batch_size, seed=1)
+make_counter = lambda: StatefulGPULoader(faults.Applied(faults.counted), batch_size=4)
+make_empty = lambda: StatefulGPULoader([])
+sizes = [4] * 4
+make_gone = lambda: StatefulGPULoader(range(20), batch_size=sizes.pop())
 """
 
 
-@pytest.fixture(autouse=True)
-def _no_new_process(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Saves the start of new interpreters, but for the tests with whole processes."""
-    if request.node.get_closest_marker("processes") is None:
-        monkeypatch.setattr(
-            "stateful_gpu_loader.cli.verify.factory_of",
-            lambda target, arguments: lambda: getattr(faults, target)(),
-        )
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "training.py").write_text(TRAIN)
+    return tmp_path
 
 
-def test_nothing_differs() -> None:
-    done = CliRunner().invoke(app, ["verify", "make_exact", "--batches", "4"])
-    assert done.exit_code == 0, done.output
-    assert "exact    a new loader, inline" in done.stdout
+def verified(folder: Path, name: str, *arguments: str) -> Done:
+    return command("verify", f"training:{name}", "--batches", "4", *arguments, cwd=folder)
+
+
+def test_nothing_differs(folder: Path) -> None:
+    done = verified(folder, "make_exact", "--arg", "batch_size=5")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("StatefulGPULoader of range, inline: 4 batches\nexact    a new ")
     assert "nothing differs" in done.stdout
 
 
-def test_something_differs() -> None:
-    done = CliRunner().invoke(app, ["verify", "make_with_clock", "--batches", "4", "--json"])
-    assert done.exit_code == 1, done.output
+def test_something_differs(folder: Path) -> None:
+    done = verified(folder, "make_counter", "--json")
+    assert done.returncode == 1
     report = json.loads(done.stdout)
     assert report["is_exact"] is False
-    assert report["cause"]["kind"] == "the clock"
+    assert report["verdict"].startswith("Not exact: ")
+    assert report["cause"]["kind"] == "a global variable"
     assert report["sample"]["fields"][0]["field"] == "['value']"
 
 
-def test_processes_that_cannot_be_started_are_skipped_with_the_reason(spawns: None) -> None:
-    arguments = ["verify", "make_unpicklable", "--batches", "4"]
-    done = CliRunner().invoke(app, [*arguments, "--json"])
-    assert done.exit_code == 0, done.output
-    report = json.loads(done.stdout)
-    assert report["is_exact"] is True
-    assert report["sample"] is report["cause"] is None
-    outcomes = {check["name"]: check for check in report["checks"]}
-    for name in ("2 processes", "a worker process is killed"):
-        assert outcomes[name]["outcome"] == "skipped"
-        assert "dataset cannot be pickled" in outcomes[name]["reason"]
-    text = CliRunner().invoke(app, arguments).stdout
-    assert "skipped  2 processes, after batch 2: worker processes are started with 'spawn'" in text
-    assert report["verdict"] == text.splitlines()[-1]
-
-
-@pytest.mark.processes
-def test_as_a_process(tmp_path: Path) -> None:
-    (tmp_path / "training.py").write_text(TRAIN)
-    done = command(
-        "verify", "training:make_loader", "--arg", "batch_size=5", "--batches", "5", cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "exact    a new Python process" in done.stdout
-    assert done.stderr == ""
-
-
-ENDS_ELSEWHERE = """
-import multiprocessing, os
-if multiprocessing.parent_process() is not None:
-    os._exit(3)
-"""
-
-
-@pytest.mark.processes
-def test_a_check_that_could_not_run_is_no_difference(tmp_path: Path) -> None:
-    """A new process cannot import the module of the factory."""
-    (tmp_path / "training.py").write_text(ENDS_ELSEWHERE + TRAIN)
-    done = command("verify", "training:make_loader", "--batches", "4", "--json", cwd=tmp_path)
-    assert done.returncode == 2, done.stdout + done.stderr
-    report = json.loads(done.stdout)
-    assert report["is_exact"] is None
-    assert report["sample"] is report["cause"] is None
-    outcomes = {check["name"]: check["outcome"] for check in report["checks"]}
-    assert outcomes.pop("a new Python process") == "could not run"
-    assert "could not run" not in outcomes.values()
-    assert "differs" not in outcomes.values()
-    assert report["verdict"].startswith("Could not run: 1 of ")
-
-
-@pytest.mark.processes
-def test_an_unforeseen_error_is_no_difference(tmp_path: Path) -> None:
-    """Status 1 says that something differs."""
-    (tmp_path / "training.py").write_text("raise MemoryError\n")
-    done = command("verify", "training:make_loader", cwd=tmp_path)
+def test_a_check_that_could_not_run_is_no_difference(folder: Path) -> None:
+    """The factory cannot make as many loaders as there are checks."""
+    done = verified(folder, "make_gone", "--json")
     assert done.returncode == 2
-    assert "MemoryError" in done.stderr
+    report = json.loads(done.stdout)
+    assert report["is_exact"] is report["sample"] is report["cause"] is None
+    assert report["verdict"].startswith("Could not run: ")
+    checks = {check["outcome"]: check["reason"] for check in report["checks"]}
+    assert "differs" not in checks
+    assert "IndexError: pop from empty list" in checks["could not run"]
 
 
-@pytest.mark.processes
-def test_what_cannot_be_run_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "training.py").write_text(TRAIN)
-    done = command("verify", "training:make_empty", cwd=tmp_path)
+def test_what_cannot_be_run_is_one_sentence(folder: Path) -> None:
+    done = verified(folder, "make_empty")
     assert done.returncode == 2
     assert done.stderr.startswith("Error: the loader delivers no batch")
     assert "Traceback" not in done.stderr

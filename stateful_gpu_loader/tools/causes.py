@@ -1,16 +1,14 @@
 """The likely cause of a difference: the sample that differs is made again in other circumstances.
 
-Something is named as the cause only if putting it back made the sample repeat, or if the message
-says what else was observed. What nothing explains is said to be unknown.
+A generator, attribute or variable is named as the cause only if putting it back made the sample
+repeat. Any other cause is named with what was observed, and is unknown if nothing was.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,12 +22,15 @@ from stateful_gpu_loader.records import Request
 from stateful_gpu_loader.samplers import is_map
 from stateful_gpu_loader.state.schema import Stateful
 from stateful_gpu_loader.tools.circumstances import (
-    Seen,
+    CLOCK,
+    ENTROPY,
+    THREADS,
     Variable,
+    calls_noted,
+    files_of,
     moved,
     values_of,
     variables_of,
-    watched,
 )
 from stateful_gpu_loader.tools.differences import copied, differences, num_samples, same, sample_of
 from stateful_gpu_loader.tools.verify_plan import Place, Planned
@@ -43,6 +44,7 @@ from stateful_gpu_loader.tools.verify_runs import (
     run,
     workers,
 )
+from stateful_gpu_loader.tools.which import name_of
 
 
 @dataclass(frozen=True)
@@ -56,23 +58,10 @@ class Mismatch:
     found: Step | None
     error: Exception | None = None
 
-
-def cause_of(
-    make_loader: MakeLoader, loader: Any, steps: list[Step], first: Mismatch, since: int
-) -> Cause:
-    place, expected = _place_in_batch(first), first.expected
-    batch = sum(not step.is_end for step in steps[: first.number])
-    trial = trial_of(make_loader, expected.request if expected else None, place or 0, batch)
-    is_elsewhere = first.planned.name == "a new Python process" and first.error is None
-    return likely_cause(
-        trial,
-        since=since,
-        keeps_state=isinstance(loader.dataset, Stateful),
-        seeds=isinstance(loader, StatefulGPULoader),
-        elsewhere=partial(_order_of_sets, make_loader, first.planned.place)
-        if is_elsewhere
-        else lambda: None,
-    )
+    @property
+    def request(self) -> Request | None:
+        """The addresses of the samples in the expected batch, if they are known."""
+        return None if self.expected is None else self.expected.request
 
 
 def sample_of_mismatch(steps: list[Step], first: Mismatch) -> DifferentSample | None:
@@ -120,26 +109,17 @@ def _num_samples(step: Step) -> int | None:
     return len(step.request.indices) if step.request else num_samples(step.batch)
 
 
-def _order_of_sets(make_loader: MakeLoader, place: Place) -> str | None:
-    """Tell that samples differ exactly when PYTHONHASHSEED does; None if they do not."""
-    runs = [resumed_elsewhere(make_loader, place.file, place.left, seed) for seed in (1, 1, 2)]
-    first, again, other = ([step.batch for step in steps] for steps in runs)
-    if not same(first, again) or same(first, other):
-        return None
-    return f"two processes with {HASH_SEED}=1 agree, and one with {HASH_SEED}=2 differs from them"
-
-
 _REPEATS = 6
-"""How often a sample is made at most; a coin that is tossed lands alike once in 32 times."""
+"""How often a sample is made at most. One of two values comes out alike each time once in 32."""
 _SEED = 20
-SEEDED = (
+_SEEDED = (
     "draw from random, numpy.random or torch, which StatefulGPULoader seeds before each sample, or "
     "give the object a method set_sample_seed(seed: int) that seeds it"
 )
 
 
 @dataclass(frozen=True)
-class Trial:
+class _Trial:
     """A way to make a sample again, or the first batches where it cannot be made alone."""
 
     objects: Callable[[], dict[str, Any]]
@@ -151,8 +131,50 @@ class Trial:
     subject: str
     """What is made, in words."""
 
+    def repeats(self, put_back: dict[str, Any], *, seeds: bool = True) -> bool:
+        """Whether the sample comes out the same each time.
 
-def trial_of(make_loader: MakeLoader, request: Request | None, place: int, batch: int) -> Trial:
+        Args:
+            put_back: values by their paths, each put back before the sample is made.
+            seeds: whether the global generators have the same seed each time.
+        """
+        first: Any = None
+        for number in range(_REPEATS):
+            objects = self.objects()
+            if number:
+                self.disturb()
+            variables = _variables(objects) if put_back else {}
+            for name, value in put_back.items():
+                if name in variables:
+                    variables[name].write(value)
+            seed_global_generators(_SEED if seeds else _SEED + number)
+            found = copied(self.make(objects))
+            if number and not same(first, found):
+                return False
+            first = found
+        return True
+
+
+def cause_of(
+    make_loader: MakeLoader, loader: Any, steps: list[Step], first: Mismatch, since: int
+) -> Cause:
+    """Return the likely cause of a difference.
+
+    Args:
+        loader: the loader of the undisturbed run.
+        steps: the undisturbed run.
+        first: where the first check differs from it.
+        since: when the undisturbed run began, in nanoseconds since 1970.
+    """
+    batch = sum(not step.is_end for step in steps[: first.number])
+    trial = _trial_of(make_loader, first.request, _place_in_batch(first) or 0, batch)
+    try:
+        return isolated(_likely_cause, trial, make_loader, loader, first, since, draws=True)
+    except Exception as error:
+        return _unknown([f"{trial.subject} raises {type(error).__name__}: {error}"])
+
+
+def _trial_of(make_loader: MakeLoader, request: Request | None, place: int, batch: int) -> _Trial:
     """Return how to make a sample again.
 
     Args:
@@ -165,14 +187,14 @@ def trial_of(make_loader: MakeLoader, request: Request | None, place: int, batch
     objects = {"dataset": dataset, "collate_fn": loader.collate_fn}
     if is_ours and request is not None and not loader._engine.plan.has_worker_states:
         objects["transform"] = loader.transform
-        return Trial(
+        return _Trial(
             objects=lambda: objects,
             make=lambda _: _made(loader, _single(request, place)),
             disturb=lambda: _made(loader, _single(request, (place + 1) % len(request.indices))),
             subject="the sample, made alone",
         )
     if not is_ours and is_map(dataset) and len(dataset):
-        return Trial(
+        return _Trial(
             objects=lambda: objects,
             make=lambda _: dataset[0],
             disturb=lambda: dataset[len(dataset) - 1],
@@ -188,7 +210,7 @@ def trial_of(make_loader: MakeLoader, request: Request | None, place: int, batch
             "loader": loader,
         }
 
-    return Trial(
+    return _Trial(
         objects=new_objects,
         make=lambda new: [step.batch for step in run(new["loader"], batch + 1)],
         disturb=lambda: None,
@@ -196,63 +218,47 @@ def trial_of(make_loader: MakeLoader, request: Request | None, place: int, batch
     )
 
 
-def likely_cause(
-    trial: Trial,
-    *,
-    since: int,
-    keeps_state: bool,
-    seeds: bool,
-    elsewhere: Callable[[], str | None],
-) -> Cause:
-    """Return the likely cause of a difference.
-
-    Args:
-        since: when the undisturbed run began, in nanoseconds since 1970.
-        keeps_state: whether the dataset has a state of its own.
-        seeds: whether the loader seeds the global generators for each sample.
-        elsewhere: tells what the order of sets does to the sample; None if nothing.
-    """
-    try:
-        return isolated(_likely_cause, trial, since, keeps_state, seeds, elsewhere, draws=True)
-    except Exception as error:
-        return _unknown([f"{trial.subject} raises {type(error).__name__}: {error}"])
-
-
 def _likely_cause(
-    trial: Trial,
-    since: int,
-    keeps_state: bool,
-    seeds: bool,
-    elsewhere: Callable[[], str | None],
+    trial: _Trial, make_loader: MakeLoader, loader: Any, first: Mismatch, since: int
 ) -> Cause:
     objects = trial.objects()
     before = values_of(_variables(objects))
     seed_global_generators(_SEED)
-    with watched() as seen:
+    with calls_noted() as calls:
         trial.make(objects)
     changed = moved(before, values_of(_variables(objects)))
-    if not _repeats(trial, {}):
+    names = ", ".join(changed[:4])
+    changes = [f"making it changes {names}"] if changed else []
+    if not trial.repeats({}):
         observed = f"{trial.subject}, differs when it is repeated, with the same random seed"
-        return _of_repetition(trial, before, changed, seen, observed)
+        for some in [*([name] for name in changed), changed]:
+            if some and trial.repeats({name: before[name] for name in some}):
+                return _moving(trial, some, observed)
+        return _outside(calls, [observed, *changes])
     observed = f"{trial.subject}, is the same each time, with the same random seed"
-    newer = [path for path in sorted(seen.files) if _modified(path) > since]
+    read = {*_names_of(loader, first), *files_of(objects)}
+    newer = [path for path in sorted(read) if _modified(path) > since]
     if newer:
         return Cause(
             "a file that changed",
             f"likely a file that was changed while the loader ran: {', '.join(newer[:3])}",
-            (observed, f"{newer[0]} is read for the sample and was written after the first run"),
+            (observed, f"{newer[0]} was written after the undisturbed run began"),
             "leave the data unchanged while they are read",
         )
-    sets = elsewhere()
-    if sets is not None:
+    is_elsewhere = first.planned.name == "a new Python process" and first.error is None
+    if is_elsewhere and _depends_on_hashes(make_loader, first.planned.place):
         return Cause(
             "the order of a set",
             "likely the order of a set or of another container of hashed texts, which each Python "
-            "process chooses anew",
-            (observed, sets),
+            "process chooses for itself",
+            (
+                observed,
+                f"two processes with {HASH_SEED}=1 agree, and one with {HASH_SEED}=2 differs "
+                "from them",
+            ),
             "sort what comes out of a set: sorted(names)",
         )
-    if not seeds and not _repeats(trial, {}, seeds=False):
+    if not isinstance(loader, StatefulGPULoader) and not trial.repeats({}, seeds=False):
         return Cause(
             "the global generators",
             "likely random, numpy.random or torch's global generator, whose states this loader "
@@ -260,88 +266,30 @@ def _likely_cause(
             (observed, "with other random seeds it differs"),
             "StatefulGPULoader with the same arguments, which seeds them before each sample",
         )
-    names = ", ".join(changed[:4])
-    if changed and keeps_state:
+    if changed and isinstance(loader.dataset, Stateful):
         return Cause(
             "a state that is not saved",
             f"likely {names}, which the dataset's state_dict() may lack",
-            (observed, f"making it changes {names}"),
+            (observed, *changes),
             "put it into the dataset's state_dict()",
         )
-    return _unknown([observed, *([f"making it changes {names}"] if changed else [])])
+    return _unknown([observed, *changes])
 
 
-def _of_repetition(
-    trial: Trial, before: dict[str, Any], changed: list[str], seen: Seen, observed: str
-) -> Cause:
-    """Put back one circumstance after the other until the sample repeats."""
-    if seen.clock and _repeats(trial, {}, clock=True):
-        return _clock(sorted(seen.clock), observed)
-    if seen.entropy and _repeats(trial, {}, entropy=True):
-        return Cause(
-            "the system's randomness",
-            "likely os.urandom, which uuid4(), secrets and generators without a seed draw from",
-            (observed, f"drawn by {_listed(seen.entropy)}", "with the same bytes it repeats"),
-            SEEDED,
-        )
-    for names in [*([name] for name in changed), changed]:
-        if names and _repeats(trial, {name: before[name] for name in names}):
-            return _moving(trial, names, observed)
-    everything = {name: before[name] for name in changed}
-    if (seen.clock or seen.entropy) and _repeats(trial, everything, clock=True, entropy=True):
-        return Cause(
-            "several things together",
-            "likely several of these together",
-            (observed, *map(str, [*changed, *sorted(seen.clock), *sorted(seen.entropy)])),
-            SEEDED,
-        )
-    if seen.threads:
-        by_nodes = any(site.startswith("torchdata.nodes") for site in seen.threads)
-        owner = "threads of torchdata.nodes" if by_nodes else "threads"
-        return Cause(
-            owner,
-            f"likely {owner}, which draw from the global generators, or deliver, in an order that "
-            "changes",
-            (
-                observed,
-                f"threads are started by {_listed(seen.threads)}",
-                "neither the clock, nor the system's randomness, nor anything found in the "
-                "objects explains it",
-            ),
-            "one thread, in_order=True, and no random draws in the function that threads call",
-        )
-    return Cause(
-        "native code",
-        "likely code outside Python that does not repeat, such as a decoder, or a generator that "
-        "is made anew, without a seed, for each sample",
-        (
-            observed,
-            "no file, clock, system randomness, thread, generator, attribute or variable that "
-            "could be found explains it",
-        ),
-        "decode the same bytes twice and compare; another decoder; give generators a seed",
-    )
+def _depends_on_hashes(make_loader: MakeLoader, place: Place) -> bool:
+    """Whether samples differ exactly when PYTHONHASHSEED does."""
+    runs = [resumed_elsewhere(make_loader, place.file, place.left, seed) for seed in (1, 1, 2)]
+    first, again, other = ([step.batch for step in steps] for steps in runs)
+    return same(first, again) and not same(first, other)
 
 
-def _clock(sites: Sequence[str], observed: str) -> Cause:
-    seen = (observed, f"the clock is read by {_listed(sites)}", "with a still clock it repeats")
-    if any(site.startswith("webdataset") for site in sites):
-        return Cause(
-            "webdataset's .shuffle()",
-            "likely webdataset's .shuffle(), which seeds its generator from the clock",
-            seen,
-            "TarShards with shuffle=True; or .shuffle(n, seed=...) or detshuffle",
-        )
-    return Cause("the clock", "likely the time of day in the sample", seen, "leave it out")
-
-
-def _moving(trial: Trial, names: list[str], observed: str) -> Cause:
+def _moving(trial: _Trial, names: list[str], observed: str) -> Cause:
     variables = _variables(trial.objects())
     kinds = {variables[name].kind for name in names if name in variables}
     shown = ", ".join(names[:4])
     seen = (observed, f"making it changes {shown}", "with that put back it repeats")
     if "generator" in kinds:
-        return Cause("a private generator", f"likely a private generator: {shown}", seen, SEEDED)
+        return Cause("a private generator", f"likely a private generator: {shown}", seen, _SEEDED)
     if kinds == {"variable"}:
         return Cause(
             "a global variable",
@@ -357,34 +305,43 @@ def _moving(trial: Trial, names: list[str], observed: str) -> Cause:
     )
 
 
-def _repeats(
-    trial: Trial,
-    put_back: dict[str, Any],
-    *,
-    clock: bool = False,
-    entropy: bool = False,
-    seeds: bool = True,
-) -> bool:
-    """Whether the sample comes out the same each time, with these values put back before."""
-    first: Any = None
-    for number in range(_REPEATS):
-        objects = trial.objects()
-        if number:
-            trial.disturb()
-        variables = _variables(objects) if put_back else {}
-        for name, value in put_back.items():
-            if name in variables:
-                variables[name].write(value)
-        seed_global_generators(_SEED if seeds else _SEED + number)
-        circumstances: Any = contextlib.nullcontext()
-        if clock or entropy:
-            circumstances = watched(clock=clock, entropy=entropy)
-        with circumstances:
-            found = copied(trial.make(objects))
-        if number and not same(first, found):
-            return False
-        first = found
-    return True
+_OUTSIDE = {
+    ENTROPY: (
+        "likely os.urandom, which uuid4(), secrets and generators without a seed draw from",
+        _SEEDED,
+    ),
+    THREADS: (
+        "likely threads, which draw from the global generators, or deliver, in an order that "
+        "changes",
+        "one thread, in_order=True, and no random draws in the function that threads call",
+    ),
+    CLOCK: (
+        "likely the time of day, in the sample or as a seed",
+        "leave it out; for webdataset's .shuffle(), which seeds its generator from the clock: "
+        "TarShards with shuffle=True, or .shuffle(n, seed=...) or detshuffle",
+    ),
+}
+"""What no generator's state tells, each with its remedy."""
+
+
+def _outside(calls: dict[str, set[str]], observed: list[str]) -> Cause:
+    """Return the cause where nothing that can be put back makes the sample repeat."""
+    for kind in [kind for kind in _OUTSIDE if kind in calls]:
+        observed.append(f"{kind}: called by {'; '.join(sorted(calls[kind])[:4])}")
+    for kind, (what, remedy) in _OUTSIDE.items():
+        if kind in calls:
+            return Cause(kind, what, tuple(observed), remedy)
+    return Cause(
+        "native code",
+        "likely code outside Python that does not repeat, such as a decoder, or a generator that "
+        "is made again, without a seed, for each sample",
+        (
+            *observed,
+            "no clock, system randomness, thread, generator, attribute or variable that could be "
+            "found explains it",
+        ),
+        "decode the same bytes twice and compare; another decoder; give generators a seed",
+    )
 
 
 def _variables(objects: dict[str, Any]) -> dict[str, Variable]:
@@ -412,15 +369,20 @@ def _allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype)
 
 
+def _names_of(loader: Any, first: Mismatch) -> list[str]:
+    """Return where the sample is stored, if it comes from a source that says it."""
+    if first.request is None or not loader._engine.plan.is_read:
+        return []
+    index = first.request.index_list()[_place_in_batch(first) or 0]
+    name = name_of(loader._engine.plan.source, index)
+    return [] if name is None else [name]
+
+
 def _modified(path: str) -> int:
     try:
         return os.stat(path).st_mtime_ns
     except (OSError, ValueError):
         return 0
-
-
-def _listed(names: Any) -> str:
-    return "; ".join(sorted(names)[:4])
 
 
 def _unknown(observed: list[str]) -> Cause:

@@ -1,27 +1,26 @@
-"""What a sample may depend on besides its index: watched while it is made, and put back.
+"""Circumstances that a sample may depend on besides its index, observed while it is made again.
 
-These are the clock, the system's randomness, threads, files, and what moves in the user's objects:
-generators, attributes, and variables of modules and functions.
+They are the generators, attributes and variables that a call moves, which can be put back; the
+files that the objects name; and calls of the clock, the system's randomness and threads.
 """
 
 from __future__ import annotations
 
-import builtins
+import _thread
 import contextlib
 import copy
 import datetime
 import itertools
 import os
-import pathlib
 import random
 import re
 import sys
-import threading
 import time
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,8 +31,9 @@ from stateful_gpu_loader.tools.differences import same
 
 _LARGEST = 1000
 """Elements of a list or array that is watched; larger ones are taken for data."""
+_MOST_NAMES = 100_000
+"""Entries of a list in which names of files are looked for."""
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
-_NOT_THE_USERS = {"numpy", "torch", "torchvision", "torchdata", "PIL", "stateful_gpu_loader"}
 _GLOBAL_GENERATORS = (random._inst, np.random.mtrand._rand, torch.default_generator)
 
 
@@ -47,95 +47,6 @@ class Variable:
     """Returns a copy of the value."""
     write: Callable[[Any], None]
     """Puts such a copy back."""
-
-
-@dataclass
-class Seen:
-    """What a run was seen to use, each with the code that used it."""
-
-    clock: set[str] = field(default_factory=set)
-    entropy: set[str] = field(default_factory=set)
-    threads: set[str] = field(default_factory=set)
-    files: set[str] = field(default_factory=set)
-
-
-@contextlib.contextmanager
-def watched(*, clock: bool = False, entropy: bool = False) -> Iterator[Seen]:
-    """Note what the code inside uses of clock, system randomness, threads and files.
-
-    Functions of the standard library are replaced in every module that has imported them. The
-    clock of torch and of this package goes on, as they wait by it.
-
-    Args:
-        clock: whether the user's code sees a clock that stands still.
-        entropy: whether the system's randomness is the same bytes each time.
-    """
-    seen = Seen()
-    frozen, calls = 1_600_000_000, itertools.count()
-    real_time, real_ns, real_random = time.time, time.time_ns, os.urandom
-    real_open, real_os_open = builtins.open, os.open
-    real_datetime, real_start = datetime.datetime, threading.Thread.start
-
-    def stands_still() -> bool:
-        site = _site(skipped=_NOT_THE_USERS - {"torchdata"})
-        if site is not None:
-            seen.clock.add(site)
-        return clock and site is not None
-
-    def fake_random(size: int) -> bytes:
-        site = _site(skipped={"torch", "stateful_gpu_loader"})
-        if site is None:
-            return real_random(size)
-        seen.entropy.add(site)
-        return random.Random(next(calls)).randbytes(size) if entropy else real_random(size)
-
-    def fake_open(file: Any, *args: Any, **kwargs: Any) -> Any:
-        _note_file(seen, file)
-        return real_open(file, *args, **kwargs)
-
-    def fake_os_open(path: Any, *args: Any, **kwargs: Any) -> Any:
-        _note_file(seen, path)
-        return real_os_open(path, *args, **kwargs)
-
-    class FakeDatetime(real_datetime):  # type: ignore[misc, valid-type]
-        @classmethod
-        def now(cls, tz: Any = None) -> Any:
-            return real_datetime.fromtimestamp(frozen if stands_still() else real_time(), tz)
-
-        @classmethod
-        def today(cls) -> Any:
-            return cls.now()
-
-    def start(thread: threading.Thread) -> None:
-        site = _site(skipped={"torch", "stateful_gpu_loader"})
-        if site is not None:
-            seen.threads.add(site)
-        real_start(thread)
-
-    fakes = {
-        real_time: lambda: float(frozen) if stands_still() else real_time(),
-        real_ns: lambda: frozen * 10**9 if stands_still() else real_ns(),
-        real_random: fake_random,
-        real_open: fake_open,
-        real_os_open: fake_os_open,
-        real_datetime: FakeDatetime,
-    }
-    places = list(_places_of(fakes))
-    # Python 3.10's pathlib opens files by an attribute of this class, later ones by io.open.
-    accessor = getattr(pathlib, "_NormalAccessor", None)
-    threading.Thread.start = start  # type: ignore[method-assign, assignment]
-    for namespace, name, value in places:
-        namespace[name] = fakes[value]
-    if accessor is not None:
-        accessor.open = staticmethod(fake_open)
-    try:
-        yield seen
-    finally:
-        threading.Thread.start = real_start  # type: ignore[method-assign]
-        for namespace, name, value in places:
-            namespace[name] = value
-        if accessor is not None:
-            accessor.open = real_open
 
 
 def variables_of(roots: Mapping[str, Any]) -> dict[str, Variable]:
@@ -164,7 +75,7 @@ def variables_of(roots: Mapping[str, Any]) -> dict[str, Variable]:
     for path, each in reached:
         if isinstance(each, types.FunctionType):
             for name, cell in zip(each.__code__.co_freevars, each.__closure__ or (), strict=True):
-                if _has_contents(cell):
+                with contextlib.suppress(ValueError):  # not yet assigned
                     add(f"{path}.{name}", cell, "cell_contents", "variable")
             _note_module(modules, each.__module__)
         elif not isinstance(each, (type, types.ModuleType)):
@@ -193,16 +104,9 @@ def moved(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 def _generator(generator: Any) -> Variable:
     if isinstance(generator, random.Random):
         return Variable("generator", generator.getstate, generator.setstate)
-    if isinstance(generator, torch.Generator):
-        own: Any = generator.set_state
-        return Variable("generator", generator.get_state, own)
-    if isinstance(generator, (np.random.Generator, np.random.BitGenerator)):
-        generator = getattr(generator, "bit_generator", generator)
-        return Variable(
-            "generator",
-            lambda: copy.deepcopy(generator.state),
-            lambda state: setattr(generator, "state", copy.deepcopy(state)),
-        )
+    bits: Any = getattr(generator, "bit_generator", generator)
+    if isinstance(bits, np.random.BitGenerator):
+        return Variable("generator", lambda: bits.state, partial(setattr, bits, "state"))
     return Variable("generator", generator.get_state, generator.set_state)
 
 
@@ -233,18 +137,10 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, (torch.Tensor, np.ndarray)):
         elements = value.numel() if isinstance(value, torch.Tensor) else value.size
         return bool(elements <= _LARGEST)
-    if isinstance(value, (list, tuple, set, frozenset, deque)):
-        return len(value) <= _LARGEST and all(isinstance(each, _SCALARS) for each in value)
-    if isinstance(value, dict):
-        return len(value) <= _LARGEST and all(isinstance(each, _SCALARS) for each in value.values())
+    if isinstance(value, (list, tuple, set, frozenset, deque, dict)):
+        inner = value.values() if isinstance(value, dict) else value
+        return len(value) <= _LARGEST and all(isinstance(each, _SCALARS) for each in inner)
     return isinstance(value, (*_SCALARS, itertools.count))
-
-
-def _has_contents(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False
 
 
 def _note_module(modules: dict[str, types.ModuleType], name: str) -> bool:
@@ -256,31 +152,63 @@ def _note_module(modules: dict[str, types.ModuleType], name: str) -> bool:
     return True
 
 
-def _note_file(seen: Seen, file: Any) -> None:
-    if isinstance(file, (str, os.PathLike)):
-        seen.files.add(os.fspath(file))
+def files_of(roots: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the paths of existing files that the user's objects hold, in attributes and lists."""
+    for _, each in reachable(roots).found:
+        held = each if isinstance(each, (list, tuple)) else getattr(each, "__dict__", {}).values()
+        for value in itertools.islice(held, _MOST_NAMES):
+            for text in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(text, (str, os.PathLike)) and os.path.isfile(text):
+                    yield os.fspath(text)
 
 
-def _places_of(fakes: Mapping[Any, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
-    """Yield each module's namespace and name under which one of these functions is known."""
-    by_id = {id(real): real for real in fakes}
-    for module in list(sys.modules.values()):
-        if module is sys.modules[__name__]:
-            continue
-        namespace = getattr(module, "__dict__", {})
-        for name, value in list(namespace.items()):
-            if id(value) in by_id:
-                yield namespace, name, value
+ENTROPY, THREADS, CLOCK = "the system's randomness", "threads", "the clock"
+_CALLS: dict[Any, str] = {
+    os.urandom: ENTROPY,
+    _thread.start_new_thread: THREADS,
+    getattr(_thread, "start_joinable_thread", None): THREADS,
+    time.time: CLOCK,
+    time.time_ns: CLOCK,
+    datetime.date.today: CLOCK,
+    datetime.datetime.now: CLOCK,
+    datetime.datetime.today: CLOCK,
+    datetime.datetime.utcnow: CLOCK,
+}
+"""Functions of Python on whose results, or order, no seed has an influence."""
 
 
-def _site(skipped: set[str]) -> str | None:
-    """Return the code that called the standard library; None if it is of a skipped package."""
-    frame: Any = sys._getframe(2)
+@contextlib.contextmanager
+def calls_noted() -> Iterator[dict[str, set[str]]]:
+    """Note by which code the clock, the system's randomness and threads are called inside.
+
+    Python reports calls to a profiler, so nothing is replaced. Where another profiler is at work,
+    nothing is noted.
+    """
+    noted: dict[str, set[str]] = {}
+
+    def note(frame: types.FrameType, event: str, function: Any) -> None:
+        kind = _CALLS.get(function) if event == "c_call" else None
+        site = None if kind is None else _site(frame)
+        if kind is not None and site is not None:
+            noted.setdefault(kind, set()).add(site)
+
+    if sys.getprofile() is not None:
+        yield noted
+        return
+    sys.setprofile(note)
+    try:
+        yield noted
+    finally:
+        sys.setprofile(None)
+
+
+def _site(frame: types.FrameType | None) -> str | None:
+    """Return the code that called Python's library; None if it is torch's or this package's."""
     while frame is not None:
-        module = frame.f_globals.get("__name__", "")
+        module = str(frame.f_globals.get("__name__"))
         package = module.partition(".")[0]
-        if module != __name__ and package not in sys.stdlib_module_names:
-            name = frame.f_code.co_name
-            return None if package in skipped else f"{module}.{name}, line {frame.f_lineno}"
+        if package not in sys.stdlib_module_names:
+            is_ours = package in ("torch", "stateful_gpu_loader")
+            return None if is_ours else f"{module}.{frame.f_code.co_name}, line {frame.f_lineno}"
         frame = frame.f_back
     return None

@@ -25,8 +25,6 @@ class Difference:
     """Where it is in the sample, as Python writes it: ``['image']``; "" for all of it."""
     what: str
     """Which values differ, and by how much."""
-    is_reordered: bool = False
-    """Whether it holds the same elements in another order, as the items of a set may."""
 
     def __str__(self) -> str:
         return f"{self.field or 'the value'}: {self.what}"
@@ -147,8 +145,7 @@ def _of_arrays(expected: Any, found: Any, field: str) -> Iterator[Difference]:
         distance = np.abs(one[differs].astype(np.float64) - other[differs].astype(np.float64))
         what += f", by {np.nanmax(distance):.6g} at most" if np.isfinite(distance).any() else ""
     what += f"; the first at {place}: " if place else ": "
-    is_reordered = Counter(map(bytes, _bytes(one))) == Counter(map(bytes, _bytes(other)))
-    yield Difference(field, f"{what}{other[at].item()}, not {one[at].item()}", is_reordered)
+    yield Difference(field, f"{what}{other[at].item()}, not {one[at].item()}")
 
 
 def _of_mappings(expected: Any, found: Any, field: str) -> Iterator[Difference]:
@@ -157,9 +154,7 @@ def _of_mappings(expected: Any, found: Any, field: str) -> Iterator[Difference]:
     if lacking or added:
         yield Difference(field, f"the keys {list(found)!r}, not {list(expected)!r}")
     elif list(expected) != list(found):
-        yield Difference(
-            field, f"the order of the keys: {list(found)!r}, not {list(expected)!r}", True
-        )
+        yield Difference(field, f"the order of the keys: {list(found)!r}, not {list(expected)!r}")
     for key in expected:
         if key in found:
             yield from differences(expected[key], found[key], f"{field}[{key!r}]")
@@ -178,7 +173,7 @@ def _of_sequences(
     ]
     if len(inner) > 1 and Counter(map(repr, expected)) == Counter(map(repr, found)):
         text = f"{_shown(found)}, not {_shown(expected)}: the same elements in another order"
-        yield Difference(field, text, True)
+        yield Difference(field, text)
     else:
         yield from inner
 
@@ -190,9 +185,8 @@ def _of_texts(expected: Any, found: Any, field: str) -> Iterator[Difference]:
         (i for i, pair in enumerate(zip(expected, found, strict=False)) if pair[0] != pair[1]),
         min(len(expected), len(found)),
     )
-    reordered = Counter(expected) == Counter(found)
     what = f"{_shown(found)}, not {_shown(expected)}; the first difference at {place}"
-    yield Difference(field, what, reordered)
+    yield Difference(field, what)
 
 
 def _of_objects(expected: Any, found: Any, field: str) -> Iterator[Difference]:

@@ -155,7 +155,7 @@ class Epoch:
                     epoch=self.epoch,
                     position=position,
                     index=index,
-                    name=_name_of(self.source, index),
+                    name=name_of(self.source, index),
                     is_delivered=is_delivered if is_known else None,
                     step=step,
                     rank=rank,
@@ -321,7 +321,8 @@ def _ranks(
     return given, None
 
 
-def _name_of(source: Source | None, index: int) -> str | None:
+def name_of(source: Source | None, index: int) -> str | None:
+    """Return where a sample is stored; None if there is no source, or it cannot be read."""
     if source is None:
         return None
     try:

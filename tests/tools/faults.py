@@ -5,11 +5,9 @@ from __future__ import annotations
 import ctypes
 import itertools
 import random
-import secrets
 import time
 import uuid
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -62,16 +60,8 @@ def clock(index: int) -> float:
     return index + time.time()
 
 
-def date(index: int) -> str:
-    return f"{index} {datetime.now()}"
-
-
 def identifier(index: int) -> str:
     return f"{index} {uuid.uuid4()}"
-
-
-def secret(index: int) -> int:
-    return index + secrets.randbelow(1 << 40)
 
 
 def unseeded(index: int) -> float:
@@ -119,11 +109,3 @@ def make_exact() -> StatefulGPULoader[Any]:
 
 def make_of_sets() -> StatefulGPULoader[Any]:
     return StatefulGPULoader(Applied(first_of_a_set), batch_size=4)
-
-
-def make_with_clock() -> StatefulGPULoader[Any]:
-    return StatefulGPULoader(Applied(clock), batch_size=4)
-
-
-def make_unpicklable() -> StatefulGPULoader[Any]:
-    return StatefulGPULoader(Applied(lambda index: index), batch_size=4)

@@ -47,7 +47,8 @@ def seek(
 
     The loader then delivers from there on what an uninterrupted run would have delivered. Give
     exactly one of --position, --samples and --percent. A step is one batch on each rank. Models and
-    optimizers in the file stay as they are.
+    optimizers in the file stay as they are. A distributed checkpoint is refused: call loader.seek()
+    in the program that loads it.
     """
     moved = seek_file(
         path,

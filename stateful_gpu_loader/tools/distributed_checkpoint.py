@@ -1,4 +1,4 @@
-"""Reads and replaces the values of a folder of ``torch.distributed.checkpoint`` (DCP).
+"""Reads the values in a folder of ``torch.distributed.checkpoint`` (DCP).
 
 DCP itself executes pickles when it reads. Here the folder's index is read with stand-ins in the
 place of DCP's own classes, and may name no other; each value is read as weights only. Most tensors
@@ -7,16 +7,13 @@ are those of a model, so a tensor is read where it is asked for.
 
 from __future__ import annotations
 
-import io
-import pathlib
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import filesystem, metadata
 
 from stateful_gpu_loader.checkpoint.files import open_regular, read_regular, size_of
 from stateful_gpu_loader.tools import torch_file
@@ -32,22 +29,18 @@ Key = tuple[str | int, ...]
 """Keys that lead to a value in nested ones."""
 
 _INDEX = ".metadata"
-_CHANGED = "__changed_values.distcp"
 _MOST_ITEMS = 1 << 20
 """Most items of all lists, where fewer values than that are saved."""
 _METADATA = "torch.distributed.checkpoint.metadata"
-_CLASSES: dict[tuple[str, str], Any] = {
-    **{
-        (_METADATA, name): getattr(metadata, name)
-        for name in (
-            *("Metadata", "MetadataIndex", "StorageMeta", "BytesStorageMetadata"),
-            *("TensorStorageMetadata", "ChunkStorageMetadata", "TensorProperties"),
-            "_MEM_FORMAT_ENCODING",
-        )
-    },
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): filesystem._StorageInfo,
+_CLASSES = {
+    *((_METADATA, name) for name in ("Metadata", "MetadataIndex", "StorageMeta")),
+    *((_METADATA, name) for name in ("BytesStorageMetadata", "TensorStorageMetadata")),
+    *((_METADATA, name) for name in ("ChunkStorageMetadata", "TensorProperties")),
+    (_METADATA, "_MEM_FORMAT_ENCODING"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
 }
 """DCP's classes, of which an index holds objects."""
+_LAYOUT = ("torch.serialization", "_get_layout")
 _PATHS = {("pathlib", "PosixPath"), ("pathlib", "WindowsPath")}
 _PATHS_OF_313 = "pathlib._local"
 """Where Python 3.13, and no other, says that ``pathlib``'s classes are."""
@@ -72,8 +65,6 @@ class Chunk:
 class Unread:
     """What :func:`read_values` leaves out: a tensor, or a value that cannot be read."""
 
-    name: str
-    """As DCP names it: keys joined by dots."""
     folder: Path
     chunks: tuple[Chunk, ...]
     """Chunks of a tensor; one of another value."""
@@ -198,77 +189,6 @@ def with_tensors(value: Any, name: str) -> Any:
         raise kind(f"the {what} {name!r}: {error}") from error
 
 
-def write_values(folder: Path, tree: dict[str | int, Any]) -> None:
-    """Replace what is no tensor; the folder keeps the bytes of the former values, too.
-
-    Args:
-        folder: of the checkpoint, which is changed.
-        tree: what :func:`read_values` returned, with other values under the same keys. Tensors in
-            it have to be the saved ones.
-
-    Raises:
-        ValueError: the tree has other keys, or another tensor.
-    """
-    index = _read_index(folder)
-    values = _values(folder, index)
-    _check_keys({key for key, _ in values}, tree)
-    places = {_field(place, "fqn", str): place for place in index["storage_data"]}
-    (folder / _CHANGED).unlink(missing_ok=True)
-    with open(folder / _CHANGED, "xb") as file:
-        for key, unread in values:
-            value: Any = tree
-            for name in key:
-                value = value[name]
-            if isinstance(value, Unread):
-                continue
-            if unread.is_tensor:
-                if not (isinstance(value, torch.Tensor) and torch.equal(value, unread.read())):
-                    raise ValueError(f"the tensor {unread.name!r} would be another one")
-                continue
-            if len(unread.chunks) != 1:
-                raise ValueError(f"the value {unread.name!r} lies in {len(unread.chunks)} places")
-            content, offset = io.BytesIO(), file.tell()
-            torch.save(value, content)
-            file.write(content.getvalue())
-            stored = index["storage_data"][places[unread.name]]
-            length = file.tell() - offset
-            state = {"relative_path": _CHANGED, "offset": offset, "length": length}
-            index["storage_data"][places[unread.name]] = Instance(stored.kind, (), state)
-    written = pickle.dumps(_Real().of(Instance((_METADATA, "Metadata"), (), index)))
-    if (folder / _INDEX).is_symlink():
-        (folder / _INDEX).unlink()  # what it leads to belongs to another checkpoint
-    (folder / _INDEX).write_bytes(written)
-
-
-def _check_keys(keys: set[Key], tree: Any) -> None:
-    """Refuse a tree that has other keys than the saved values have.
-
-    Raises:
-        ValueError: a key is lost or added.
-    """
-    inner = {key[:i] for key in keys for i in range(len(key))}
-    found = set(_keys(tree, (), inner))
-    lost, added = (
-        [".".join(map(str, key)) for key in sorted(some, key=str)]
-        for some in (keys - found, found - keys)
-    )
-    if lost or added:
-        raise ValueError(
-            f"the keys {lost} would be lost and {added} added, which a distributed checkpoint's "
-            "index does not allow"
-        )
-
-
-def _keys(value: Any, key: Key, inner: set[Key]) -> Iterator[Key]:
-    """The keys of all values, as deep as DCP has taken them apart."""
-    if key not in inner:
-        yield key
-        return
-    places = value if isinstance(value, dict) else dict(enumerate(value))
-    for name, each in places.items():
-        yield from _keys(each, (*key, name), inner)
-
-
 def _values(folder: Path, index: Mapping[str, Any]) -> list[tuple[Key, Unread]]:
     """Return each value's keys, and where it is stored.
 
@@ -300,7 +220,7 @@ def _values(folder: Path, index: Mapping[str, Any]) -> list[tuple[Key, Unread]]:
         key = tuple(keys.get(name, (name,)))
         if not 0 < len(key) <= MAX_DEPTH or not all(type(part) in (str, int) for part in key):
             raise ValueError(f"{_INDEX} names a value by keys that lead nowhere")
-        found.append((key, Unread(name, folder, tuple(parts), size, dtype)))
+        found.append((key, Unread(folder, tuple(parts), size, dtype)))
     return found
 
 
@@ -373,53 +293,8 @@ def _admitted(module: str, name: str) -> Any:
         return value
     if (module, name) == ("torch", "Size"):
         return Function(lambda sizes=(): torch.Size(_sizes(tuple(sizes))))
-    if (module, name) == ("torch.serialization", "_get_layout"):
-        return Function(_layout)
-    if (module, name) not in {*_CLASSES, *_PATHS}:
+    if (module, name) not in {*_CLASSES, *_PATHS, _LAYOUT}:
         raise pickle.UnpicklingError(
             f"{_INDEX} names {module}.{name}"[:200] + ", which is not executed"
         )
-    return Function(lambda *arguments: Instance((module, name), arguments))
-
-
-def _layout(name: Any) -> torch.layout:
-    found = getattr(torch, str(name).removeprefix("torch."), None)
-    if not isinstance(found, torch.layout):
-        raise ValueError(f"{_INDEX} has an unknown layout")
-    return found
-
-
-class _Real:
-    """Makes DCP's own objects of stand-ins, to be written."""
-
-    def __init__(self) -> None:
-        self._made: dict[int, Any] = {}
-
-    def of(self, value: Any) -> Any:
-        """Return a value with objects in the place of the stand-ins inside it.
-
-        Raises:
-            Exception: of many types, if a stand-in does not fit its class.
-        """
-        if id(value) not in self._made:
-            self._made[id(value)] = self._new(value)
-        return self._made[id(value)]
-
-    def _new(self, value: Any) -> Any:
-        if type(value) is dict:
-            return {self.of(key): self.of(inner) for key, inner in value.items()}
-        if type(value) in (list, tuple):
-            return type(value)(map(self.of, value))
-        if not isinstance(value, Instance):
-            return value
-        if value.kind in _PATHS:
-            return str(pathlib.PurePosixPath(*value.arguments))
-        kind = _CLASSES[value.kind]
-        if value.arguments:
-            return kind(*map(self.of, value.arguments))
-        made = kind.__new__(kind)
-        if kind is metadata.TensorProperties:
-            made.__setstate__(self.of(value.state))
-        else:
-            vars(made).update(self.of(value.state) or {})
-        return made
+    return Function(lambda *arguments: Instance((module, name)))

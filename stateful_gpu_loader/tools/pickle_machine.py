@@ -43,7 +43,6 @@ class Instance:
 
     kind: Any
     """Identity of the class, as the user of the interpreter names it."""
-    arguments: tuple[Any, ...] = ()
     state: Any = None
     """State that the pickle sets; None if it sets none."""
 

@@ -202,12 +202,19 @@ def write_states(
         out: the new file or folder.
 
     Raises:
-        NoState: ``out`` exists already, or a state cannot be kept in a file of this kind. Nothing
-            is written then.
+        NoState: ``out`` exists already, or a state cannot be kept in a file of this kind, as in a
+            distributed checkpoint. Nothing is written then.
     """
     source, target = Path(path), Path(out)
     if os.path.lexists(target):
         raise NoState(f"{str(target)!r} exists already. Remedy: choose another name")
+    for found, _ in changes:
+        if found.container == DCP:
+            raise NoState(
+                f"{str(found.path)!r} is a distributed checkpoint, whose states are not replaced. "
+                "Remedy: load it in your program, call loader.seek(epoch=..., position=...) before "
+                "the first batch, and save it again"
+            )
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
         copied = Path(folder, target.name)
         if source.is_dir():
@@ -222,8 +229,7 @@ def write_states(
                 _write(file, container, tree, _own(inner, copied))
             except (TypeError, ValueError, RecursionError) as error:
                 raise NoState(f"the state cannot be written into a {container}: {error}") from error
-            if not file.is_dir():
-                os.chmod(inner, stat.S_IMODE(file.stat().st_mode) & 0o777)
+            os.chmod(inner, stat.S_IMODE(file.stat().st_mode) & 0o777)
             _check_written(
                 inner, [(found, state) for found, state in changes if found.path == file]
             )
@@ -447,9 +453,7 @@ def _replaced(tree: Any, key: Key, state: dict[str, Any]) -> Any:
 
 
 def _write(file: Path, container: str, tree: Any, copied: Path) -> None:
-    if container == DCP:
-        distributed_checkpoint.write_values(copied, tree)
-    elif container == JSON:
+    if container == JSON:
         copied.write_text(json.dumps(tree))
     elif container in (TORCH, LIGHTNING):
         torch.save(tree, copied)

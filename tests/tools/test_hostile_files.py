@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import shutil
 import socket
 import struct
 import warnings
@@ -416,24 +415,6 @@ def test_a_copy_is_as_private_as_the_file(tmp_path: Path) -> None:
         (tmp_path / name).chmod(0o600)
         moved(tmp_path / name, tmp_path / f"moved-{name}")
         assert (tmp_path / f"moved-{name}").stat().st_mode & 0o777 == 0o600
-
-
-def test_a_copy_changes_nothing_that_links_lead_to(tmp_path: Path) -> None:
-    folder, before = save(tmp_path / "dcp", loader=after(1)), tmp_path / "before"
-    shutil.copytree(folder, before)
-    linked = tmp_path / "linked"
-    linked.mkdir()
-    for name in os.listdir(folder):
-        (linked / name).symlink_to(folder / name)
-    (data,) = (name for name in os.listdir(folder) if name.endswith(".distcp"))
-    (linked / data).unlink()
-    shutil.copy(folder / data, linked / data)
-    (linked / "__changed_values.distcp").symlink_to(tmp_path / "victim")
-    (tmp_path / "victim").write_bytes(b"kept")
-    assert moved(linked, tmp_path / "out")[0]["epoch"] == 7
-    assert (tmp_path / "victim").read_bytes() == b"kept"
-    for name in os.listdir(before):
-        assert (folder / name).read_bytes() == (before / name).read_bytes()
 
 
 def test_a_copy_is_written_at_no_link(tmp_path: Path) -> None:

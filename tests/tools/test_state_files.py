@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import pickle
-import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from stateful_gpu_loader.state.typed_json import encode, write
 from stateful_gpu_loader.tools.state_files import NoState, find_states, search, write_states
 from tests.tools.checkpoints import State, after, write_all
 
@@ -50,27 +49,6 @@ def test_a_state_is_found(
 def test_several_states_in_a_file_are_found(folder: Path, states: dict[str, State]) -> None:
     found = {each.where: each.state for each in find_states(folder / "script.pt")}
     assert found == {"train": states["train"], "val": states["val"]}
-
-
-def test_lists_in_a_distributed_checkpoint_are_lists(
-    folder: Path, states: dict[str, State]
-) -> None:
-    (found,) = find_states(folder / "lists")
-    assert found.state == states["lists"]
-
-
-@pytest.mark.parametrize("module", [b"pathlib", b"pathlib._local"])
-def test_a_distributed_checkpoint_of_another_python_is_read(
-    tmp_path: Path, folder: Path, states: dict[str, State], module: bytes
-) -> None:
-    """Python 3.13 names another module for the paths in the index than all others."""
-    shutil.copytree(folder / "dcp", tmp_path / "dcp")
-    index = pickle.loads((tmp_path / "dcp/.metadata").read_bytes())
-    written = re.sub(rb"cpathlib(\._local)?\n", b"c%s\n" % module, pickle.dumps(index, protocol=2))
-    assert b"c%s\nPosixPath\n" % module in written
-    (tmp_path / "dcp/.metadata").write_bytes(written)
-    (found,) = find_states(tmp_path / "dcp")
-    assert found.state == states["train"]
 
 
 def test_a_folder_is_searched(folder: Path, states: dict[str, State]) -> None:
@@ -125,90 +103,6 @@ def test_code_in_a_file_is_not_executed(tmp_path: Path, zipped: bool) -> None:
     with pytest.raises(NoState, match="without executing code"):
         find_states(file)
     assert not proof.exists()
-
-
-def test_code_in_the_index_of_a_distributed_checkpoint_is_not_executed(tmp_path: Path) -> None:
-    proof = tmp_path / "executed"
-    (tmp_path / "dcp").mkdir()
-    (tmp_path / "dcp/.metadata").write_bytes(pickle.dumps(Code(proof)))
-    with pytest.raises(NoState, match=r"names posix\.mkdir, which is not executed"):
-        find_states(tmp_path / "dcp")
-    assert not proof.exists()
-
-
-def test_code_in_a_value_of_a_distributed_checkpoint_is_not_executed(
-    tmp_path: Path, folder: Path, states: dict[str, State]
-) -> None:
-    shutil.copytree(folder / "dcp", tmp_path / "dcp")
-    (data,) = (tmp_path / "dcp").glob("*.distcp")
-    torch.save(Code(tmp_path / "executed"), tmp_path / "code")
-    code = (tmp_path / "code").read_bytes()
-    data.write_bytes(code + data.read_bytes()[len(code) :])
-    with pytest.raises(NoState, match="cannot be read"):
-        find_states(tmp_path / "dcp")
-    assert not (tmp_path / "executed").exists()
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("relative_path", "/dev/zero"),
-        ("relative_path", "../state.json"),
-        ("relative_path", "absent.distcp"),
-        ("offset", -1),
-        ("offset", 1 << 62),
-        ("length", 1 << 62),
-        ("length", None),
-        ("relative_path", "x" * 100_000),
-    ],
-)
-def test_an_index_that_claims_other_bytes_is_refused(
-    tmp_path: Path, folder: Path, states: dict[str, State], field: str, value: Any
-) -> None:
-    """Found by the fuzzer of inputs: as much would have been read as the index says."""
-    shutil.copytree(folder / "dcp", tmp_path / "dcp")
-    index = pickle.loads((tmp_path / "dcp/.metadata").read_bytes())
-    changed = {place: replace(info, **{field: value}) for place, info in index.storage_data.items()}
-    (tmp_path / "dcp/.metadata").write_bytes(pickle.dumps(replace(index, storage_data=changed)))
-    with pytest.raises(NoState, match="cannot be read") as caught:
-        find_states(tmp_path / "dcp")
-    assert len(str(caught.value)) < 2000
-
-
-@pytest.mark.parametrize("way", ["..", "a link"])
-def test_an_index_that_names_the_sound_files_of_another_folder_is_refused(
-    tmp_path: Path, folder: Path, states: dict[str, State], way: str
-) -> None:
-    shutil.copytree(folder / "dcp", tmp_path / "dcp")
-    shutil.copytree(folder / "dcp", tmp_path / "other")
-    index = pickle.loads((tmp_path / "dcp/.metadata").read_bytes())
-    before = "../other"
-    if way == "a link":
-        (tmp_path / "dcp/link").symlink_to(tmp_path / "other")
-        before = "link"
-    changed = {
-        place: replace(info, relative_path=f"{before}/{info.relative_path}")
-        for place, info in index.storage_data.items()
-    }
-    (tmp_path / "dcp/.metadata").write_bytes(pickle.dumps(replace(index, storage_data=changed)))
-    with pytest.raises(NoState, match="which is no file in it"):
-        find_states(tmp_path / "dcp")
-
-
-@pytest.mark.parametrize("place", [-1, 1 << 40])
-def test_an_index_with_a_list_without_end_is_refused(
-    tmp_path: Path, folder: Path, states: dict[str, State], place: int
-) -> None:
-    shutil.copytree(folder / "lists", tmp_path / "dcp")
-    index = pickle.loads((tmp_path / "dcp/.metadata").read_bytes())
-    keys = {
-        name: tuple(place if part == 0 and type(part) is int else part for part in key)
-        for name, key in index.planner_data.items()
-    }
-    assert keys != index.planner_data
-    (tmp_path / "dcp/.metadata").write_bytes(pickle.dumps(replace(index, planner_data=keys)))
-    with pytest.raises(NoState, match=r"places .* in a list"):
-        find_states(tmp_path / "dcp")
 
 
 def test_a_zip_that_is_damaged_inside_is_refused(
@@ -280,7 +174,7 @@ def test_what_holds_itself_is_refused(tmp_path: Path) -> None:
         find_states(tmp_path)
 
 
-@pytest.mark.parametrize("file", ["script.pt", "state.json", "checkpoint.json", "dcp", "titan"])
+@pytest.mark.parametrize("file", ["script.pt", "state.json", "checkpoint.json"])
 def test_a_copy_has_the_changed_state_and_all_else(
     tmp_path: Path, folder: Path, states: dict[str, State], file: str
 ) -> None:
@@ -294,6 +188,18 @@ def test_a_copy_has_the_changed_state_and_all_else(
     if file == "script.pt":
         whole = torch.load(tmp_path / file, weights_only=True)
         assert torch.equal(whole["model"]["w"], torch.zeros(4))
+
+
+def test_states_inside_pickles_and_texts_are_replaced(tmp_path: Path) -> None:
+    """As torchtitan and RankedState keep them."""
+    ranks = write(encode({"dp_rank_0": after(1)}))
+    torch.save({"pickled": pickle.dumps(after(2)), "text": ranks}, tmp_path / "a.pt")
+    found = find_states(tmp_path / "a.pt")
+    changes = [(each, each.state | {"epoch": 7}) for each in found]
+    write_states(tmp_path / "a.pt", changes, tmp_path / "b.pt")
+    written = find_states(tmp_path / "b.pt")
+    assert [each.where for each in written] == ["pickled", "text.dp_rank_0"]
+    assert [each.state for each in written] == [changed for _, changed in changes]
 
 
 def test_an_existing_file_is_not_overwritten(folder: Path, states: dict[str, State]) -> None:

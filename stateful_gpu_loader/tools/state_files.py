@@ -291,7 +291,7 @@ def _content(file: Path) -> tuple[str, Any]:
         if beginning[:1] == b"{" and _names_a_state(opened):
             return JSON, json.loads(read_regular(file, _MAX_JSON_BYTES))
         is_zip = beginning[:2] == b"PK"
-        if is_zip and not _has_mark(torch_file.Zip.of(opened, size_of(opened)).read_pickle(opened)):
+        if is_zip and not _has_mark(torch_file.Archive.of(opened, size_of(opened)).pickle):
             return "", None
         if is_zip or (beginning[:1] == b"\x80" and _names_a_state(opened)):
             opened.seek(0)

@@ -15,7 +15,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -473,11 +473,11 @@ class Listed:
 
 
 def files_in(top: Path, is_one: Callable[[Path], bool]) -> Iterator[Listed]:
-    """Yield the regular files below a folder, in the order of their names, or the file itself.
+    """Yield the regular files below a folder, or the file itself.
 
-    Hidden entries are left out, and so are named pipes, sockets and devices. A link is taken after
-    all that is no link, and only if what it leads to was not listed yet. A link to a folder outside
-    is not followed, because it may lead to a whole file system.
+    Hidden entries are left out, and so are named pipes, sockets and devices. Links come last, and
+    only if what they lead to was not listed yet. Links to folders are not followed, because they
+    may lead to a whole file system.
 
     Args:
         top: a folder or file.
@@ -485,59 +485,45 @@ def files_in(top: Path, is_one: Callable[[Path], bool]) -> Iterator[Listed]:
     """
     if not top.is_dir() or is_one(top):
         yield Listed(top)
-    else:
-        yield from _Walk(os.path.realpath(top), is_one).of(top)
+        return
+    seen: set[str] = set()
+    links: list[Path] = []
+    failed: list[OSError] = []
+    for folder, names, files in os.walk(top, onerror=failed.append):
+        seen.add(os.path.realpath(folder))
+        if is_one(Path(folder)):
+            names.clear()
+            yield Listed(Path(folder))
+            continue
+        names[:] = sorted(name for name in names if not name.startswith("."))
+        paths = [Path(folder, name) for name in sorted(files) if not name.startswith(".")]
+        links += [
+            path for path in (*paths, *(Path(folder, name) for name in names)) if path.is_symlink()
+        ]
+        for path in paths:
+            if not path.is_symlink():
+                yield from _listed(path, seen)
+    for path in links:
+        yield from _listed(path, seen)
+    for error in failed:
+        yield Listed(Path(error.filename), _os_reason(error))
 
 
-@dataclass
-class _Walk:
-    real_top: str
-    is_one: Callable[[Path], bool]
-    seen: set[str] = field(default_factory=set)
-    """Real paths that were listed."""
-    links: list[Path] = field(default_factory=list)
-    """Links that were met and not followed yet."""
-
-    def of(self, top: Path) -> Iterator[Listed]:
-        yield from self._below(top)
-        while self.links:
-            links, self.links = self.links, []
-            for link in links:
-                yield from self._led_to_by(link)
-
-    def _below(self, top: Path) -> Iterator[Listed]:
-        waiting = [top]
-        while waiting:
-            path = waiting.pop()
-            if path.is_symlink() and path is not top:
-                self.links.append(path)
-                continue
-            real = os.path.realpath(path)
-            if real in self.seen:
-                continue
-            self.seen.add(real)
-            try:
-                mode = os.stat(path).st_mode
-                if stat.S_ISREG(mode) or (stat.S_ISDIR(mode) and self.is_one(path)):
-                    yield Listed(path)
-                elif stat.S_ISDIR(mode):
-                    names = [name for name in os.listdir(path) if not name.startswith(".")]
-                    waiting += [path / name for name in sorted(names, reverse=True)]
-            except OSError as error:
-                yield Listed(path, _os_reason(error))
-
-    def _led_to_by(self, link: Path) -> Iterator[Listed]:
-        try:
-            is_folder = stat.S_ISDIR(os.stat(link).st_mode)
-        except OSError as error:
-            yield Listed(link, _os_reason(error))
-            return
-        real = os.path.realpath(link)
-        is_inside = os.path.commonpath([real, self.real_top]) == self.real_top
-        if is_folder and not is_inside:
-            yield Listed(link, f"is a link to the folder {real!r} outside, and is not followed")
-        else:
-            yield from self._below(link)
+def _listed(path: Path, seen: set[str]) -> Iterator[Listed]:
+    """Yield a file that was not seen yet, or a link to a folder, with the refusal."""
+    real = os.path.realpath(path)
+    if real in seen:
+        return
+    seen.add(real)
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        yield Listed(path, _os_reason(error))
+        return
+    if stat.S_ISREG(mode):
+        yield Listed(path)
+    elif stat.S_ISDIR(mode):
+        yield Listed(path, f"is a link to the folder {real!r}, and is not followed")
 
 
 def _os_reason(error: OSError) -> str:

@@ -9,11 +9,9 @@ from typing import Annotated
 
 import typer
 from rich.box import SIMPLE
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from stateful_gpu_loader.cli.output import JsonOption, console, print_json
+from stateful_gpu_loader.cli.output import JsonOption, console, print_json, progress
 from stateful_gpu_loader.cli.target import ArgOption, FactoryArgument, factory_of
 from stateful_gpu_loader.tools.bench import OURS, ROUNDS, BenchError, BenchReport, bench
 from stateful_gpu_loader.tools.bench_picture import draw
@@ -53,14 +51,7 @@ def bench_command(
     """
     numbers = _numbers(workers)
     loader = factory_of(factory, arg)()
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
-        console=Console(stderr=True),
-        transient=True,
-    ) as bar:
-        bar.disable = bar.disable or not bar.console.is_terminal
+    with progress() as bar:
         task = bar.add_task("", total=ROUNDS * len(numbers))
         report = bench(
             loader,

@@ -1,4 +1,4 @@
-"""What commands print: text for a person, JSON for a program, complaints on stderr."""
+"""Output of the commands: text for a person, JSON for a program, complaints and bars on stderr."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
 
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print JSON for a program instead of text.")
@@ -18,6 +19,18 @@ JsonOption = Annotated[
 def console() -> Console:
     """Return the console of stdout; it wraps nothing and colours nothing where none is seen."""
     return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def progress(*columns: ProgressColumn) -> Progress:
+    """Return a progress bar on stderr, which vanishes when it is done; none is seen in a file."""
+    errors = Console(stderr=True)
+    return Progress(
+        *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()),
+        *columns,
+        console=errors,
+        transient=True,
+        disable=not errors.is_terminal,
+    )
 
 
 _INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}

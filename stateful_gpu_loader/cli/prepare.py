@@ -6,10 +6,9 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import TaskID, TimeRemainingColumn
 
-from stateful_gpu_loader.cli.output import JsonOption, console, print_json, visible
+from stateful_gpu_loader.cli.output import JsonOption, console, print_json, progress, visible
 from stateful_gpu_loader.cli.target import ArgOption, FactoryArgument, FactoryError, factory_of
 from stateful_gpu_loader.tools.prepare import PrepareReport, prepared_sources
 from stateful_gpu_loader.tools.prepare import prepare as fill
@@ -48,27 +47,14 @@ def prepare(
             "StatefulGPULoader(PreparedSource(dataset, directory, recipes), ...)"
         )
     reports = []
-    errors = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns,
-        TimeRemainingColumn(),
-        console=errors,
-        transient=True,
-        disable=not errors.is_terminal,
-    ) as progress:
+    with progress(TimeRemainingColumn()) as bar:
         for source in sources:
-            bar = progress.add_task(source.directory, total=None)
-            reports.append(
-                fill(
-                    source,
-                    num_workers=workers,
-                    check=check,
-                    on_progress=lambda done, total, bar=bar: progress.update(  # type: ignore[misc]
-                        bar, completed=done, total=total
-                    ),
-                )
-            )
+            task = bar.add_task(source.directory, total=None)
+
+            def show(done: int, total: int, task: TaskID = task) -> None:
+                bar.update(task, completed=done, total=total)
+
+            reports.append(fill(source, num_workers=workers, check=check, on_progress=show))
     if as_json:
         print_json([asdict(report) for report in reports])
     else:

@@ -80,33 +80,23 @@ def _beside(parts: dict[Any, Any]) -> Split | None:
     """Images in one of several parts, and what the other parts hold for each of them."""
     for name, part in parts.items():
         images = _as_images(part)
-        if images is None:
-            continue
-        others = {key: value for key, value in parts.items() if key != name}
-        columns = {
-            key: value
-            for key, value in others.items()
-            if isinstance(value, list | tuple | Tensor) and _length(value) == len(images)
-        }
-        # A dict of columns, such as default_collate makes of dicts.
-        nested = {
-            key: value
-            for key, value in others.items()
-            if isinstance(value, Mapping)
-            and all(
-                isinstance(each, list | tuple | Tensor) and _length(each) == len(images)
-                for each in value.values()
-            )
-        }
-        return images, [
-            {key: value[i] for key, value in columns.items()}
-            | {
-                key: {inner: each[i] for inner, each in value.items()}
-                for key, value in nested.items()
-            }
-            for i in range(len(images))
-        ]
+        if images is not None:
+            others = {key: value for key, value in parts.items() if key != name}
+            return images, [_entries(others, i, len(images)) for i in range(len(images))]
     return None
+
+
+def _entries(parts: Mapping[Any, Any], i: int, n: int) -> dict[Any, Any]:
+    """Entry i of each part with n entries, and of each dict of such parts."""
+    found: dict[Any, Any] = {}
+    for key, value in parts.items():
+        if isinstance(value, Mapping):
+            inner = _entries(value, i, n)
+            if len(inner) == len(value):
+                found[key] = inner
+        elif isinstance(value, list | tuple | Tensor) and _length(value) == n:
+            found[key] = value[i]
+    return found
 
 
 def _length(value: Any) -> int:

@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -129,9 +130,9 @@ def bench(
     peer = TorchPeer.of(loader) if against_torch else None
     contestants: list[tuple[str, int, Callable[[float], _Measured]]] = []
     for number in sorted(set(workers)):
-        contestants.append((OURS, number, _Ours(loader, number)))
+        contestants.append((OURS, number, partial(_measure_ours, loader, number)))
         if peer is not None and peer.make is not None:
-            contestants.append((TORCH, number, _Torch(peer.make, number, loader)))
+            contestants.append((TORCH, number, partial(_measure_torch, peer.make, number)))
     found: dict[tuple[str, int], list[_Measured]] = {one[:2]: [] for one in contestants}
     total = ROUNDS * len(contestants)
     for done in range(total):
@@ -243,43 +244,27 @@ class _Measured:
     """Seconds of the stages and of being idle; empty if they are not known."""
 
 
-class _Ours:
-    """Measures a loader with a number of workers."""
-
-    def __init__(self, loader: StatefulGPULoader[Any], num_workers: int) -> None:
-        self._loader = loader
-        self._num_workers = num_workers
-
-    def __call__(self, seconds: float) -> _Measured:
-        loader = self._loader
-        _set_workers(loader, self._num_workers)
-        noted: list[LoaderStats] = []
-        _, elapsed = timed(
-            loader,
-            seconds,
-            warm_up=max(1, self._num_workers),
-            note=lambda: noted.append(loader.stats()),
-        )
-        parts = [later - earlier for earlier, later in zip(noted[::2], noted[1::2], strict=True)]
-        samples = sum(part.batches if part.samples is None else part.samples for part in parts)
-        spent = {name: sum(getattr(part, name) for part in parts) for name in (*STAGES, "idle")}
-        return _Measured(samples, elapsed, spent)
+def _measure_ours(loader: StatefulGPULoader[Any], num_workers: int, seconds: float) -> _Measured:
+    _set_workers(loader, num_workers)
+    noted: list[LoaderStats] = []
+    _, elapsed = timed(
+        loader,
+        seconds,
+        warm_up=max(1, num_workers),
+        note=lambda: noted.append(loader.stats()),
+    )
+    parts = [later - earlier for earlier, later in zip(noted[::2], noted[1::2], strict=True)]
+    samples = sum(part.batches if part.samples is None else part.samples for part in parts)
+    spent = {name: sum(getattr(part, name) for part in parts) for name in (*STAGES, "idle")}
+    return _Measured(samples, elapsed, spent)
 
 
-class _Torch:
-    """Measures torch's loader with a number of workers."""
-
-    def __init__(
-        self, make: Callable[[int], DataLoader[Any]], num_workers: int, ours: DataLoader[Any]
-    ) -> None:
-        self._make = make
-        self._num_workers = num_workers
-        self._batch_size = ours.batch_size or 1
-
-    def __call__(self, seconds: float) -> _Measured:
-        loader = self._make(self._num_workers)
-        batches, elapsed = timed(loader, seconds, warm_up=max(1, self._num_workers))
-        return _Measured(batches * self._batch_size, elapsed, {})
+def _measure_torch(
+    make: Callable[[int], DataLoader[Any]], num_workers: int, seconds: float
+) -> _Measured:
+    loader = make(num_workers)
+    batches, elapsed = timed(loader, seconds, warm_up=max(1, num_workers))
+    return _Measured(batches * (loader.batch_size or 1), elapsed, {})
 
 
 def timed(

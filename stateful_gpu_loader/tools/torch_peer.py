@@ -6,6 +6,7 @@ import inspect
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,32 +44,26 @@ class TorchPeer:
             dataset, what = _dataset_of(loader)
         except _NoEquivalentError as error:
             return cls(what=f"torch's DataLoader was not measured: {error}", make=None)
-        return cls(what=what, make=_Make(dataset, loader))
+        return cls(what=what, make=partial(_loader_over, dataset, loader))
 
 
 class _NoEquivalentError(Exception):
     """There is no equivalent; the message says why."""
 
 
-class _Make:
-    """Makes torch's DataLoader over a dataset with the arguments of ours."""
-
-    def __init__(self, dataset: Dataset[Any], ours: StatefulGPULoader[Any]) -> None:
-        self._dataset = dataset
-        self._ours = ours
-
-    def __call__(self, num_workers: int) -> DataLoader[Any]:
-        ours = self._ours
-        return DataLoader(
-            self._dataset,
-            ours.batch_size,
-            shuffle=None if isinstance(self._dataset, IterableDataset) else bool(ours.shuffle),
-            collate_fn=ours.collate_fn,
-            drop_last=ours.drop_last and ours.batch_size is not None,
-            pin_memory=ours.pin_memory,
-            num_workers=num_workers,
-            prefetch_factor=ours.prefetch_factor if num_workers else None,
-        )
+def _loader_over(
+    dataset: Dataset[Any], ours: StatefulGPULoader[Any], num_workers: int
+) -> DataLoader[Any]:
+    return DataLoader(
+        dataset,
+        ours.batch_size,
+        shuffle=None if isinstance(dataset, IterableDataset) else bool(ours.shuffle),
+        collate_fn=ours.collate_fn,
+        drop_last=ours.drop_last and ours.batch_size is not None,
+        pin_memory=ours.pin_memory,
+        num_workers=num_workers,
+        prefetch_factor=ours.prefetch_factor if num_workers else None,
+    )
 
 
 def _dataset_of(loader: StatefulGPULoader[Any]) -> tuple[Any, str]:

@@ -18,7 +18,6 @@ from stateful_gpu_loader.tools.bench import (
     BenchError,
     Rate,
     bench,
-    ceilings_of,
     recommend,
     timed,
 )
@@ -161,13 +160,6 @@ def test_the_recommendation_follows_from_the_figures(
     rates: list[Rate], cores: int, text: str
 ) -> None:
     assert recommend(rates, cores) == text
-
-
-def test_a_ceiling_is_the_rate_of_all_cores_at_one_stage() -> None:
-    rates = [rate(0, 1, read=1e-3, transfer=0.0), rate(2, 9, read=2e-3)]
-    (ceiling,) = ceilings_of(rates, cores=4)
-    assert (ceiling.stage, ceiling.alone, ceiling.together) == ("read", 1e-3, 2e-3)
-    assert ceiling.samples_per_second == 4000
 
 
 def test_batches_that_start_workers_do_not_count() -> None:

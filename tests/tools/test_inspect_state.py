@@ -153,9 +153,9 @@ def test_data_that_is_only_sampled_is_unverified(monkeypatch: pytest.MonkeyPatch
     assert set(found) == {"dataset (sampled)"}
 
 
-@pytest.mark.parametrize("name", sorted(KINDS))
-def test_every_order_has_words(name: str) -> None:
-    found = describe(KINDS[name]().state_dict())
-    assert found.fingerprint is not None
-    order = found.fingerprint["order"]
-    assert order_in_words(order).endswith(f" ({order})")
+def test_every_order_has_words() -> None:
+    for make in KINDS.values():
+        found = describe(make().state_dict())
+        assert found.fingerprint is not None
+        order = found.fingerprint["order"]
+        assert order_in_words(order).endswith(f" ({order})")

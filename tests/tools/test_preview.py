@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.datasets.coco import CocoSource
 from stateful_gpu_loader.engine.makers.collate import ragged_collate
 from stateful_gpu_loader.tools.preview import NoPreview, PreviewedSample, preview
-from stateful_gpu_loader.tools.preview_pictures import write_html, write_png
+from stateful_gpu_loader.tools.preview_pictures import write_png
 from stateful_gpu_loader.transforms.geometry.resize import resize
 from tests.datasets.coco.coco_files import write_coco
 from tests.images import write_photo_folder
@@ -151,12 +150,11 @@ def test_without_a_normalize_the_values_decide_and_it_is_said() -> None:
     assert any("-3 to 5 are stretched" in note for note in sample.notes)
 
 
-@pytest.mark.parametrize("mixing", [T.MixUp, T.CutMix], ids=lambda kind: kind.__name__)
-def test_mixed_labels_are_shown_with_their_shares(folder: Path, mixing: Any) -> None:
+def test_mixed_labels_are_shown_with_their_shares(folder: Path) -> None:
     loader = loader_of(
         folder,
         *[T.RandomResizedCrop(SIDE), T.Normalize(MEAN, STD)],
-        batch_transform=mixing(num_classes=2),
+        batch_transform=T.MixUp(num_classes=2),
     )
     samples = preview(loader)
     _, labels = next(iter(loader))
@@ -165,9 +163,7 @@ def test_mixed_labels_are_shown_with_their_shares(folder: Path, mixing: Any) -> 
         ordered = sorted(((-share, i) for i, share in enumerate(shares) if share > 0))
         shown = ", ".join(f"class_0{i} {-share:.2f}" for share, i in ordered)
         assert sample.label == shown
-        assert any(
-            note.startswith(f"After batch_transform: {mixing.__name__}") for note in sample.notes
-        )
+        assert any(note.startswith("After batch_transform: MixUp") for note in sample.notes)
 
 
 @pytest.mark.parametrize(
@@ -228,10 +224,9 @@ def test_looking_changes_nothing(folder: Path) -> None:
         assert torch.equal(mine, other) if isinstance(mine, Tensor) else mine == other
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_in_the_middle_of_an_epoch_it_is_the_batch_that_comes_next(folder: Path, rank: int) -> None:
+def test_in_the_middle_of_an_epoch_it_is_the_batch_that_comes_next(folder: Path) -> None:
     def make() -> Loader:
-        return loader_of(folder, T.RandomResizedCrop(SIDE), batch_size=2, num_replicas=2, rank=rank)
+        return loader_of(folder, T.RandomResizedCrop(SIDE), batch_size=2, num_replicas=2, rank=1)
 
     loader = make()
     run = iter(loader)
@@ -239,12 +234,7 @@ def test_in_the_middle_of_an_epoch_it_is_the_batch_that_comes_next(folder: Path,
     resumed = make()
     resumed.load_state_dict(loader.state_dict())
     samples = preview(resumed, 2)
-    assert [sample.place.position for sample in samples] == [
-        4 + rank,
-        6 + rank,
-        8 + rank,
-        10 + rank,
-    ]
+    assert [sample.place.position for sample in samples] == [5, 7, 9, 11]
     assert [sample.batch for sample in samples] == [0, 0, 1, 1]
     for number in range(2):
         images, labels = next(run)
@@ -276,8 +266,9 @@ def test_boxes_and_masks_move_with_the_image(tmp_path: Path) -> None:
         collate_fn=ragged_collate,
         transform=[T.Resize((80, 80)), T.RandomHorizontalFlip(1.0)],
     )
+    samples = preview(loader)
+    first = samples[0]
     _, targets = next(iter(loader))
-    first = preview(loader_of_same(loader))[0]
     assert first.objects is not None
     assert first.original_objects is not None
     assert first.original is not None
@@ -290,18 +281,7 @@ def test_boxes_and_masks_move_with_the_image(tmp_path: Path) -> None:
     scale = 80 / width
     assert torch.allclose(80 - first.original_objects.boxes[:, 2] * scale, boxes[:, 0], atol=1e-3)
     assert set(first.objects.labels) <= set(source.categories.values())
-    write_png(tmp_path / "sheet.png", preview(loader_of_same(loader)))
-
-
-def loader_of_same(loader: Loader) -> Loader:
-    """Another loader with the same arguments, which has delivered nothing."""
-    return StatefulGPULoader(
-        loader.dataset,
-        batch_size=loader.batch_size,
-        seed=loader.seed,
-        collate_fn=loader.collate_fn,
-        transform=loader.transform,
-    )
+    write_png(tmp_path / "sheet.png", samples)
 
 
 class OwnDataset(Dataset[dict[str, Any]]):
@@ -369,20 +349,3 @@ def test_the_end_of_an_epoch_is_said(folder: Path) -> None:
     next(run)
     with pytest.raises(NoPreview, match="no batch left"):
         preview(loader)
-
-
-def test_a_sheet_is_an_image_and_a_page_holds_every_number(folder: Path, tmp_path: Path) -> None:
-    samples = preview(loader_of(folder, T.RandomResizedCrop(SIDE), *FLIPS, batch_size=8))
-    samples[0] = PreviewedSample(**{**vars(samples[0]), "label": "<b>long & " + "wide " * 80})
-    write_png(tmp_path / "sheet.png", samples)
-    with Image.open(tmp_path / "sheet.png") as sheet:
-        assert sheet.format == "PNG"
-        assert sheet.width <= 1600
-    write_html(tmp_path / "page.html", samples)
-    page = (tmp_path / "page.html").read_text()
-    assert len(re.findall(r'src="data:image/png;base64,', page)) == 8
-    assert not re.search(r'(src|href)="(?!data:)', page)
-    assert "<b>long" not in page
-    for sample in samples:
-        numbers = sample.parameters[0][1]
-        assert f"top {numbers['top']}, left {numbers['left']}" in page

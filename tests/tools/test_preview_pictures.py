@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,12 +115,19 @@ def test_indices_of_any_kind_are_told() -> None:
     assert json.loads(json.dumps(sample.to_dict()))["index"] == "(0, 'a')"
 
 
-def test_the_page_fits_a_phone_and_a_dark_screen(
+def test_the_page_holds_every_number_and_no_link(
     samples: list[PreviewedSample], tmp_path: Path
 ) -> None:
-    write_html(tmp_path / "page.html", samples)
+    """It fits a phone and a dark screen."""
+    strange = replace(samples[0], label="<b>long & " + "wide " * 80)
+    write_html(tmp_path / "page.html", [strange, *samples[1:]])
     page = (tmp_path / "page.html").read_text()
     assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
     assert "prefers-color-scheme: dark" in page
     assert "Coming batch: 7 samples" in page
-    assert page.count('tabindex="0"') == 7
+    assert page.count('tabindex="0"') == page.count('src="data:image/png;base64,') == 7
+    assert not re.search(r'(src|href)="(?!data:)', page)
+    assert "<b>long" not in page
+    for sample in samples:
+        numbers = sample.parameters[0][1]
+        assert f"top {numbers['top']}, left {numbers['left']}" in page

@@ -13,7 +13,7 @@ from torch import Tensor
 from stateful_gpu_loader import BatchInfo, CallableSource, SampleInfo, StatefulGPULoader, TarShards
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.tools.preview import PreviewedSample, preview
-from stateful_gpu_loader.tools.preview_pictures import write_html, write_png
+from stateful_gpu_loader.tools.preview_pictures import write_html
 from tests.datasets.shards import Numbers
 from tests.datasets.tar.tar_files import write_photo_tars
 from tests.images import encode, photograph
@@ -183,9 +183,8 @@ def test_an_iterable_of_its_own_has_no_places() -> None:
     assert first.title == "index unknown, 3x3"
 
 
-def test_lanes_on_the_sheet_and_on_the_page(tars: list[Path], tmp_path: Path) -> None:
+def test_lanes_on_the_page(tars: list[Path], tmp_path: Path) -> None:
     samples = preview(StatefulGPULoader(TarShards(tars), batch_size=2, transform=CROP))
-    write_png(tmp_path / "sheet.png", samples)
     write_html(tmp_path / "page.html", samples)
     page = (tmp_path / "page.html").read_text()
     assert "lane 0, sample 1, 24x24" in page

@@ -75,8 +75,7 @@ def places(placed: list[Placed]) -> list[tuple[int | None, int | None, int | Non
     return [(each.step, each.rank, each.row) for each in placed if each.is_delivered]
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize(("ranks", "drop_last"), [(1, False), (2, True), (3, False)])
 @pytest.mark.parametrize("name", [name for name in KNOWN if name != "mixture"])
 def test_all_places_are_those_of_real_loaders(name: str, ranks: int, drop_last: bool) -> None:
     arguments = {"num_replicas": ranks, "drop_last": drop_last}
@@ -227,8 +226,9 @@ def test_a_dropped_sample_is_found_and_not_delivered() -> None:
 
 def test_a_loader_of_another_stream_is_refused() -> None:
     saved = make({"shuffle": True}).state_dict()
-    with pytest.raises(StateMismatch, match="order"):
+    with pytest.raises(StateMismatch) as caught:
         epoch_of(saved, loader=make({}))
+    assert caught.value.field == "order"
     other_transform = make({"shuffle": True}, transform=str)
     assert epoch_of(saved, loader=other_transform).order.n == N
 

@@ -10,6 +10,7 @@ they are read here without it.
 
 from __future__ import annotations
 
+import importlib
 import io
 import pickle
 import struct
@@ -311,7 +312,8 @@ def _admitted(module: str, name: str) -> Any:
 
 
 def _registered() -> set[str]:
-    """Names that this program, or a package such as torch.distributed, has declared safe."""
+    """Names that this program, or torch.distributed for its tensors, has declared safe."""
+    importlib.import_module("torch.distributed.tensor")  # takes a second, and few files need it
     return {
         one[1] if isinstance(one, tuple) else f"{one.__module__}.{one.__qualname__}"
         for one in torch.serialization.get_safe_globals()

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch.distributed.checkpoint import filesystem, metadata
 
 from stateful_gpu_loader.tools.state_files import NoState, search
 
@@ -20,9 +19,8 @@ ROOM = 1 << 30
 """Bytes of memory that the search may add to those of the imports."""
 MOST_SECONDS = 300
 WATCHED = (
-    *(pathlib.PosixPath, pathlib.PurePosixPath, pathlib.Path, filesystem._StorageInfo),
-    *(metadata.Metadata, metadata.MetadataIndex, metadata._MEM_FORMAT_ENCODING),
-    *(torch.Size, torch.storage.TypedStorage, metadata.TensorProperties),
+    *(pathlib.PosixPath, pathlib.PurePosixPath, pathlib.Path),
+    *(torch.Size, torch.storage.TypedStorage),
 )
 
 

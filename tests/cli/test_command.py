@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 
 from stateful_gpu_loader.cli.app import app
@@ -41,16 +41,18 @@ def test_mistakes_have_status_2(tmp_path: Path) -> None:
     assert "MemoryError" in unforeseen.stderr
 
 
-def test_the_extra_that_is_missing_is_named(tmp_path: Path) -> None:
-    """In a process, as ``python -m stateful_gpu_loader``."""
-    (tmp_path / "typer.py").write_text("raise ModuleNotFoundError(name='typer')\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "stateful_gpu_loader"],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_the_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "typer", None)
+    monkeypatch.delitem(sys.modules, "stateful_gpu_loader.cli.app")
+    done = command()
     assert done.returncode == 2
     assert "pip install 'stateful_gpu_loader[cli]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.processes
+def test_the_package_is_a_command_too() -> None:
+    command = [sys.executable, "-m", "stateful_gpu_loader", "inspect", "nowhere"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "Error: there is no file or folder 'nowhere'\n"

@@ -11,7 +11,13 @@ from stateful_gpu_loader.datasets.lanes import MOST_SAMPLES, LaneDivision, LaneP
 from stateful_gpu_loader.engine.config import LoaderConfig
 from stateful_gpu_loader.engine.plan import Plan
 from stateful_gpu_loader.engine.schedules.sampler_feed import has_own_state
-from stateful_gpu_loader.engine.schedules.sampler_snapshot import SamplerSnapshot
+from stateful_gpu_loader.engine.schedules.sampler_snapshot import (
+    NOTHING_CAPTURED,
+    SamplerSnapshot,
+    is_mark,
+    replay_mark,
+    state_mark,
+)
 from stateful_gpu_loader.engine.user_objects import DatasetMemory, state_between_passes
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.randomness.generator_state import generator_from_text
@@ -33,10 +39,6 @@ _REMEDY_WORKERS = (
     "build the loader with the saved num_workers: the state of each worker's own objects belongs "
     "to one of as many"
 )
-_MARKS = {
-    "state": {"kind", "sampler", "iterator", "exhausted", "attributes", "generators"},
-    "replay": {"kind", "passed", "attributes", "generators"},
-}
 
 
 def states_between_passes(
@@ -57,9 +59,9 @@ def _sampler_between_passes(plan: Plan, seed: SettledSeed) -> UserStates:
     state = state_between_passes(sampler) if has_own_state(sampler) else None
     mark: dict[str, Any] | None = None
     if state is not None:
-        mark = state_mark(state, memory)
+        mark = state_mark(state, captured=memory.epochs())
     elif any(captured.values()):
-        mark = {"kind": "replay", "passed": None, **captured}
+        mark = replay_mark(captured)
     return UserStates(
         sampler=None if mark is None else freeze(mark, "a sampler"),
         batches=0 if plan.config.yields_batches else None,
@@ -83,17 +85,6 @@ def start_of_pass(
             user = user or UserStates(base=place.position)
             user = replace(user, num_workers=0, workers=(dataset,))
     return replace(place, user=user)
-
-
-def state_mark(sampler_state: Any, memory: SamplerSnapshot) -> dict[str, Any]:
-    """Return a mark of a sampler with state that has not been iterated."""
-    return {
-        "kind": "state",
-        "sampler": sampler_state,
-        "iterator": None,
-        "exhausted": False,
-        **memory.epochs(),
-    }
 
 
 def place_of(
@@ -150,7 +141,7 @@ def put_sampler(memory: SamplerSnapshot, place: Address) -> None:
     do not apply.
     """
     saved = None if place.user is None else place.user.sampler
-    mark = {"attributes": {}, "generators": {}} if saved is None else thaw(saved)
+    mark = NOTHING_CAPTURED if saved is None else thaw(saved)
     if place.position == 0 and mark.get("passed") is None:
         memory.put(mark)
     memory.note_load(mark["attributes"])
@@ -195,30 +186,12 @@ def _check_sampler(user: UserStates, memory: SamplerSnapshot | None) -> None:
     if user.sampler is None:
         return
     mark = thaw(user.sampler)
-    kind = mark.get("kind")
-    fields = _MARKS.get(kind) if isinstance(kind, str) else None
-    passed = mark.get("passed")
-    is_whole = (
-        fields == set(mark)
-        and isinstance(mark["attributes"], dict)
-        and isinstance(mark["generators"], dict)
-        and isinstance(mark.get("exhausted", False), bool)
-        and (passed is None or _is_passed(passed))
+    _refuse_unless(
+        is_mark(mark), "user's sampler", sorted(map(str, mark)), "the fields of a sampler's mark"
     )
-    _refuse_unless(is_whole, "user's sampler", sorted(map(str, mark)), sorted(_MARKS))
     if memory is None:
         raise _unfit("user's sampler", "the state of a sampler", "a loader with its own order")
     memory.check(mark)
-
-
-def _is_passed(passed: Any) -> bool:
-    return (
-        isinstance(passed, dict)
-        and set(passed) == {"epoch", "indices", "digest"}
-        and isinstance(passed["epoch"], int)
-        and isinstance(passed["indices"], int)
-        and isinstance(passed["digest"], str)
-    )
 
 
 def _is_read_again(user: UserStates) -> bool:

@@ -19,6 +19,7 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 from stateful_gpu_loader.engine.config import LoaderConfig
 from stateful_gpu_loader.engine.plan import Plan
 from stateful_gpu_loader.engine.schedules.sampler_feed import has_own_state
+from stateful_gpu_loader.engine.schedules.sampler_snapshot import state_mark
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.randomness.generator_state import generator_to_text
 from stateful_gpu_loader.randomness.global_generators import caller_generators_restored
@@ -139,14 +140,11 @@ def _sampler(config: LoaderConfig, saved: TorchdataState) -> bytes | None:
     if saved.finished and saved.num_workers and state is not None and not ended:
         state = _at_its_end(sampler, state, iterator)
     if state is not None or iterator is not None:
-        mark = {
-            "kind": "state",
-            "sampler": state,
-            "iterator": None if saved.finished else iterator,
-            "exhausted": ended and not saved.finished,
-            "attributes": {},
-            "generators": {},
-        }
+        mark = state_mark(
+            state,
+            None if saved.finished else iterator,
+            exhausted=ended and not saved.finished,
+        )
         return freeze(mark, type(sampler).__name__)
     if has_own_state(sampler) and (saved.requests or saved.finished):
         raise _unlike(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
@@ -26,7 +26,12 @@ from torch.utils.data import (
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 from stateful_gpu_loader.engine.schedules.rank_share import RankShare
-from stateful_gpu_loader.engine.schedules.sampler_snapshot import SamplerSnapshot
+from stateful_gpu_loader.engine.schedules.sampler_snapshot import (
+    NOTHING_CAPTURED,
+    SamplerSnapshot,
+    replay_mark,
+    state_mark,
+)
 from stateful_gpu_loader.engine.user_objects import load_user_state, state_of
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.randomness.global_generators import (
@@ -109,7 +114,7 @@ class SamplerFeed:
         self._exhausted = False
         self.is_lost = False
         self._ordinal = 0
-        self._capture: dict[str, Any] = {"attributes": {}, "generators": {}}
+        self._capture: Mapping[str, Any] = NOTHING_CAPTURED
         self._start_mark: bytes | None = None
         self._digest = hashlib.blake2b(digest_size=12)
         self.position = place.position if place.user is None else place.user.base
@@ -194,32 +199,28 @@ class SamplerFeed:
                 "indices": self.position + len(self._partial),
                 "digest": self._share.signed(whole.hexdigest()),
             }
-            return self._frozen_capture(self._capture, passed=passed)
+            return freeze(replay_mark(self._capture, passed), "a sampler")
         capture = self._use.memory.capture()
-        return self._frozen_capture(capture, passed=None) if any(capture.values()) else None
+        return freeze(replay_mark(capture), "a sampler") if any(capture.values()) else None
 
-    def _frozen_state(self, capture: dict[str, Any], *, iterator: Any) -> bytes:
+    def _frozen_state(self, capture: Mapping[str, Any], *, iterator: Any) -> bytes:
         """Serialize a sampler with its own state, or its iterator's state since ``capture``."""
         sampler = self._use.sampler
         own = has_own_state(sampler)
-        state = {
-            "kind": "state",
-            "sampler": sampler.state_dict() if own else None,
-            "iterator": state_of(iterator),
-            "exhausted": iterator is not None and self._exhausted,
-            **(self._use.memory.epochs() if own else capture),
-        }
-        return freeze(state, type(sampler).__name__)
-
-    def _frozen_capture(self, capture: dict[str, Any], *, passed: dict[str, Any] | None) -> bytes:
-        return freeze({"kind": "replay", "passed": passed, **capture}, "a sampler")
+        mark = state_mark(
+            sampler.state_dict() if own else None,
+            state_of(iterator),
+            exhausted=iterator is not None and self._exhausted,
+            captured=self._use.memory.epochs() if own else capture,
+        )
+        return freeze(mark, type(sampler).__name__)
 
     def _begin(self) -> None:
         if not self._resumed:
             self._use.memory.apply_overruled_epoch()
         saved = None if self._place.user is None else self._place.user.sampler
         if saved is None and self._resumed:
-            self._put({"attributes": {}, "generators": {}})
+            self._put(NOTHING_CAPTURED)
         if saved is None or not self._resumed:
             self._begin_as_it_is()
             return
@@ -239,7 +240,7 @@ class SamplerFeed:
             self._seed_for(0, self._place.epoch)
             self._capture = self._use.memory.capture()
             if any(self._capture.values()):
-                self._start_mark = self._frozen_capture(self._capture, passed=None)
+                self._start_mark = freeze(replay_mark(self._capture), "a sampler")
         self._open()
         if type(self._use.sampler) in _DIVIDES:
             self._digest.update(_text([*_identity(self._use.sampler).values()]))
@@ -276,7 +277,7 @@ class SamplerFeed:
             self._put(state)
         self._open_as_captured()
 
-    def _put(self, state: dict[str, Any]) -> None:
+    def _put(self, state: Mapping[str, Any]) -> None:
         """Put the sampler where the pass begins.
 
         Between two passes, loading the state has done so already, before the user set anything
@@ -310,7 +311,7 @@ class SamplerFeed:
         digest: str | None,
         *,
         epoch: int,
-        start: dict[str, Any],
+        start: Mapping[str, Any],
         to_end: bool = False,
     ) -> None:
         """Skip the indices that were delivered, and verify that they are the same.
@@ -336,7 +337,7 @@ class SamplerFeed:
         count: int,
         digest: str | None,
         epoch: int,
-        start: dict[str, Any],
+        start: Mapping[str, Any],
         to_end: bool,
     ) -> None:
         """Verify that the sampler, iterated as the other rank, yields what was delivered there.
@@ -358,7 +359,7 @@ class SamplerFeed:
         if not to_end and found != (count, steps):
             raise self._not_this_ranks(count, other, digest)
 
-    def _rewind(self, start: dict[str, Any], epoch: int) -> None:
+    def _rewind(self, start: Mapping[str, Any], epoch: int) -> None:
         self._use.memory.put(start)
         self._seed_for(0, epoch)
         self._digest = hashlib.blake2b(digest_size=12)

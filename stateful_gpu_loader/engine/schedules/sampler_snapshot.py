@@ -34,6 +34,9 @@ _MOST_VALUES = 4096
 _NOT_THE_SAMPLERS = frozenset({"dataset", "data_source"})
 """Names of attributes that hold the dataset."""
 
+NOTHING_CAPTURED: Mapping[str, dict[str, Any]] = {"attributes": {}, "generators": {}}
+"""Snapshot of a sampler that is as it was built."""
+
 
 class SamplerSnapshot:
     """Takes and restores snapshots of a sampler and the samplers in it.
@@ -95,7 +98,7 @@ class SamplerSnapshot:
         was_put, self._is_put = self._is_put, False
         return was_put
 
-    def check(self, captured: dict[str, Any]) -> None:
+    def check(self, captured: Mapping[str, Any]) -> None:
         """Refuse a snapshot that :meth:`put` could not restore, without changing anything.
 
         Raises:
@@ -165,7 +168,7 @@ class SamplerSnapshot:
             if path not in present or present[path] != value:
                 self._set(path, value)
 
-    def put(self, captured: dict[str, Any]) -> None:
+    def put(self, captured: Mapping[str, Any]) -> None:
         """Restore the sampler to a snapshot of :meth:`capture`.
 
         Raises:
@@ -179,7 +182,7 @@ class SamplerSnapshot:
         # with.
         self.tell({**self._built_values_of_changed(), **captured["attributes"]})
 
-    def put_in_the_middle(self, captured: dict[str, Any]) -> None:
+    def put_in_the_middle(self, captured: Mapping[str, Any]) -> None:
         """Restore a sampler within a pass; the pass keeps its epoch, whatever was set since."""
         told = self.told()
         self._overruled = {path: value for path, value in told.items() if _is_epoch(path)}
@@ -267,6 +270,63 @@ class SamplerSnapshot:
                 (torch.Generator, random.Random, np.random.Generator, np.random.RandomState),
             ):
                 yield path, value
+
+
+def state_mark(
+    sampler: Any,
+    iterator: Any = None,
+    *,
+    exhausted: bool = False,
+    captured: Mapping[str, Any] = NOTHING_CAPTURED,
+) -> dict[str, Any]:
+    """Return the mark from which a sampler with state goes on, or one whose iterator has state.
+
+    Args:
+        sampler, iterator: what their ``state_dict()`` returned.
+        exhausted: whether the iterator has ended.
+        captured: attributes and generators that these states do not hold.
+    """
+    states = {"sampler": sampler, "iterator": iterator, "exhausted": exhausted}
+    return {"kind": "state", **states, **captured}
+
+
+def replay_mark(
+    captured: Mapping[str, Any], passed: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the mark from which a sampler without state is iterated again.
+
+    Args:
+        captured: its attributes and generators at the start of a pass.
+        passed: epoch, number and digest of the indices of that whole pass, behind which the sampler
+            stands; None at the start.
+    """
+    return {"kind": "replay", "passed": passed, **captured}
+
+
+def is_mark(mark: Any) -> bool:
+    """Return whether a part of a state is what one of these functions returned."""
+    if not isinstance(mark, dict):
+        return False
+    whole = state_mark(None) if mark.get("kind") == "state" else replay_mark(NOTHING_CAPTURED)
+    passed = mark.get("passed")
+    return (
+        mark.get("kind") == whole["kind"]
+        and set(mark) == set(whole)
+        and isinstance(mark["attributes"], dict)
+        and isinstance(mark["generators"], dict)
+        and isinstance(mark.get("exhausted", False), bool)
+        and (passed is None or _is_passed(passed))
+    )
+
+
+def _is_passed(passed: Any) -> bool:
+    return (
+        isinstance(passed, dict)
+        and set(passed) == {"epoch", "indices", "digest"}
+        and isinstance(passed["epoch"], int)
+        and isinstance(passed["indices"], int)
+        and isinstance(passed["digest"], str)
+    )
 
 
 def _walk(owner: Any, prefix: str, depth: int) -> Iterator[tuple[str, Any]]:

@@ -16,9 +16,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from stateful_gpu_loader.engine.arguments import as_torch_takes, check_accept, check_arguments
 from stateful_gpu_loader.engine.config import ARGUMENTS, Change, LoaderConfig
 from stateful_gpu_loader.engine.engine import Engine
-from stateful_gpu_loader.engine.peek import twin_of
 from stateful_gpu_loader.engine.plan import Plan
-from stateful_gpu_loader.engine.progress import batches_of, present_place
 from stateful_gpu_loader.engine.reflection import Rebuildable
 from stateful_gpu_loader.engine.run import Run
 from stateful_gpu_loader.engine.stats import LoaderStats
@@ -229,7 +227,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         A pass lasts from its first batch until it ends or its iterator is dropped, as by ``break``
         in a ``for`` loop.
         """
-        return present_place(self._engine).epoch
+        return self._engine.present_place().epoch
 
     @property
     def batches_done(self) -> int | None:
@@ -251,7 +249,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         >>> loader.epoch, loader.batches_done
         (1, 0)
         """
-        return self._batches()[0]
+        return self._engine.batches()[0]
 
     @property
     def batches_left(self) -> int | None:
@@ -261,7 +259,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         without ``num_samples``, samplers without ``__len__``. Samples that will be dropped as bad
         are not known.
         """
-        return self._batches()[1]
+        return self._engine.batches()[1]
 
     @property
     def worker_restarts(self) -> int:
@@ -401,7 +399,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         (tensor([0, 1, 2, 3]), 0, 0)
         """
         self._engine.take_requested_epoch()
-        twin = twin_of(self._engine)
+        twin = self._engine.twin()
         with caller_generators_restored(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*iterable dataset are read again")
             return next(Run(twin, self.__len__))
@@ -474,10 +472,6 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         ([[8, 9]], 3)
         """
         self._engine.seek(epoch=epoch, position=position, samples=samples, percent=percent)
-
-    def _batches(self) -> tuple[int | None, int | None]:
-        engine = self._engine
-        return batches_of(engine.plan, present_place(engine), engine.seed.value)
 
     def _check_free_workers(self) -> None:
         """Refuse to change the number of workers if each has a state of its own.

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from stateful_gpu_loader.datasets import as_source
+from stateful_gpu_loader.datasets.lanes import LanePlan
 from stateful_gpu_loader.engine.config import OF_WORKERS
 from stateful_gpu_loader.engine.fingerprint import (
     Identity,
     check_fits,
     check_proven,
+    identity_of,
     report_batch_size,
     report_changes,
     report_unverified,
@@ -23,6 +27,7 @@ from stateful_gpu_loader.engine.plan import Plan
 from stateful_gpu_loader.engine.resume.places import (
     lane_place,
     lane_texts,
+    num_left,
     place_of,
     put_sampler,
     start_of_pass,
@@ -38,8 +43,10 @@ from stateful_gpu_loader.engine.sampler_link import (
     seed_of,
     settle_seed_of,
 )
+from stateful_gpu_loader.engine.schedules.positions import Division
 from stateful_gpu_loader.engine.stats import LoaderStats, Tally
 from stateful_gpu_loader.engine.user_objects import DatasetMemory, warn_of_shuffle_buffer
+from stateful_gpu_loader.engine.workers.choice import runs_in_processes
 from stateful_gpu_loader.engine.workers.worker_pool import WorkerPool
 from stateful_gpu_loader.errors import LoaderError, NoSuchPlace
 from stateful_gpu_loader.randomness.seed import SettledSeed
@@ -181,6 +188,84 @@ class Engine:
         makes_batches = calls is not None and calls.batch and calls.image is None
         return self.tally.stats(knows_samples=not makes_batches)
 
+    def present_place(self) -> Address:
+        """Return the position of the pass under way, or the one where the next pass begins."""
+        self.take_requested_epoch()
+        plan, seed = self.plan, self.seed.value
+        skips = plan.config.on_epoch_boundary == "next_epoch"
+
+        def is_over(place: Address) -> bool:
+            # An empty rest is left out when the pass begins (Plan.is_over), or passed over by it.
+            asks = skips or (plan.order is not None and place.user is None)
+            return asks and _batches_of(plan, place, seed)[1] == 0
+
+        return self.passes.present(is_over=is_over, skips_empty_rest=skips)
+
+    def batches(self) -> tuple[int | None, int | None]:
+        """Return the delivered and the remaining batches of this rank in the present epoch.
+
+        If the number of samples in the epoch is known, the rest is cut into batches of the present
+        size and all others of a whole epoch count as delivered. The two numbers so add up to a
+        whole epoch, even with another batch size than when the state was saved.
+
+        Returns:
+            Both numbers; None for one that is not known.
+        """
+        return _batches_of(self.plan, self.present_place(), self.seed.value)
+
+    def twin(self) -> Engine:
+        """Return an engine for peek(), whose next pass begins with the batch that comes next.
+
+        Everything that making the batch changes is copied: the sampler, the passes, the record of
+        bad samples and the workers. A dataset that is iterated or has a state is copied too, unless
+        worker processes hold copies of it anyway.
+
+        Raises:
+            LoaderError: the sampler or the dataset cannot be copied.
+        """
+        twin, plan, passes = copy.copy(self), self.plan, self.passes
+        config = plan.config
+        has_processes = runs_in_processes(plan)
+        num_workers = 0
+        if has_processes:
+            # Saved worker states fit the same number of workers only; else one worker is enough.
+            num_workers = config.num_workers if plan.has_worker_states else 1
+        changes: dict[str, Any] = {
+            "num_workers": num_workers,
+            "prefetch_factor": 1 if has_processes else None,
+            "persistent_workers": False,
+        }
+        if passes.is_in_progress:
+            # The pass under way must end rather than continue with the next epoch.
+            changes["on_epoch_boundary"] = "empty"
+        moved: dict[str, Any] = {"seed": self.seed}
+        if plan.memory is None:
+            moved, changes["sampler"] = {}, copy.copy(config.sampler)
+            twin.seed = copy.deepcopy(self.seed)
+        else:
+            moved |= {"sampler": config.sampler, "batch_sampler": config.batch_sampler}
+        moves_dataset = plan.has_worker_states and not has_processes
+        if moves_dataset:
+            moved["dataset"] = config.dataset
+        # All are copied in one call, so that a generator that two of them share stays shared.
+        shared = None if moves_dataset else config.dataset
+        copies, memory = _copied((moved, plan.memory), shared)
+        twin.seed = copies.pop("seed", twin.seed)
+        config = replace(config, **changes, **copies)
+        source, decoder = plan.source, plan.decoder
+        if moves_dataset and source is not None:
+            source = as_source(config.dataset)
+        if plan.finishes_images and decoder is not None:
+            decoder = plan.new_decoder(prefer=decoder.family)  # a decoder serves one thread
+        twin.plan = replace(plan, config=config, memory=memory, source=source, decoder=decoder)
+        twin.dataset_memory = self.dataset_memory.twin(config.dataset)
+        twin.tally = Tally()
+        twin.workers = self.workers.twin(twin.tally)
+        twin.passes = passes.twin()
+        if memory is not None and passes.is_in_progress:
+            put_sampler(memory, twin.passes.address())
+        return twin
+
     # State
 
     @property
@@ -188,7 +273,7 @@ class Engine:
         """The loader's identity, described anew only when the length of the dataset changes."""
         length = self.plan.length
         if self._identity is None or self._identity[0] != length:
-            self._identity = length, self.plan.identity
+            self._identity = length, identity_of(self.plan)
         return self._identity[1]
 
     def state(self, batches_ago: int) -> LoaderState:
@@ -282,7 +367,7 @@ class Engine:
         decoder = self.plan.decoder_like(saved.decoder)
         is_same = decoder is self.plan.decoder
         plan = self.plan if is_same else replace(self.plan, decoder=decoder)
-        identity = self.identity if is_same else plan.identity
+        identity = self.identity if is_same else identity_of(plan)
         identity.fingerprint.check(saved, accept=accept, position=state.position)
         if self.seed.given is None and "seed" not in accept:
             replace(identity.fingerprint, seed_drawn_by=rank_in_words()).check_rank(saved)
@@ -320,3 +405,70 @@ class Engine:
         self.passes.load(place, bad_samples)
         if plan.memory is not None:
             put_sampler(plan.memory, place)
+
+
+def _batches_of(plan: Plan, place: Address, seed: int) -> tuple[int | None, int | None]:
+    if plan.lanes is not None:
+        return _of_lanes(plan, plan.lanes, place, seed)
+    division, position, num_samples = plan.division, place.position, None
+    use = plan.sampler_use
+    if plan.order is not None and not plan.is_endless:
+        num_samples = plan.order.of_epoch(seed, place.epoch).n
+    elif use is not None:
+        num_samples = _length_of(use.sampler)
+        if use.yields_batches:
+            done = _counted(place)
+            if done is None or num_samples is None or done > num_samples:
+                return done, None
+            return done, num_samples - done
+        division = Division(batch_size=use.batch_size, drop_last=use.drop_last)
+        if place.user is not None:
+            # torchdata's states hold no position behind a snapshot.
+            position = place.user.base + place.user.steps * use.batch_size
+            position = position if num_samples is None else min(position, num_samples)
+    if division is None:
+        return position, None  # iterable datasets count batches
+    ahead = len(place.ahead)
+    if num_samples is None or position > num_samples:
+        return -(-position // division.global_batch_size) + ahead, None
+    left = division.num_steps(num_samples - position) - ahead
+    return division.num_steps(num_samples) - left, left
+
+
+def _of_lanes(plan: Plan, lanes: LanePlan, place: Address, seed: int) -> tuple[int, int | None]:
+    division = plan.lane_division
+    whole = lanes.num_steps(seed, place.epoch, division)
+    if whole is None:
+        return place.position, None
+    if division.num_replicas > 1:
+        return place.position, whole - place.position
+    # A single rank ends earlier when bad samples were left out.
+    return place.position, num_left(lanes, seed, place.epoch, division, place.lanes or {})
+
+
+def _counted(place: Address) -> int | None:
+    """Return the number of batches that a batch sampler has delivered; they may have any size."""
+    counted, steps = (None, 0) if place.user is None else (place.user.batches, place.user.steps)
+    if counted is None and place.position:
+        return None
+    return (counted or 0) + steps + len(place.ahead)
+
+
+def _length_of(sampler: Any) -> int | None:
+    try:
+        return len(sampler)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _copied(things: Any, shared: Any) -> Any:
+    """Return deep copies that still refer to the same ``shared`` object."""
+    try:
+        return copy.deepcopy(things, {id(shared): shared})
+    except Exception as error:
+        names = ", ".join(type(thing).__name__ for thing in things[0].values())
+        raise LoaderError(
+            f"peek() makes the next batch with a copy of what that moves ({names}), and it cannot "
+            f"be copied: {error!r}. Remedy: leave out of it what cannot be copied (open files, "
+            "generators), give it __deepcopy__(), or take the batch with next() and keep it"
+        ) from error

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
-from stateful_gpu_loader.datasets.lanes import LanePlan
-from stateful_gpu_loader.decoders import Decoder
-from stateful_gpu_loader.decoders.decoder import BatchDecoder
 from stateful_gpu_loader.decoders.machine import package_versions
+from stateful_gpu_loader.engine.makers.own_generators import unsearched
+from stateful_gpu_loader.engine.plan import Plan
 from stateful_gpu_loader.errors import StateMismatch
-from stateful_gpu_loader.samplers import PositionOrder
 from stateful_gpu_loader.state.descriptions import (
     NOTHING_KNOWN,
     Describer,
@@ -52,40 +49,25 @@ class Identity:
         return self.fingerprint.to_text()
 
 
-def identity_of(
-    *,
-    dataset: Any,
-    order: PositionOrder | LanePlan | None,
-    sampler: Any,
-    length: int | None,
-    drop_last: bool,
-    batched: bool,
-    transform: Any,
-    batch_transform: Any,
-    collate_fn: Any,
-    on_bad_sample: str,
-    decoder: Decoder | BatchDecoder | None,
-    on_device: bool,
-    unsearched: Mapping[str, Sequence[str]],
-) -> Identity:
-    """Describe all that decides what the batches are, and nothing else.
+def identity_of(plan: Plan) -> Identity:
+    """Describe what must not change between saving and loading: all that decides the batches.
 
     A user's sampler is identified by its class, an iterable dataset (which has neither order nor
     sampler) by being one. How datasets and callables are described is in
     :mod:`~stateful_gpu_loader.state.descriptions`.
-
-    Args:
-        on_device: whether images are finished on a GPU; triton's version then counts, too.
-        unsearched: where private generators could not be looked for, by ``"dataset"`` and
-            ``"transform"``.
     """
+    config, decoder, order = plan.config, plan.decoder, plan.lanes or plan.order
+    sampler = None if plan.memory is None else config.own_sampler
     version = None if decoder is None else decoder.version()
-    if version is not None and on_device:
+    if version is not None and plan.finishes_images:
         version = ", ".join([version, *package_versions("triton")])
     if order is not None:
         algorithm = order.algorithm
     else:
         algorithm = "iterable" if sampler is None else f"sampler {type(sampler).__qualname__}"
+    # A dataset is described as a source, unless the source only decodes images handed to it.
+    is_source = plan.is_read and plan.source is not None
+    dataset = plan.source if is_source else config.dataset
     none = Description("none")
     described = {
         "dataset": describe_dataset(dataset),
@@ -93,14 +75,15 @@ def identity_of(
         **{
             name: none if given is None else Describer().description(given)
             for name, given in (
-                ("transform", transform),
-                ("batch_transform", batch_transform),
-                ("collate_fn", collate_fn),
+                ("transform", plan.transform),
+                ("batch_transform", plan.batch_transform),
+                ("collate_fn", config.collate_fn),
             )
         },
     }
+    closed = {} if plan.is_iterable else unsearched(config.dataset, config.transform)
     unknown = {
-        name: [*found.unknown, *(f"generators in {each}" for each in unsearched.get(name, ()))]
+        name: [*found.unknown, *(f"generators in {each}" for each in closed.get(name, ()))]
         for name, found in described.items()
     }
     unverified = {name: ", ".join(reasons) for name, reasons in unknown.items() if reasons}
@@ -119,12 +102,12 @@ def identity_of(
         transform=texts["transform"],
         batch_transform=texts["batch_transform"],
         collate_fn=texts["collate_fn"],
-        length=length,
+        length=plan.length,
         order=algorithm,
         shuffle=order is not None and order.is_shuffled,
-        drop_last=drop_last,
-        batched=batched,
-        on_bad_sample=None if on_bad_sample == "raise" else on_bad_sample,
+        drop_last=config.drops_last,
+        batched=config.collation[1],
+        on_bad_sample=None if config.on_bad_sample == "raise" else config.on_bad_sample,
         decoder="none" if decoder is None else decoder.family,
         decoder_version=version,
         content={name: found.content for name, found in described.items() if found.content},

@@ -25,9 +25,7 @@ from stateful_gpu_loader.engine.arguments import (
 )
 from stateful_gpu_loader.engine.batch_transform import BatchTransform
 from stateful_gpu_loader.engine.config import LoaderConfig
-from stateful_gpu_loader.engine.fingerprint import Identity, identity_of
 from stateful_gpu_loader.engine.makers.collate import STACKS_IMAGES
-from stateful_gpu_loader.engine.makers.own_generators import unsearched
 from stateful_gpu_loader.engine.readers.reading import ReadyImages
 from stateful_gpu_loader.engine.sampler_link import follow_pass, key_ranks, ranks_of
 from stateful_gpu_loader.engine.schedules.lane_schedule import LaneSchedule
@@ -274,28 +272,6 @@ class Plan:
             return len(self.config.dataset)
         except (TypeError, NotImplementedError):
             return None  # only read by the indices of the user's sampler
-
-    @property
-    def identity(self) -> Identity:
-        """What must not change between saving and loading."""
-        config = self.config
-        # A dataset is described as a source, unless the source only decodes images handed to it.
-        is_source = self.is_read and self.source is not None
-        return identity_of(
-            dataset=self.source if is_source else config.dataset,
-            order=self.lanes or self.order,
-            sampler=None if self.memory is None else config.own_sampler,
-            length=self.length,
-            drop_last=config.drops_last,
-            batched=config.collation[1],
-            transform=self.transform,
-            batch_transform=self.batch_transform,
-            collate_fn=config.collate_fn,
-            on_bad_sample=config.on_bad_sample,
-            decoder=self.decoder,
-            on_device=self.finishes_images,
-            unsearched={} if self.is_iterable else unsearched(config.dataset, config.transform),
-        )
 
     def decoder_like(self, saved: str) -> AnyDecoder:
         """Return the decoder to resume with: for ``"auto"`` the saved family, where available."""

@@ -17,7 +17,6 @@ from stateful_gpu_loader.decoders import BatchDecoder, Decoder
 from stateful_gpu_loader.engine.engine import Engine
 from stateful_gpu_loader.engine.makers.choice import read_again
 from stateful_gpu_loader.engine.makers.images import DrawnBatch, decode
-from stateful_gpu_loader.engine.peek import twin_of
 from stateful_gpu_loader.engine.plan import Plan
 from stateful_gpu_loader.engine.readers.calls import MOST_IMAGES
 from stateful_gpu_loader.engine.run import Run
@@ -196,7 +195,7 @@ def preview(loader: DataLoader[Any], num_batches: int = 1) -> list[PreviewedSamp
             "with the same arguments"
         )
     loader._engine.take_requested_epoch()
-    twin = twin_of(loader._engine)
+    twin = loader._engine.twin()
     samples: list[PreviewedSample] = []
     with caller_generators_restored(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*iterable dataset are read again")

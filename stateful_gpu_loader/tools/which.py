@@ -267,7 +267,7 @@ def _plan_of(loader: DataLoader[Any], saved: Fingerprint) -> Plan:
         )
     plan = loader._engine.plan
     accept = set(COMPARED) - _DECIDES_THE_ORDER
-    plan.identity.fingerprint.check(saved, accept=accept, position=0)
+    loader._engine.identity.fingerprint.check(saved, accept=accept, position=0)
     return plan
 
 

@@ -7,13 +7,13 @@ so that after a loss of workers the order need not be drawn again.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from stateful_gpu_loader.engine.pipeline import Answer
 from stateful_gpu_loader.engine.schedules.schedule import Arrival
-from stateful_gpu_loader.engine.schedules.worker_ledger import WorkerLedger, worker_starts
+from stateful_gpu_loader.engine.schedules.worker_schedule import WorkerLedger, worker_starts
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.records import Request, WorkerStart
 from stateful_gpu_loader.state.epoch_progress import Address
@@ -174,7 +174,7 @@ class MapSchedule:
             for ordinal, issued in self._issued.items()
             if makes_done_again or not (issued.is_done or ordinal in self._failed)
         )
-        return _Requests(self._next)
+        return iter(self._next, None)  # unlike a generator, it goes on after an exception
 
     def starts(self) -> Sequence[WorkerStart] | None:
         if not self._has_states:
@@ -388,16 +388,3 @@ class MapSchedule:
             steps=steps,
             batches=self._feed.batches,
         )
-
-
-class _Requests:
-    """Iterates over the requests. It is no generator, as an exception would end that."""
-
-    def __init__(self, next_request: Callable[[], Request]) -> None:
-        self._next_request = next_request
-
-    def __iter__(self) -> _Requests:
-        return self
-
-    def __next__(self) -> Request:
-        return self._next_request()

@@ -1,18 +1,18 @@
 """WorkerSchedule: a pass over an iterable dataset, in which the workers' iterators take turns.
 
 The order is that of torch's DataLoader: round robin over the workers that have not ended. It does
-not depend on timing, so the workers' states and the next worker are sufficient to resume.
+not depend on timing, so the workers' states and the next worker are sufficient to resume. The
+:class:`WorkerLedger` of these states also serves map-style datasets with state.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 from stateful_gpu_loader.engine.pipeline import NOTHING, Answer
 from stateful_gpu_loader.engine.schedules.schedule import Arrival
-from stateful_gpu_loader.engine.schedules.worker_ledger import WorkerLedger, worker_starts
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.records import Turn, WorkerStart
 from stateful_gpu_loader.state.epoch_progress import Address
@@ -183,6 +183,84 @@ class WorkerSchedule:
                     "for examples."
                 )
             warnings.warn(text, stacklevel=5)
+
+
+class WorkerLedger:
+    """The serialized states of the workers of one pass.
+
+    A snapshot holds the state of every worker after its last batch before the snapshot. Workers
+    send their state only with those batches. Batches after a snapshot are counted, and made again
+    after a resume. Workers with a small state send it with every batch.
+
+    Args:
+        states: state of each worker at the start of the pass; None for a worker without one.
+        interval: ``snapshot_every_n_steps``; 0 takes no snapshot after the first.
+
+    >>> ledger = WorkerLedger([None, None], interval=4)
+    >>> [ledger.wants_snapshot(ordinal) for ordinal in range(4)]
+    [False, False, True, True]
+    """
+
+    def __init__(self, states: Sequence[bytes | None], *, interval: int) -> None:
+        self._latest = list(states)
+        self._interval = interval
+        self._stale: set[int] = set()
+        """Workers that have delivered a batch since their latest state."""
+        self.states: tuple[bytes | None, ...] = tuple(states)
+        """States at the last snapshot."""
+
+    def latest(self) -> tuple[bytes | None, ...]:
+        """Return each worker's latest state that came with a batch."""
+        return tuple(self._latest)
+
+    def wants_snapshot(self, ordinal: int) -> bool:
+        """Whether the worker's state must be sent with this request's batch."""
+        interval = self._interval
+        return interval > 0 and ordinal % interval + len(self._latest) >= interval
+
+    def deliver(self, worker: int, answer: Answer | None) -> None:
+        """Note that a batch of this worker was delivered."""
+        if answer is not None and answer.snapshot is not None:
+            self._latest[worker] = answer.snapshot
+            self._stale.discard(worker)
+        else:
+            self._stale.add(worker)
+
+    def take_snapshot(self) -> bool:
+        """Take a snapshot and return True, if no worker delivered since its latest state."""
+        if not self._stale:
+            self.states = tuple(self._latest)
+        return not self._stale
+
+
+def worker_starts(
+    states: Sequence[bytes | None],
+    *,
+    seed: int,
+    epoch: int,
+    loads: Container[int],
+    rank: int = 0,
+    num_replicas: int = 1,
+) -> list[WorkerStart]:
+    """Return what the workers of one rank begin with before their first request.
+
+    Args:
+        states: state of each worker.
+        seed, epoch: seed and epoch of the pass.
+        loads: the workers that must load their state; those not listed have it already.
+        rank, num_replicas: rank of this process and number of ranks, so that the keys of all
+            workers differ.
+    """
+    return [
+        WorkerStart(
+            seed=seed,
+            epoch=epoch,
+            place=worker * num_replicas + rank,
+            stride=len(states) * num_replicas,
+            state=state if worker in loads else None,
+        )
+        for worker, state in enumerate(states)
+    ]
 
 
 class _Turns:

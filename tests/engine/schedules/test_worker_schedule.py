@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from stateful_gpu_loader.engine.pipeline import NOTHING, Answer
-from stateful_gpu_loader.engine.schedules.worker_ledger import WorkerLedger
-from stateful_gpu_loader.engine.schedules.worker_schedule import WorkerSchedule
+from stateful_gpu_loader.engine.schedules.worker_schedule import WorkerLedger, WorkerSchedule
 from stateful_gpu_loader.state.epoch_progress import Address
 from stateful_gpu_loader.state.user_states import freeze, thaw, worker_state
 

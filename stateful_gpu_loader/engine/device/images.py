@@ -30,6 +30,8 @@ from stateful_gpu_loader.engine.makers.collate import collate_targets
 from stateful_gpu_loader.engine.makers.encoded import EncodedBatch, EncodedImage
 from stateful_gpu_loader.engine.makers.images import bad_image, check_one_size, draw, opened
 from stateful_gpu_loader.engine.makers.memory import empty_host
+from stateful_gpu_loader.engine.makers.ready_batches import all_bad
+from stateful_gpu_loader.engine.pipeline import SKIPPED, Answer
 from stateful_gpu_loader.errors import BadSample
 from stateful_gpu_loader.state.forks import fork_safe
 from stateful_gpu_loader.transforms import Compose
@@ -111,7 +113,7 @@ class DeviceImages:
         self._place = place
 
     def decode(self, batch: EncodedBatch) -> DecodedBatch:
-        """Decode a batch, as the first step; each thread that calls it has a decoder of its own.
+        """Decode a batch, as the first step, with the calling thread's own decoder.
 
         Raises:
             BadSample: an image, or all that were tried in its place, cannot be decoded.
@@ -230,6 +232,21 @@ class DeviceImages:
         if isinstance(pixels, ValueError):
             raise bad_image(sample.name, slot.key, pixels) from pixels
         slot.sample = _Decoded(header, target, pixels)
+
+
+class ReadyDeviceImages(DeviceImages):
+    """The same for what a reader has read; with "drop" a batch of bad images is left out."""
+
+    def decode(self, batch: EncodedBatch) -> Any:
+        try:
+            return super().decode(batch)
+        except BadSample as error:
+            if self._policy.mode != "drop":
+                raise
+            return Answer(SKIPPED, bad=all_bad(batch.request, error))
+
+    def augment(self, batch: Any) -> Any:
+        return batch if isinstance(batch, Answer) else super().augment(batch)
 
 
 class ThreadDecoders:

@@ -11,7 +11,7 @@ from torch.utils.data import default_collate
 
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.decoders import BatchDecoder, Decoder
-from stateful_gpu_loader.engine.device.images import DeviceImages
+from stateful_gpu_loader.engine.device.images import DeviceImages, ReadyDeviceImages
 from stateful_gpu_loader.engine.device.moving import move_tensors
 from stateful_gpu_loader.engine.device.stage import Stage
 from stateful_gpu_loader.engine.isolation import isolated
@@ -26,7 +26,7 @@ from stateful_gpu_loader.engine.makers.images import (
 )
 from stateful_gpu_loader.engine.makers.iterables import IterableMaker
 from stateful_gpu_loader.engine.makers.read_ahead import ReadsAhead
-from stateful_gpu_loader.engine.makers.ready_batches import DeviceSteps, ReadyBatches, ReadySteps
+from stateful_gpu_loader.engine.makers.ready_batches import ReadyBatches
 from stateful_gpu_loader.engine.makers.samples import DatasetStateMaker, SampleMaker
 from stateful_gpu_loader.engine.pipeline import Answer, Failure, Maker, NoBatch, never_stopped
 from stateful_gpu_loader.engine.plan import Plan
@@ -153,7 +153,8 @@ def device_steps(
     """Return the stage's steps on a batch: the first, or None if there is just one; the last."""
     if plan.source is None or plan.recipes is None or not plan.finishes_images:
         return None, partial(move_tensors, place=stage.place)
-    steps: DeviceSteps = DeviceImages(
+    kind = DeviceImages if plan.is_read else ReadyDeviceImages
+    steps = kind(
         plan.source,
         decoder=cast("BatchDecoder", plan.decoder),
         recipes=plan.recipes,
@@ -161,8 +162,6 @@ def device_steps(
         policy=policy,
         place=stage.place,
     )
-    if not plan.is_read:
-        steps = ReadySteps(steps, policy)
     return steps.decode, steps.augment
 
 

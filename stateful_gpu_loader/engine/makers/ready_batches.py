@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy, reason_of
 from stateful_gpu_loader.engine.makers.encoded import EncodedBatch
@@ -74,7 +74,7 @@ class ReadyBatches:
             raise
         except Exception as error:
             if isinstance(error, BadSample) and self._policy.mode == "drop":
-                return Answer(SKIPPED, bad=_all_bad(request, error))
+                return Answer(SKIPPED, bad=all_bad(request, error))
             return Answer(Failure(error))
         num_samples = len(request.indices)
         if not isinstance(made, Answer):
@@ -84,39 +84,7 @@ class ReadyBatches:
         return dataclasses.replace(made, num_samples=num_samples)
 
 
-class DeviceSteps(Protocol):
-    """The two steps of a device on a batch of encoded images."""
-
-    def decode(self, batch: EncodedBatch) -> Any: ...
-
-    def augment(self, batch: Any) -> Any: ...
-
-
-class ReadySteps:
-    """The device steps for such batches; with "drop" a batch without a good image is left out.
-
-    Args:
-        steps: the steps for batches of encoded images.
-        policy: what is done about bad samples.
-    """
-
-    def __init__(self, steps: DeviceSteps, policy: BadSamplePolicy) -> None:
-        self._steps = steps
-        self._policy = policy
-
-    def decode(self, batch: EncodedBatch) -> Any:
-        try:
-            return self._steps.decode(batch)
-        except BadSample as error:
-            if self._policy.mode != "drop":
-                raise
-            return Answer(SKIPPED, bad=_all_bad(batch.request, error))
-
-    def augment(self, batch: Any) -> Any:
-        return batch if isinstance(batch, Answer) else self._steps.augment(batch)
-
-
-def _all_bad(request: Request, error: BadSample) -> tuple[FoundBad, ...]:
+def all_bad(request: Request, error: BadSample) -> tuple[FoundBad, ...]:
     """Return the records of a batch in which no sample can be used."""
     keys = request.keys()
     reason = reason_of(error)

@@ -145,7 +145,7 @@ class _Packer(ForkingPickler):
 
     def _memory_of(self, storage: torch.UntypedStorage) -> _Memory | _InSegment | None:
         if storage.nbytes() <= LARGEST_COPY:
-            return _Memory(storage)
+            return _Memory(storage, copied_storage)
         number = None if self._all_segments is None else self._all_segments.number_of(storage)
         if number is None:
             return None
@@ -185,13 +185,19 @@ def _any_storage(segment: SentSegment) -> torch.UntypedStorage:
 
 
 class _Memory:
-    """A storage that is copied once, however many tensors refer to it."""
+    """A storage that is sent once, however many tensors refer to it.
 
-    def __init__(self, storage: torch.UntypedStorage) -> None:
+    Args:
+        storage: the storage.
+        read: makes a storage of what has arrived.
+    """
+
+    def __init__(self, storage: torch.UntypedStorage, read: Callable[[Any], Any]) -> None:
         self._storage = storage
+        self._read = read
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return copied_storage, (pickle.PickleBuffer(_bytes_of(self._storage)),)
+        return self._read, (pickle.PickleBuffer(_bytes_of(self._storage)),)
 
 
 def copied_storage(content: Any) -> torch.UntypedStorage:
@@ -317,7 +323,7 @@ class _PackerByValue:
 
     def __init__(self, file: io.BytesIO) -> None:
         self.large: list[npt.NDArray[np.uint8]] = []
-        self._memory: dict[tuple[int, int], _MemoryByValue] = {}
+        self._memory: dict[tuple[int, int], _Memory] = {}
         above: Any = super()
         above.__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback=self._goes_into_message)
 
@@ -333,7 +339,7 @@ class _PackerByValue:
             storage = thing.untyped_storage()
         # Tensors that share memory share it after unpacking, too.
         where = storage.data_ptr(), storage.nbytes()
-        memory = self._memory.setdefault(where, _MemoryByValue(storage))
+        memory = self._memory.setdefault(where, _Memory(storage, _storage))
         place = thing.storage_offset(), tuple(thing.shape), thing.stride()
         return tensor_over, (memory, thing.dtype, *place)
 
@@ -348,16 +354,6 @@ class _PackerByValue:
 @cache
 def _packer_over(pickler: Any) -> Any:
     return type("Packer", (_PackerByValue, pickler), {})
-
-
-class _MemoryByValue:
-    """A storage that is sent once, however many tensors refer to it."""
-
-    def __init__(self, storage: torch.UntypedStorage) -> None:
-        self._storage = storage
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _storage, (pickle.PickleBuffer(_bytes_of(self._storage)),)
 
 
 def _storage(content: Any) -> torch.UntypedStorage:

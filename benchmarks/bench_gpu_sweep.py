@@ -1,4 +1,4 @@
-"""Rates of ``bench_gpu`` by the CPUs' share, decoding threads and the size of batches."""
+"""Rates of ``bench_gpu`` by the CPUs' share and the size of batches."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from benchmarks.arguments import parse
 from benchmarks.bench_gpu import measure
 from benchmarks.gpu.explanations import measure_decoding_by_size
-from benchmarks.gpu.throughput import measure_cpu_shares, measure_decoding_threads
+from benchmarks.gpu.throughput import measure_cpu_shares
 
 PARTS = {
     "shares of the CPUs": measure_cpu_shares,
-    "decoding threads": measure_decoding_threads,
     "decoding by batch size": measure_decoding_by_size,
 }
 

@@ -30,7 +30,6 @@ class FakePlace:
         self.device = torch.device("cpu")
         self.is_open = False
         self.present = present
-        self.num_streams = 2
         self.received: list[int] = []
         """Addresses of the delivered tensors."""
         self.times_freed = 0
@@ -155,7 +154,7 @@ class FakeGpu:
 def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     """``device="cuda"`` reaches a device that the CPU plays."""
     gpu = FakeGpu()
-    monkeypatch.setattr("stateful_gpu_loader.engine.workers.worker_pool.open_place", gpu.open_place)
+    monkeypatch.setattr("stateful_gpu_loader.engine.workers.worker_pool.CudaPlace", gpu.open_place)
     monkeypatch.setattr(
         "stateful_gpu_loader.engine.plan.make_batch_decoder", gpu.make_batch_decoder
     )

@@ -8,7 +8,6 @@ import importlib.util
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -18,15 +17,11 @@ from benchmarks.gpu.decoding import DecodingAlone, read_batches
 from benchmarks.gpu.results import GpuResults
 from benchmarks.harness import Contestant, alternate
 from benchmarks.photograph_loaders import SIZE, Pass
-from stateful_gpu_loader.engine.device.stage import Stage
-from stateful_gpu_loader.engine.workers import worker_pool
 
 WARM_UP_BATCHES, TIMED_BATCHES = 8, 40
 SPARE_BATCHES = 48
 """At the end of the pass: as many as the readers may be ahead, so that they work to the end."""
 _TIMED_OF_THE_SLOW = 12
-_DECODING_THREADS = (1, 2)
-_BATCHES_AHEAD = (2, 4)
 _CPU_SHARES = (0.0, 0.15, 0.3, 0.45, 0.6)
 
 Start = Callable[[], Iterator[Any]]
@@ -81,25 +76,8 @@ def measure_cpu_shares(work: Pass, results: GpuResults) -> None:
         results.details.setdefault("images/s by cpu_share", {})[backend] = found
 
 
-def measure_decoding_threads(work: Pass, results: GpuResults) -> None:
-    """Images a second with several decoding threads, by the number of batches made ahead.
-
-    A second thread prepares a batch on the host while the first one's is in the engines.
-    """
-    for backend in results.backends:
-        found = {}
-        for threads in _DECODING_THREADS:
-            for ahead in _BATCHES_AHEAD:
-                several = functools.partial(Stage, decoding_threads=threads)
-                with mock.patch.object(worker_pool, "Stage", several):
-                    start = functools.partial(_started, work, backend, 0.0, prefetch_factor=ahead)
-                    reached = images_a_second(start, work.batch_size, TIMED_BATCHES)
-                found[f"decoding_threads={threads}, prefetch_factor={ahead}"] = round(reached)
-        results.details.setdefault("images/s by decoding threads", {})[backend] = found
-
-
-def _started(work: Pass, backend: str, cpu_share: float, **changes: Any) -> Iterator[Any]:
-    return iter(loaders.ours(work, decoder=backend, cpu_share=cpu_share, **changes))
+def _started(work: Pass, backend: str, cpu_share: float) -> Iterator[Any]:
+    return iter(loaders.ours(work, decoder=backend, cpu_share=cpu_share))
 
 
 def images_a_second(start: Start, batch_size: int, timed: int) -> float:

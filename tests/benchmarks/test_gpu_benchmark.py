@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,14 +14,12 @@ from benchmarks import bench_gpu
 from benchmarks.arguments import Arguments
 from benchmarks.device_tables import gpu_section
 from benchmarks.gpu import results as names
-from benchmarks.gpu import throughput
 from benchmarks.gpu.kernels_in_use import kernels_in_use, no_result
 from benchmarks.gpu.phases import PHASES, a_batch, phases_timed
 from benchmarks.gpu.results import GpuResults, aims_of
 from benchmarks.photograph_loaders import Pass
 from benchmarks.photographs import PhotographFolder
 from benchmarks.results import read_results
-from stateful_gpu_loader.engine.workers import worker_pool
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms import Compose, PipelineDraw
 from stateful_gpu_loader.transforms.batches import ragged
@@ -140,26 +137,6 @@ def test_the_benchmark_measures_no_fallback(
         assert ended.value.code == 1
         assert content["measurements"] == content["aims"] == []
         assert "no compiler" in content["notes"][0]
-
-
-def test_decoding_threads_are_swept_in_the_loaders_own_stage(
-    results: GpuResults, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage = worker_pool.Stage
-
-    def images_a_second(start: Any, batch_size: int, timed: int) -> float:
-        several: Any = worker_pool.Stage
-        assert several.func is stage
-        return float(100 * several.keywords["decoding_threads"] + start.keywords["prefetch_factor"])
-
-    monkeypatch.setattr(throughput, "images_a_second", images_a_second)
-    throughput.measure_decoding_threads(results.work, results)
-    assert worker_pool.Stage is stage
-    assert results.details["images/s by decoding threads"]["torchvision"] == {
-        f"decoding_threads={threads}, prefetch_factor={ahead}": 100 * threads + ahead
-        for threads in (1, 2)
-        for ahead in (2, 4)
-    }
 
 
 def test_phases_are_timed_and_the_methods_put_back() -> None:

@@ -26,7 +26,6 @@ from stateful_gpu_loader import (
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.decoders import make_decoder, probe
 from stateful_gpu_loader.decoders.cpu_share import fraction_of
-from stateful_gpu_loader.engine.device.stage import Stage
 from stateful_gpu_loader.randomness.permutation import Permutation
 from tests.conformance import assert_exact_on_all, assert_exact_resume, copy_of, same, uninterrupted
 from tests.damaged import undecodable
@@ -442,22 +441,6 @@ def test_memory_of_a_batch_is_allocated_once_in_each_pass(
     for _ in range(9):
         assert len(list(loader)) == 1
     assert len([num_bytes for num_bytes in asked if num_bytes]) == 9
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_batches_do_not_depend_on_the_number_of_decoding_threads(
-    photos: Path, fake_gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, num_workers: int
-) -> None:
-    """In every pass, with what the GPU refuses, and after a resume."""
-    expected, states = uninterrupted(make(photos), 2)
-    several = partial(Stage, decoding_threads=2)
-    monkeypatch.setattr("stateful_gpu_loader.engine.workers.worker_pool.Stage", several)
-    ahead = {"prefetch_factor": 3} if num_workers else {}
-    found, _ = uninterrupted(make(photos, num_workers=num_workers, **ahead), 2)
-    assert same(found, expected)
-    resumed = make(photos, num_workers=num_workers or 1)
-    resumed.load_state_dict(states[0, 2])
-    assert same([copy_of(batch) for batch in resumed], expected[0][2:])
 
 
 class MasksOfTheirSize(FolderSource):

@@ -123,7 +123,7 @@ OWN = {"exception": "ValueError: of the user's", "Ctrl-C": "KeyboardInterrupt"}
 def loader_of(kind: str, root: str) -> StatefulGPULoader[Any]:
     """In a script: 20 pictures, 2 a batch, on a device that the CPU plays if one is asked for."""
     decoder = FakeDecoder()
-    vars(worker_pool)["open_place"] = FakePlace
+    vars(worker_pool)["CudaPlace"] = FakePlace
     vars(plan)["make_batch_decoder"] = lambda *given, **named: decoder
     return make_on_device(Path(root), **{"batch_size": 2, "device": None, **KINDS[kind]})
 

@@ -37,7 +37,7 @@ def without_settle_after_augmenting(patch: pytest.MonkeyPatch) -> None:
 def with_pooled_streams(patch: pytest.MonkeyPatch) -> None:
     """Take the place's streams from torch's pool."""
 
-    def pooled(owner: object, device: torch.device, count: int) -> tuple[torch.cuda.Stream, ...]:
-        return tuple(torch.cuda.Stream(device) for _ in range(count))
+    def pooled(owner: object, device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+        return torch.cuda.Stream(device), torch.cuda.Stream(device)
 
     patch.setattr(place_module, "private_streams", pooled)

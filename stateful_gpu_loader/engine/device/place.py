@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any, Protocol
 
@@ -33,8 +32,6 @@ class Place(Protocol):
     """
 
     device: torch.device
-    num_streams: int
-    """Number of streams, at least two; set before the device is opened."""
 
     def open(self) -> None:
         """Use the device for the first time, in the user's own thread: its current device counts.
@@ -45,7 +42,7 @@ class Place(Protocol):
         ...
 
     def working(self, stream: int) -> AbstractContextManager[Any]:
-        """Queue the thread's work on a stream of this number while the context is open."""
+        """Queue the thread's work on a stream, 0 or 1, while the context is open."""
         ...
 
     def settle(self) -> None:
@@ -77,7 +74,7 @@ class Place(Protocol):
 
 
 class CudaPlace:
-    """One GPU, with private streams for the loader's life, two by default.
+    """One GPU, with two private streams for the loader's life.
 
     Three rules protect the memory of a delivered batch. The stage allocates on the private stream
     that is current, where no one else allocates or frees (``streams.py``), and never writes a batch
@@ -95,19 +92,18 @@ class CudaPlace:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.num_streams = 2
-        self._streams: Sequence[torch.cuda.Stream] = ()
+        self._streams: Streams | None = None
 
     def open(self) -> None:
-        if not self._streams:
+        if self._streams is None:
             self.device = _present(self.device)
             try:
-                self._streams = private_streams(self, self.device, self.num_streams)
+                self._streams = private_streams(self, self.device)
             except RuntimeError as error:
                 raise _unusable(self.device, error) from error
 
     def working(self, stream: int) -> AbstractContextManager[Any]:
-        if not self._streams:
+        if self._streams is None:
             raise RuntimeError("the place has not been opened")
         stack = ExitStack()
         stack.enter_context(beside_captures())
@@ -174,22 +170,17 @@ def _unusable(device: torch.device, error: Exception) -> LoaderError:
     )
 
 
-def open_place(device: torch.device) -> Place:
-    """Return the place of a device; nothing is started before its first use."""
-    return CudaPlace(device)
+Streams = tuple[torch.cuda.Stream, torch.cuda.Stream]
 
-
-Streams = tuple[torch.cuda.Stream, ...]
-
-_spare: dict[tuple[int, int | None, int], list[Streams]] = {}
-"""Streams whose owners are gone, by process, index of the GPU, and number. A forked child takes
-none of its parent's, which are of no use there."""
+_spare: dict[tuple[int, int | None], list[Streams]] = {}
+"""Streams whose owners are gone, by process and index of the GPU. A forked child takes none of its
+parent's, which are of no use there."""
 
 _taking = fork_safe(threading.RLock())
 
 
-def private_streams(owner: object, device: torch.device, count: int) -> Streams:
-    """Return streams on a GPU that belong to ``owner`` until it is garbage collected.
+def private_streams(owner: object, device: torch.device) -> Streams:
+    """Return two streams on a GPU that belong to ``owner`` until it is garbage collected.
 
     Returned streams are handed out again once their queued work is done. A thread that hangs keeps
     its owner alive, and so its streams.
@@ -197,14 +188,13 @@ def private_streams(owner: object, device: torch.device, count: int) -> Streams:
     Args:
         owner: object that uses the streams.
         device: GPU with its index; torch has initialized CUDA.
-        count: number of streams.
 
     Raises:
         RuntimeError: CUDA's driver is missing or reports an error.
     """
-    spare = _spare.setdefault((os.getpid(), device.index, count), [])
+    spare = _spare.setdefault((os.getpid(), device.index), [])
     with _taking, beside_captures():
-        streams = _idle(spare) or tuple(_new(device) for _ in range(count))
+        streams = _idle(spare) or (_new(device), _new(device))
     # A finalizer runs in any thread at any moment, so it neither locks nor calls CUDA.
     weakref.finalize(owner, spare.append, streams).atexit = False
     return streams

@@ -1,9 +1,8 @@
-"""Stage: threads that finish batches on a device, by default one for each of two steps.
+"""Stage: two threads that finish batches on a device, one for each of two steps.
 
 It works on two batches at a time: while one is augmented the next is decoded, each in a thread and
 on a private stream of its own, so that the JPEG engines wait neither for Python nor for kernels.
-Further decoding threads, each with a stream and a decoder of its own, keep the engines busy during
-the host's part of a decoder's call. The stage waits for the device in these places:
+The stage waits for the device in these places:
 
 - before a batch is decoded, for the decoding stream (:meth:`Place.settle`, in ``images.py``): the
   engines write when they are called, into memory that this stream's work may still use;
@@ -11,9 +10,8 @@ the host's part of a decoder's call. The stage waits for the device in these pla
   be read;
 - after a batch is augmented, for the augmenting stream: its decoded pixels are about to be freed,
   and the engines may be given their memory at once. The next batch is decoded meanwhile;
-- before a batch is decoded, on the host, until fewer batches than decoding threads wait to be
-  augmented or are being decoded: so with n decoding threads the pixels of at most n + 1 batches are
-  in memory.
+- before a batch is decoded, on the host, until the one before is being augmented: so the pixels of
+  at most two batches are in memory.
 """
 
 from __future__ import annotations
@@ -36,8 +34,8 @@ from stateful_gpu_loader.state.forks import fork_safe
 
 _JOIN_SECONDS = 5.0
 
-AUGMENTING = 1
-"""Number of the stream of the second step; the others are those of decoding threads."""
+DECODING, AUGMENTING = 0, 1
+"""Numbers of the streams of the two steps."""
 
 
 class Task:
@@ -50,23 +48,17 @@ class Task:
         self._last = last
         self._queue = queue
         """Queue of the thread that takes the last step; None if there is one step."""
-        self._has_place = False
-        """Whether a place in the queue is reserved."""
         self._done = threading.Event()
         self._result: Any = None
         self._mark: Any = None
         self._error: BaseException | None = None
 
-    def wait_for_place(self) -> None:
-        """Wait until the batch may be decoded, before the first of two steps."""
-        if self._queue is not None and not self._has_place:
-            self._queue.reserve()
-            self._has_place = True
-
     def run(self, place: Place, stream: int) -> None:
         """Take the next step, in the thread of that stream."""
-        is_first = stream != AUGMENTING
+        is_first = stream == DECODING
         step = self._begin if is_first else self._end
+        if is_first and self._queue is not None:
+            self._queue.wait_until_empty()
         try:
             with place.working(stream), torch.no_grad():
                 step(place)
@@ -75,10 +67,8 @@ class Task:
             self._error, self._result = error, None
         if is_first and self._queue is not None and self._error is None:
             self._queue.put(self)
-            return
-        if is_first and self._queue is not None:
-            self._queue.release()
-        self._done.set()
+        else:
+            self._done.set()
 
     def _begin(self, place: Place) -> None:
         first, self._first = self._first, None
@@ -142,13 +132,9 @@ class Stage:
     Args:
         place: the device; not shared with another stage.
         times: where the seconds of the steps are noted.
-        decoding_threads: number of threads that take the first step. Each batch is the same
-            whichever of them takes it, and waits in its turn.
     """
 
-    def __init__(
-        self, place: Place, times: StageTimes | None = None, *, decoding_threads: int = 1
-    ) -> None:
+    def __init__(self, place: Place, times: StageTimes | None = None) -> None:
         self.place = place
         self.is_abandoned = False
         """Whether a thread hangs, so that another stage is needed."""
@@ -157,17 +143,16 @@ class Stage:
         self.expected = ExpectedBytes()
         """Size of the batches that the workers read for this stage, from one pass to the next."""
         times = times or StageTimes()
-        place.num_streams = 1 + decoding_threads
-        decoding = [stream for stream in range(1 + decoding_threads) if stream != AUGMENTING]
-        self._decoding = _StepThreads(place, decoding, times)
-        self._augmenting = _StepThreads(place, [AUGMENTING], times, room=decoding_threads)
+        self._decoding, self._augmenting = (
+            _StepThread(place, stream, times) for stream in (DECODING, AUGMENTING)
+        )
         self._lock = fork_safe(threading.RLock())
 
     def submit(self, first: Callable[[], Any], last: Callable[[Any], Any] | None = None) -> Task:
         """Queue a batch to be made; either step may raise.
 
         Args:
-            first: first step; runs in a decoding thread, after those of earlier tasks have begun.
+            first: first step; runs in the decoding thread, after those of earlier tasks.
             last: second step, called with the first one's result; runs in the augmenting thread,
                 while the first one continues with the next task. None if there is one step.
         """
@@ -180,44 +165,34 @@ class Stage:
         """Wait until nothing is running, but only a few seconds, before a process is forked."""
         if self._decoding.is_alive():
             last = _no_step if self._augmenting.is_alive() else None
-            # Each decoding thread waits until all others have nothing to do either.
-            all_idle = threading.Barrier(self._decoding.num_threads, timeout=_JOIN_SECONDS)
-            tasks = [self.submit(all_idle.wait, last) for _ in range(all_idle.parties)]
-            for task in tasks:
-                task.wait(_JOIN_SECONDS)
+            self.submit(_nothing, last).wait(_JOIN_SECONDS)
 
     def abandon(self) -> None:
         """Stop waiting for a thread that hangs; nothing can end it."""
         self.is_abandoned = True
-        for threads in (self._decoding, self._augmenting):
-            threads.abandon()
+        for thread in (self._decoding, self._augmenting):
+            thread.abandon()
 
 
-class _StepThreads:
-    """The threads of one step, started when they are needed.
+class _StepThread:
+    """The thread of one step, started when it is needed.
 
     Args:
         place: the device.
-        streams: number of each thread's stream.
+        stream: number of the thread's stream.
         times: where the seconds of the step are noted.
-        room: number of batches that may be in the queue, or on their way there.
     """
 
-    def __init__(self, place: Place, streams: list[int], times: StageTimes, room: int = 1) -> None:
+    def __init__(self, place: Place, stream: int, times: StageTimes) -> None:
         self._place = place
-        self._streams = streams
+        self._stream = stream
         self._times = times
-        self._room = room
-        self._queue = _Queue(room)
+        self._queue = _Queue()
         self._owner = 0
         self._end: weakref.finalize[..., Any] | None = None
 
-    @property
-    def num_threads(self) -> int:
-        return len(self._streams)
-
     def queue(self) -> _Queue:
-        """Return the queue of the threads, which are started if this process has none.
+        """Return the queue of the thread, which is started if this process has none.
 
         A forked child has inherited this object, but no thread.
         """
@@ -234,43 +209,27 @@ class _StepThreads:
         self._queue.close()
 
     def _begin(self) -> None:
-        queue, owner = _Queue(self._room), os.getpid()
-        threads = [
-            threading.Thread(
-                target=_work,
-                args=(self._place, stream, queue, self._times),
-                name=f"stateful_gpu_loader device stage {stream}",
-                daemon=True,
-            )
-            for stream in self._streams
-        ]
-        try:
-            for thread in threads:
-                thread.start()
-        except RuntimeError:
-            queue.close()  # those that have started end
-            raise
-        self._end = weakref.finalize(self, _end_threads, queue, threads, owner)
+        queue, owner = _Queue(), os.getpid()
+        thread = threading.Thread(
+            target=_work,
+            args=(self._place, self._stream, queue, self._times),
+            name=f"stateful_gpu_loader device stage {self._stream}",
+            daemon=True,
+        )
+        thread.start()
+        self._end = weakref.finalize(self, _end_thread, queue, thread, owner)
         self._queue, self._owner = queue, owner
 
 
 class _Queue:
-    """A queue of tasks, without a reference to the stage, so that threads do not keep it alive.
+    """A queue of tasks, without a reference to the stage, so that threads do not keep it alive."""
 
-    Args:
-        room: number of tasks that may be in the queue or reserved, for those that reserve.
-    """
-
-    def __init__(self, room: int) -> None:
-        self._room = room
-        self._num_reserved = 0
-        """Number of places that were reserved and not yet left, by a task or in vain."""
+    def __init__(self) -> None:
         self._tasks: deque[Task] = deque()
         # Re-entrant: the garbage collector may end a stage while the lock is held.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._closed = False
-        self._turn = threading.Lock()
 
     def put(self, task: Task) -> None:
         with self._lock:
@@ -280,34 +239,19 @@ class _Queue:
                 self._tasks.append(task)
             self._changed.notify_all()
 
-    def take_in_turn(self) -> Task | None:
-        """Wait for a task, and until it may run, before another thread takes the next one."""
-        with self._turn:
-            task = self._take()
-            if task is not None:
-                task.wait_for_place()
-            return task
-
-    def _take(self) -> Task | None:
+    def take(self) -> Task | None:
+        """Wait for a task; return None at the end."""
         with self._lock:
             while not (self._tasks or self._closed):
                 self._changed.wait()
-            self._num_reserved = max(0, self._num_reserved - 1)
             self._changed.notify_all()
             return None if self._closed else self._tasks.popleft()
 
-    def reserve(self) -> None:
-        """Wait for a place in the queue."""
+    def wait_until_empty(self) -> None:
+        """Wait until the thread has taken all tasks."""
         with self._lock:
-            while self._num_reserved >= self._room and not self._closed:
+            while self._tasks and not self._closed:
                 self._changed.wait()
-            self._num_reserved += 1
-
-    def release(self) -> None:
-        """Leave a place that was reserved, without a task."""
-        with self._lock:
-            self._num_reserved -= 1
-            self._changed.notify_all()
 
     def close(self) -> None:
         with self._lock:
@@ -317,6 +261,10 @@ class _Queue:
             self._changed.notify_all()
 
 
+def _nothing() -> None:
+    """A first step that does nothing: it is done as soon as those before it are."""
+
+
 def _no_step(begun: Any) -> None:
     """A second step that does nothing."""
 
@@ -324,16 +272,15 @@ def _no_step(begun: Any) -> None:
 def _work(place: Place, stream: int, queue: _Queue, times: StageTimes) -> None:
     limit_this_thread()
     with times.working():
-        while (task := queue.take_in_turn()) is not None:
+        while (task := queue.take()) is not None:
             task.run(place, stream)
             del task  # keep no batch alive while waiting
 
 
-def _end_threads(queue: _Queue, threads: list[threading.Thread], pid: int) -> None:
-    """End threads; one that exceeds the timeout is abandoned, as nothing can end it."""
+def _end_thread(queue: _Queue, thread: threading.Thread, pid: int) -> None:
+    """End a thread; one that exceeds the timeout is abandoned, as nothing can end it."""
     if os.getpid() != pid:
         return
     queue.close()
-    for thread in threads:
-        if threading.current_thread() is not thread:
-            thread.join(_JOIN_SECONDS)
+    if threading.current_thread() is not thread:
+        thread.join(_JOIN_SECONDS)

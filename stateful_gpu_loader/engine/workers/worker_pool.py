@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from stateful_gpu_loader.engine.device.device_prefetch import DevicePrefetch
-from stateful_gpu_loader.engine.device.place import open_place
+from stateful_gpu_loader.engine.device.place import CudaPlace
 from stateful_gpu_loader.engine.device.stage import Stage
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.own_generators import warn_of_own_generators
@@ -98,7 +98,7 @@ class WorkerPool:
             self._stage = self._stage or self._former_stage()
             if self._stage is None or self._stage.is_abandoned:
                 hung = self._stage
-                self._stage = Stage(open_place(self._device), self._times)
+                self._stage = Stage(CudaPlace(self._device), self._times)
                 # A device that hangs again must not be waited for without a limit.
                 self._stage.has_finished = hung is not None
         return make_pipeline(plan, policy, seed, start, self._stage, self._times)

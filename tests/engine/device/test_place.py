@@ -10,7 +10,7 @@ import torch
 
 from stateful_gpu_loader import FolderSource, LoaderError, StatefulGPULoader
 from stateful_gpu_loader.engine.device import place as place_module
-from stateful_gpu_loader.engine.device.place import CudaPlace, open_place
+from stateful_gpu_loader.engine.device.place import CudaPlace
 from tests.images import write_photo_folder
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -34,9 +34,9 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Have a GPU of index 3, and note what is asked of it."""
     log: list[Any] = []
 
-    def streams(owner: CudaPlace, device: torch.device, count: int) -> tuple[str, ...]:
-        log.append(f"{count} streams of {device}")
-        return ("stream",) * count
+    def streams(owner: CudaPlace, device: torch.device) -> tuple[str, str]:
+        log.append(f"streams of {device}")
+        return "decoding", "augmenting"
 
     for name, replacement in {
         "init": lambda: log.append("init"),
@@ -51,18 +51,18 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_the_current_device_is_that_of_the_thread_that_opens(log: list[Any]) -> None:
-    place = open_place(torch.device("cuda"))
+    place = CudaPlace(torch.device("cuda"))
     assert log == [], "nothing before it is opened"
     place.open()
     place.open()
     assert place.device == torch.device("cuda", 3)
-    assert log == ["init", "2 streams of cuda:3"], "two private streams for its life"
+    assert log == ["init", "streams of cuda:3"], "two private streams for its life"
 
 
 def test_streams_that_cannot_be_created_are_reported(
     log: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(owner: CudaPlace, device: torch.device, count: int) -> Any:
+    def refuse(owner: CudaPlace, device: torch.device) -> Any:
         raise RuntimeError("CUDA's driver, libcuda.so.1, has no cuStreamCreate")
 
     monkeypatch.setattr(place_module, "private_streams", refuse)

@@ -41,30 +41,30 @@ def _stand_ins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_an_owner_that_is_gone_leaves_its_pair_to_the_next() -> None:
     first, second = Owner(), Owner()
-    pair, other = private_streams(first, GPU, 2), private_streams(second, GPU, 2)
+    pair, other = private_streams(first, GPU), private_streams(second, GPU)
     assert not {*pair} & {*other}
     del first
-    assert private_streams(third := Owner(), GPU, 2) is pair
-    assert not {*private_streams(third, GPU, 2)} & {*pair, *other}
+    assert private_streams(third := Owner(), GPU) is pair
+    assert not {*private_streams(third, GPU)} & {*pair, *other}
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_pair_with_queued_work_is_not_handed_out(number: int) -> None:
     owner = Owner()
-    pair: Any = private_streams(owner, GPU, 2)
+    pair: Any = private_streams(owner, GPU)
     pair[number].is_idle = False
     del owner
     following = Owner()
-    assert private_streams(following, GPU, 2) is not pair
+    assert private_streams(following, GPU) is not pair
     pair[number].is_idle = True
-    assert private_streams(following, GPU, 2) is pair
+    assert private_streams(following, GPU) is pair
 
 
 def test_each_gpu_has_its_own_pairs() -> None:
     owner = Owner()
-    pair = private_streams(owner, GPU, 2)
+    pair = private_streams(owner, GPU)
     del owner
-    other = private_streams(Owner(), torch.device("cuda", 1), 2)
+    other = private_streams(Owner(), torch.device("cuda", 1))
     assert other is not pair
     assert other[0].device == torch.device("cuda", 1)
 
@@ -72,11 +72,11 @@ def test_each_gpu_has_its_own_pairs() -> None:
 def test_a_forked_child_takes_no_pair_of_its_parent() -> None:
     """Neither one that is spare at the fork, nor one whose owner goes in the child."""
     owner, gone = Owner(), Owner()
-    theirs = {*private_streams(owner, GPU, 2), *private_streams(gone, GPU, 2)}
+    theirs = {*private_streams(owner, GPU), *private_streams(gone, GPU)}
     del gone
     child = os.fork()
     if not child:
         del owner
-        own = {*private_streams(kept := Owner(), GPU, 2), *private_streams(kept, GPU, 2)}
+        own = {*private_streams(kept := Owner(), GPU), *private_streams(kept, GPU)}
         os._exit(len(own & theirs))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 import itertools
 import json
 import multiprocessing
@@ -334,11 +333,6 @@ def test_where_all_are_bad_it_says_how_many_were_tried(
     with pytest.raises(BadSample, match="and 8 other samples of the order, tried in its place"):
         next(iter(loader))
     assert loader.bad_samples.total == 0
-    if name == "plain":
-        for num_workers in (0, 1):
-            own = make(loader.dataset, shuffle=None, sampler=range(N), num_workers=num_workers)
-            with pytest.raises(BadSample, match="and 3 other samples of the batch"):
-                next(iter(own))
 
 
 # What the system decides.
@@ -382,6 +376,10 @@ def test_what_the_content_does_not_decide_is_raised(
     loader = kind.make(photos, Wrong({6: error}, ALWAYS), on_bad_sample=mode)
     found, (raised,) = delivered_with_errors(loader)
     assert type(raised) is type(error())
+    if kind.is_map:
+        is_tried_again = mode != "raise" and isinstance(raised, OSError)
+        times = 4 if name == "device" else 3  # once by a worker, and then by the device stage
+        assert loader.dataset.reads[6] == (times if is_tried_again else 1)
     if name == "iterable":
         assert [kind.indices(batch)[0] for batch in found] == [0, 7, 11, 15, 19]
     else:
@@ -605,22 +603,6 @@ def test_a_dataset_with_state(mode: str, num_workers: int) -> None:
 # The record in a state.
 
 
-@modes
-def test_a_state_survives_json_and_torch(mode: str) -> None:
-    loader = make(on_bad_sample=mode)
-    list(itertools.islice(loader, 3))
-    state = loader.state_dict()
-    assert state["bad_samples"] is not None
-    assert through_json(state) == state
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    restored = make(on_bad_sample=mode)
-    restored.load_state_dict(torch.load(file, weights_only=True))
-    assert restored.bad_samples == loader.bad_samples
-    assert restored.state_dict() == state
-
-
 def test_the_record_is_a_fresh_one_for_each_loader() -> None:
     used, fresh = make(), make()
     list(used)
@@ -636,7 +618,7 @@ def _record(total: Any, *samples: Any) -> str:
     return json.dumps({"total": total, "samples": samples})
 
 
-GARBAGE: list[Any] = [7, ["a list"], b"{}", "no JSON", _record(1, ROW[:-1]), _record(0)]
+GARBAGE: list[Any] = [7, _record(1, ROW[:-1])]
 """What is no record; ``tests/state/test_bad_samples.py`` has more."""
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from stateful_gpu_loader import StatefulGPULoader
+from stateful_gpu_loader import ShardedDataset, StatefulGPULoader
 from stateful_gpu_loader.engine.makers import own_generators
 from stateful_gpu_loader.randomness import draw_rule, global_generators
 from tests.generators import generators
@@ -20,7 +21,9 @@ from tests.map_datasets import Indices
 from tests.patience import seconds
 
 LENGTH, DRAWING = 24, 13
-DRAWS: dict[str, Callable[[], float]] = {
+SHARDS, SAMPLES = 6, 4
+Draw = Callable[[], float]
+DRAWS: dict[str, Draw] = {
     "random": random.random,
     "gauss": lambda: random.gauss(0, 1),
     "numpy": lambda: float(np.random.standard_normal()),
@@ -32,19 +35,47 @@ DRAWS: dict[str, Callable[[], float]] = {
 class Rarely(Indices):
     """One sample draws; all note that they were asked for."""
 
-    def __init__(self, length: int, draw: Callable[[], float], draws: bool | None = None) -> None:
-        super().__init__(length)
-        self.draw, self.asked = draw, list[int]()
+    def __init__(self, draw: Draw, draws: bool | None = None) -> None:
+        super().__init__(LENGTH)
+        self.draw, self.asked = draw, list[Any]()
         if draws is not None:
             self.draws = draws
 
-    def __getitem__(self, index: int) -> tuple[int, float]:
+    def __getitem__(self, index: int) -> Any:
         self.asked.append(index)
-        return super().__getitem__(index), self.draw() if index == DRAWING else 0.0
+        return self.sample(index)
+
+    def sample(self, index: int) -> Any:
+        return index, self.draw() if index == DRAWING else 0.0
 
 
-def loader_of(draw: Callable[[], float], **given: Any) -> StatefulGPULoader[Any]:
-    dataset = Rarely(LENGTH, draw, given.pop("draws", None))
+class RarelyInShards(ShardedDataset):
+    """The same samples, in shards; notes where these were opened."""
+
+    num_lanes = 2
+    shuffle_buffer = 8
+    sample = Rarely.sample
+
+    def __init__(self, draw: Draw, draws: bool | None = None) -> None:
+        self.draw, self.asked = draw, list[Any]()
+        if draws is not None:
+            self.draws = draws
+
+    def shards(self) -> list[str]:
+        return [str(number) for number in range(SHARDS)]
+
+    def read_shard(self, shard: str, cursor: int) -> Iterator[tuple[Any, int]]:
+        self.asked.append((shard, cursor))
+        for number in range(cursor, SAMPLES):
+            yield self.sample(int(shard) * SAMPLES + number), number + 1
+
+
+KINDS: dict[str, Any] = {"map-style": Rarely, "shards": RarelyInShards}
+kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+
+
+def loader_of(kind: Any, draw: Draw, **given: Any) -> StatefulGPULoader[Any]:
+    dataset = kind(draw, given.pop("draws", None))
     return StatefulGPULoader(dataset, **{"batch_size": 4, "seed": 5, **given})
 
 
@@ -52,12 +83,18 @@ def seen(loader: Any) -> list[Any]:
     return [[part.tolist() for part in batch] for batch in loader]
 
 
-@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_a_sample_that_draws_is_that_of_a_loader_that_seeds_all(draw: Any, shuffle: bool) -> None:
+def asked_of(loader: Any) -> list[Any]:
+    found: list[Any] = loader.dataset.asked
+    return found
+
+
+@kinds
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_sample_that_draws_is_that_of_a_loader_that_seeds_all(kind: Any, name: str) -> None:
     """In every epoch, and from every place."""
-    given = {"shuffle": shuffle}
-    always, loader = loader_of(draw, draws=True, **given), loader_of(draw, **given)
+    draw = DRAWS[name]
+    given = {"shuffle": name != "random"}
+    always, loader = loader_of(kind, draw, draws=True, **given), loader_of(kind, draw, **given)
     expected = [seen(always) for _ in range(3)]
     before = generators()
     found, states = [], []
@@ -67,105 +104,128 @@ def test_a_sample_that_draws_is_that_of_a_loader_that_seeds_all(draw: Any, shuff
             found[-1].append([part.tolist() for part in batch])
             states.append(loader.state_dict())
     assert found == expected
+    assert any(drawn for batch in expected[0] for drawn in batch[1])
     assert generators() == before
     flat = [batch for epoch in expected for batch in epoch]
     for place, state in enumerate(states[:-6]):
-        resumed = loader_of(draw, **given)
+        resumed = loader_of(kind, draw, **given)
         resumed.load_state_dict(state)
         rest = seen(resumed) or seen(resumed)
         assert rest == flat[place + 1 :][: len(rest)]
 
 
-def test_workers_make_what_the_callers_thread_makes() -> None:
+@kinds
+def test_workers_make_what_the_callers_thread_makes(kind: Any) -> None:
     """One of them meets the sample that draws, the other does not."""
-    draw = DRAWS["numpy"]
-    expected = loader_of(draw, draws=True)
-    loader = loader_of(draw, num_workers=2, multiprocessing_context="fork")
+    expected = loader_of(kind, DRAWS["numpy"], draws=True)
+    loader = loader_of(kind, DRAWS["numpy"], num_workers=2, multiprocessing_context="fork")
     for _ in range(2):
         assert seen(loader) == seen(expected)
 
 
-def test_no_sample_is_made_twice_where_an_early_one_draws() -> None:
-    loader = loader_of(random.random)
-    for _ in range(2):
+@kinds
+def test_no_sample_is_made_twice_where_an_early_one_draws(kind: Any) -> None:
+    loaders = [loader_of(kind, random.random, draws=draws) for draws in (True, None)]
+    for loader in loaders:
         seen(loader)
-    dataset: Any = loader.dataset
-    assert dataset.asked == [*range(LENGTH)] * 2
+    assert asked_of(loaders[0]) == asked_of(loaders[1])
 
 
-def test_a_late_draw_is_made_again_with_seeds_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+@kinds
+def test_a_late_draw_is_made_again_with_seeds_and_reported(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn of a lane from its cursor, as a resume reads it; afterwards nothing is."""
     monkeypatch.setattr(draw_rule, "EVIDENCE", 8)
     monkeypatch.setattr(global_generators, "others_alive", lambda: False)
-    loader = loader_of(random.random)
-    with pytest.warns(UserWarning, match="Rarely drew .*draws = True"):
-        assert seen(loader) == seen(loader_of(random.random, draws=True))
-    dataset: Any = loader.dataset
-    assert dataset.asked == [*range(16), *range(12, LENGTH)]
+    expected, loader = (loader_of(kind, random.random, draws=draws) for draws in (True, None))
+    batches = seen(expected)
+    with pytest.warns(UserWarning, match="Rarely.* drew .*draws = True") as reported:
+        assert seen(loader) == batches
+    assert len(reported) == 1
+    again = Counter(asked_of(loader)) - Counter(asked_of(expected))
+    assert again == Counter(range(12, 16) if kind is Rarely else [("1", SAMPLES), ("3", 0)])
 
 
+class Keeping(Rarely):
+    """A table of noise that the first sample makes, and a cache of augmented samples."""
+
+    table: Any = None
+
+    def sample(self, index: int) -> Any:
+        if self.table is None:
+            self.table, self.kept = torch.rand(LENGTH), dict[int, float]()
+        return index, self.kept.setdefault(index, random.random()), self.table[index]
+
+
+class KeepingInShards(RarelyInShards):
+    table: Any = None
+    sample = Keeping.sample  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("kind", [Keeping, KeepingInShards])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_what_a_dataset_keeps_from_its_first_call_depends_on_the_sample(shuffle: bool) -> None:
-    """A cache of augmented samples, and a table that the first sample makes."""
-
-    class Keeping(Indices):
-        def __init__(self, length: int) -> None:
-            super().__init__(length)
-            self.kept: dict[int, float] = {}
-
-        def __getitem__(self, index: int) -> Any:
-            return self.kept.setdefault(index, random.random() + float(torch.rand(())))
-
-    found = []
+def test_what_a_dataset_keeps_from_its_first_call_depends_on_the_samples(
+    kind: Any, shuffle: bool
+) -> None:
+    """Two runs of one seed are equal, and so is a cache after a resume."""
+    found, states = [], []
     for spoil in (1, 2):
         random.seed(spoil)
         torch.manual_seed(spoil)
-        loader: Any = StatefulGPULoader(Keeping(LENGTH), batch_size=4, seed=5, shuffle=shuffle)
-        found.append([batch.tolist() for _ in range(2) for batch in loader])
+        loader = loader_of(kind, random.random, shuffle=shuffle)
+        found.append([])
+        for batch in loader:
+            found[-1].append([part.tolist() for part in batch])
+            states.append(loader.state_dict())
     assert found[0] == found[1]
+    for place in (0, 3):
+        random.seed(place)
+        resumed = loader_of(kind, random.random, shuffle=shuffle)
+        resumed.load_state_dict(states[place])
+        rest = seen(resumed)
+        assert [batch[:2] for batch in rest] == [batch[:2] for batch in found[0][place + 1 :]]
 
 
-def test_a_thread_that_iterates_a_quiet_dataset_leaves_the_generators_alone() -> None:
+@kinds
+def test_a_thread_that_iterates_a_quiet_dataset_leaves_the_generators_alone(kind: Any) -> None:
     """Though the main thread draws while a batch is made."""
-    drawn, turn, done = list[float](), threading.Event(), threading.Event()
+    turn, done, seen_there = threading.Event(), threading.Event(), list[Any]()
 
-    class Quiet(Indices):
-        def __getitem__(self, index: int) -> int:
-            if index == 3:
-                turn.set()
-                done.wait(seconds(10))
-            return index
+    def wait() -> float:
+        turn.set()
+        done.wait(seconds(10))
+        return 0.0
 
     def work() -> None:
         with pytest.warns(UserWarning, match="num_workers=1"):
-            seen_there.extend(StatefulGPULoader(Quiet(LENGTH), batch_size=8, seed=5))
+            seen_there.extend(loader_of(kind, wait))
 
     random.seed(3)
     expected = [random.random() for _ in range(9)]
     random.seed(3)
-    seen_there: list[Any] = []
     thread = threading.Thread(target=work)
     thread.start()
     turn.wait(seconds(10))
-    drawn.extend(random.random() for _ in range(4))
+    drawn = [random.random() for _ in range(4)]
     done.set()
     thread.join()
-    drawn.extend(random.random() for _ in range(5))
+    drawn += [random.random() for _ in range(5)]
     assert drawn == expected
-    assert len(seen_there) == 3
+    assert len(seen_there) == LENGTH // 4
 
 
+@kinds
 @pytest.mark.parametrize("draws", [None, False])
 def test_nothing_is_seeded_where_nothing_draws(
-    draws: bool | None, monkeypatch: pytest.MonkeyPatch
+    kind: Any, draws: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    loader = loader_of(kind, lambda: 0.0, draws=draws)
     monkeypatch.setattr(draw_rule, "EVIDENCE", 0)
     monkeypatch.setattr(own_generators, "seed_global_generators", _never)
     if draws is False:
         monkeypatch.setattr(draw_rule, "DrawWatch", _never)
-    loader = loader_of(lambda: 0.0, draws=draws)
-    assert [index for batch in seen(loader) for index in batch[0]] == list(range(LENGTH))
-    dataset: Any = loader.dataset
-    assert dataset.asked == list(range(LENGTH))
+    assert sorted(index for batch in seen(loader) for index in batch[0]) == list(range(LENGTH))
 
 
 def _never(*_: Any) -> Any:
@@ -178,11 +238,11 @@ def test_a_transform_is_watched_and_may_tell_as_well() -> None:
 
     found = []
     for draws in (None, True):
-        dataset = Rarely(LENGTH, lambda: 0.0, draws=False)
         if draws is not None:
             noise.draws = draws  # type: ignore[attr-defined]
-        found.append(seen(StatefulGPULoader(dataset, batch_size=4, seed=5, transform=noise)))
-        assert dataset.asked == list(range(LENGTH)) or draws is None
+        loader = loader_of(Rarely, lambda: 0.0, draws=False, transform=noise)
+        found.append(seen(loader))
+        assert asked_of(loader) == list(range(LENGTH)) or draws is None
     assert found[0] == found[1]
 
 
@@ -190,29 +250,39 @@ def test_a_collate_function_draws_from_its_own_key_whether_or_not_samples_do() -
     def mixing(batch: Any) -> Any:
         return [*default_collate(batch), torch.rand(2)]
 
-    loader = loader_of(lambda: 0.0, collate_fn=mixing)
+    loader = loader_of(Rarely, lambda: 0.0, collate_fn=mixing)
     before = generators()
-    assert seen(loader) == seen(loader_of(lambda: 0.0, collate_fn=mixing, draws=True))
+    assert seen(loader) == seen(loader_of(Rarely, lambda: 0.0, collate_fn=mixing, draws=True))
     assert generators() == before
 
 
-@pytest.mark.parametrize("mode", ["replace", "drop", "raise"])
-def test_a_sample_that_fails_is_dealt_with_as_if_all_were_seeded(mode: str) -> None:
-    """Whether or not another one of its batch has drawn before."""
+class Failing(Rarely):
+    """Some samples fail; another one draws."""
 
-    def fail() -> float:
-        raise ValueError("no sample")
+    def sample(self, index: int) -> Any:
+        if index in (9, 18):
+            raise ValueError("no sample")
+        return super().sample(index)
 
-    class Both(Rarely):
-        def __getitem__(self, index: int) -> tuple[int, float]:
-            if index == 6:
-                return index, random.random()
-            return super().__getitem__(index)
 
+class FailingInShards(RarelyInShards):
+    def read_shard(self, shard: str, cursor: int) -> Iterator[tuple[Any, int]]:
+        for sample, following in super().read_shard(shard, cursor):
+            yield (ValueError("no sample") if sample[0] in (9, 18) else sample), following
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [
+        *((Failing, mode) for mode in ("replace", "drop", "raise")),
+        *((FailingInShards, mode) for mode in ("drop", "raise")),
+    ],
+)
+def test_a_sample_that_fails_is_dealt_with_as_if_all_were_seeded(kind: Any, mode: str) -> None:
+    """It is passed, and does not raise again because a later sample draws."""
     found = []
     for draws in (None, True):
-        dataset = Both(LENGTH, fail, draws)
-        loader = StatefulGPULoader(dataset, batch_size=4, seed=5, on_bad_sample=mode)
+        loader = loader_of(kind, random.random, draws=draws, on_bad_sample=mode)
         batches, seen_so_far = iter(loader), list[Any]()
         while True:
             try:
@@ -225,7 +295,6 @@ def test_a_sample_that_fails_is_dealt_with_as_if_all_were_seeded(mode: str) -> N
             seen_so_far.append([part.tolist() for part in batch])
         found.append((seen_so_far, loader.bad_samples.to_text()))
     assert found[0] == found[1]
-    assert len(found[0][0]) == 6
 
 
 RESEEDS: dict[str, Callable[[], Any]] = {
@@ -236,8 +305,9 @@ RESEEDS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore:.*none of the first 0 samples")
-@pytest.mark.parametrize("evidence", [0, 1024])
-@pytest.mark.parametrize("name", RESEEDS)
+@pytest.mark.parametrize(
+    ("name", "evidence"), [*((name, 1024) for name in RESEEDS), ("torch.seed()", 0)]
+)
 def test_a_seed_from_the_system_is_reported_once(
     name: str, evidence: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,7 +351,7 @@ def test_a_bad_sample_in_another_thread_leaves_the_generators_alone(
     found: list[Any] = []
 
     def work() -> None:
-        loader = loader_of(fail, draws=draws, on_bad_sample="drop")
+        loader = loader_of(Rarely, fail, draws=draws, on_bad_sample="drop")
         found.extend(index for batch in loader for index in batch[0].tolist())
 
     before = generators()
@@ -301,7 +371,7 @@ def test_a_late_draw_beside_other_threads_restores_nothing(
     random.seed(3)
     expected = [random.random() for _ in range(2)]
     random.seed(3)
-    loader = loader_of(random.random)
+    loader = loader_of(Rarely, random.random)
     with pytest.warns(UserWarning, match="num_workers=1"):
         batches = seen(loader)
     assert [number for batch in batches for number in batch[1] if number] == expected[:1]

@@ -40,7 +40,6 @@ MARKED = {
 
 COSTLY = {
     "engine/workers/test_processes_killed.py::test_killed_before_it_has_read_a_large_dataset",
-    "engine/workers/test_processes_killed.py::test_killed_with_other_start_methods",
     "integrations/test_dcp.py::test_lanes_deliver_every_sample_once",
     "integrations/test_dcp.py::test_map_style_keeps_its_global_batches",
     "loader/test_exits.py::test_a_new_interpreter_exits_quietly",

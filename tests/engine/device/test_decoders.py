@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from stateful_gpu_loader.decoders import make_batch_decoder
 from stateful_gpu_loader.decoders import nvimgcodec as module
 from stateful_gpu_loader.decoders.cpu_share import SharedOut
 from stateful_gpu_loader.decoders.nvimgcodec import NvimgcodecBatchDecoder
 from stateful_gpu_loader.engine.device import images
 from stateful_gpu_loader.engine.device.images import ThreadDecoders
-from tests.decoders.cuda_stub import DEVICE
 from tests.fake_gpu import FakeDecoder
 from tests.patience import seconds
 
@@ -74,16 +72,6 @@ def test_nothing_is_kept_of_a_decoder_that_is_gone() -> None:
     del decoder
     gc.collect()
     assert len(images._all) == before
-
-
-@pytest.mark.parametrize("name", ["torchvision", "torchcodec"])
-def test_a_copy_decodes_as_the_decoder_does(name: str) -> None:
-    if name == "torchcodec":
-        pytest.importorskip("torchcodec")
-    decoder = make_batch_decoder(name, DEVICE)
-    copied = copy.copy(decoder)
-    assert (copied.family, copied.version()) == (decoder.family, decoder.version())
-    assert copied is not decoder
 
 
 def test_a_copy_of_nvimgcodecs_shares_no_object_of_the_library(

@@ -79,7 +79,7 @@ def rest(pipeline: DevicePrefetch) -> list[Any]:
             return found
 
 
-@pytest.mark.parametrize("ahead", [1, 2, 3, 4, 9])
+@pytest.mark.parametrize("ahead", [1, 3, 9])
 @pytest.mark.parametrize("ready", [True, False])
 def test_batches_come_in_order_whatever_is_ready(ahead: int, ready: bool) -> None:
     inner = Scripted([torch.tensor(i) for i in range(7)], ready=ready)
@@ -149,26 +149,9 @@ def test_what_a_worker_and_the_stage_say_of_a_batch_is_kept() -> None:
     (answer,) = rest(device)
     assert (int(answer.payload), answer.worker, answer.snapshot) == (2, 3, b"state")
     assert answer.bad == tuple(bad)
-
-
-def test_what_a_worker_says_of_a_batch_is_kept_where_the_stage_says_nothing() -> None:
     inner = Scripted([Answer(torch.tensor(1), worker=3, snapshot=b"state")])
     (answer,) = rest(pipeline(inner, lambda payload: payload + 1))
     assert (int(answer.payload), answer.worker, answer.snapshot) == (2, 3, b"state")
-
-
-def test_an_exception_of_the_stage_stands_in_for_its_batch_alone() -> None:
-
-    def finish(number: torch.Tensor) -> torch.Tensor:
-        if number == 1:
-            raise ValueError("size")
-        return number
-
-    device = pipeline(Scripted([torch.tensor(i) for i in range(3)]), finish, ahead=3)
-    first, second, third = rest(device)
-    assert (int(first), int(third)) == (0, 2)
-    with pytest.raises(ValueError, match="size"):
-        second.reraise()
 
 
 @pytest.mark.parametrize(
@@ -231,19 +214,6 @@ def test_the_first_batch_may_take_longer_than_the_timeout() -> None:
     device._stage.submit = submitted  # type: ignore[method-assign]
     assert [int(batch) for batch in rest(device)] == [0, 10, 20]
     assert timeouts == [0, seconds(2), seconds(2)]
-
-
-def test_a_stage_that_hung_is_abandoned_for_good() -> None:
-    go_on = threading.Event()
-    device = pipeline(
-        Scripted([torch.tensor(1)]), lambda payload: go_on.wait(seconds(2)) or payload, timeout=0.05
-    )
-    stage = device._stage
-    stage.has_finished = True
-    with pytest.raises(WorkersDied):
-        next(device)
-    assert stage.is_abandoned
-    go_on.set()
 
 
 def test_an_interrupt_while_a_batch_is_taken_over_leaves_something_half_done() -> None:

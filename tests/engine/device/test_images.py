@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
@@ -21,9 +20,8 @@ from stateful_gpu_loader.decoders import ImageHeader, JpegHeader, make_decoder, 
 from stateful_gpu_loader.decoders.batch_rule import decode_batch_by_rule
 from stateful_gpu_loader.decoders.rule import without_exif
 from stateful_gpu_loader.engine.device.images import DeviceImages
-from stateful_gpu_loader.engine.makers.encoded import EncodedBatch, EncodedMaker
+from stateful_gpu_loader.engine.makers.encoded import EncodedMaker
 from stateful_gpu_loader.engine.pipeline import never_stopped
-from stateful_gpu_loader.records import Request
 from stateful_gpu_loader.transforms.batches.ragged import launch
 from tests.damaged import undecodable
 from tests.decoders.variants import exif
@@ -270,10 +268,3 @@ def test_objects_move_once_whatever_replaces_their_images(
         assert one["image_id"] == other["image_id"]
         for name in ("boxes", "labels", "area", "iscrowd", "masks"):
             assert torch.equal(one[name], other[name]), name
-
-
-def test_a_batch_describes_itself() -> None:
-    request = Request(0, 1, 0, 0, 1, np.arange(2), 2)
-    arena = torch.zeros(1 << 20, dtype=torch.uint8)
-    batch = EncodedBatch(request, (None, None), arena, (0, 0), None)
-    assert batch.describe() == "a batch of 2 images (1.0 MiB as read, 0.0 MiB decoded)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -160,15 +161,13 @@ ODD: dict[str, dict[int, Any]] = {
 
 
 @pytest.mark.parametrize("drops_bad", [False, True])
-@pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
-@pytest.mark.parametrize("size", [1, 3, 20])
 def test_samples_that_are_taken_together_are_those_taken_one_by_one(
-    size: int, odd: dict[int, Any], counted: bool, drops_bad: bool
+    odd: dict[int, Any], drops_bad: bool
 ) -> None:
     """With seeds each is read by itself."""
 
-    def seen(is_seeded: bool) -> list[Any]:
+    def seen(size: int, counted: bool, is_seeded: bool) -> list[Any]:
         dataset = OddShards(odd, counted=counted)
         address = LaneAddress(seed=1, epoch=2, lane=3, shards=dataset.shards())
         rule = DrawRule("OddShards", is_seeded)
@@ -195,6 +194,7 @@ def test_samples_that_are_taken_together_are_those_taken_one_by_one(
                 events.append((named, taken.positions.tolist(), taken.cursor, reader.found()))
         return events
 
-    with caller_generators_restored():
-        one_by_one = seen(is_seeded=True)
-    assert seen(is_seeded=False) == one_by_one
+    for size, counted in itertools.product((1, 3, 20), (False, True)):
+        with caller_generators_restored():
+            one_by_one = seen(size, counted, is_seeded=True)
+        assert seen(size, counted, is_seeded=False) == one_by_one, (size, counted)

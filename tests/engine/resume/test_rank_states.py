@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from stateful_gpu_loader import StatefulGPULoader, gather_state_dict, merge_state_dicts
+from stateful_gpu_loader import StatefulGPULoader, merge_state_dicts
 from stateful_gpu_loader.errors import StateMismatch
 from tests.datasets.shards import Numbers
 from tests.map_datasets import Indices
@@ -126,12 +126,6 @@ def test_records_of_bad_samples_are_united() -> None:
     merged = merge_state_dicts(ranks)
     loader.load_state_dict({**merged, "global_batch_size": 1})
     assert {bad.index for bad in loader.bad_samples.samples} == {0, 1}
-
-
-def test_gathering_without_torch_distributed() -> None:
-    """The only rank's state."""
-    state = states_of(ranks=1)[0]
-    assert gather_state_dict(state) == state
 
 
 @pytest.mark.parametrize("counted", [False, True])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections import namedtuple
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,13 +13,13 @@ import pytest
 import torch
 
 from stateful_gpu_loader.engine.pipeline import Answer
-from stateful_gpu_loader.engine.workers.packing import Packed, pack, unpack
+from stateful_gpu_loader.engine.workers.packing import Packed, pack, remove_what_was_left_by, unpack
 from stateful_gpu_loader.engine.workers.segments import LARGEST_COPY
 from stateful_gpu_loader.engine.workers.worker_main import in_place_of
 from stateful_gpu_loader.state.bad_samples import FoundBad
 from tests.conformance import same
 from tests.engine.workers import fakes
-from tests.engine.workers.fakes import requests
+from tests.engine.workers.fakes import Gate, requests
 
 Pair = namedtuple("Pair", ["image", "label"])
 IMAGE = torch.arange(2 * 3 * 4 * 5, dtype=torch.float32).reshape(2, 3, 4, 5)
@@ -41,6 +43,8 @@ TENSORS = {
     "part of something large": torch.arange(LARGEST_COPY // 4, dtype=torch.int64)[5:7],
 }
 
+LEFT = {"conjugate", "negative view", "needs a gradient", "parameter", "sparse"}
+
 
 def through_a_pipe(packed: Packed) -> Packed:
     """What the message's own pickling does, without another process."""
@@ -49,8 +53,11 @@ def through_a_pipe(packed: Packed) -> Packed:
 
 @pytest.mark.parametrize("name", TENSORS)
 def test_every_tensor_arrives_as_it_was(name: str) -> None:
+    """Only what is small and plain is copied."""
     tensor = TENSORS[name]
-    found = unpack(through_a_pipe(pack(tensor)))
+    packed = pack(tensor)
+    assert len(packed.large) == (name in LEFT or "large" in name)
+    found = unpack(through_a_pipe(packed))
     assert type(found) is type(tensor)
     assert found.layout == tensor.layout
     assert found.requires_grad == tensor.requires_grad
@@ -61,13 +68,6 @@ def test_every_tensor_arrives_as_it_was(name: str) -> None:
         assert same(found.detach().resolve_conj(), tensor.detach().resolve_conj())
     else:
         assert torch.equal(found.to_dense(), tensor.to_dense())
-
-
-@pytest.mark.parametrize("name", TENSORS)
-def test_only_what_is_small_and_plain_is_copied(name: str) -> None:
-    left = {"conjugate", "negative view", "needs a gradient", "parameter", "sparse"}
-    is_left = name in left or "large" in name
-    assert len(pack(TENSORS[name]).large) == is_left
 
 
 def test_tensors_that_share_memory_share_it_again() -> None:
@@ -135,3 +135,41 @@ def test_through_worker_processes(make: Any, method: str) -> None:
         assert not batch["small"].is_shared()
         for part in batch.values():
             part[0] = 5
+
+
+# What a killed process leaves.
+
+
+def left_by(pid: int | None) -> Path:
+    """What torch leaves if it is killed after ``shm_open`` and before ``shm_unlink``."""
+    file = Path("/dev/shm") / f"torch_{pid}_12_0"
+    file.write_bytes(b"left")
+    return file
+
+
+def test_it_is_removed_behind_a_killed_worker(make: Any, gate: Gate) -> None:
+    pipeline = make(max_losses=0)
+    pipeline.start(requests(gate.action, gate.action))
+    gate.reached()
+    file, ours = left_by(pipeline.workers[0].pid), left_by(os.getpid())
+    try:
+        fakes.kill(pipeline, 0)
+        fakes.until_death(pipeline)
+        pipeline.close()
+        assert not file.exists()
+        assert ours.exists()
+    finally:
+        ours.unlink()
+
+
+def test_names_that_processes_share_by_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = left_by(os.getpid())
+    try:
+        monkeypatch.setattr(torch.multiprocessing, "get_sharing_strategy", lambda: "file_system")
+        remove_what_was_left_by(os.getpid())
+        assert file.exists()
+        monkeypatch.undo()
+        remove_what_was_left_by(os.getpid())
+        assert not file.exists()
+    finally:
+        file.unlink(missing_ok=True)

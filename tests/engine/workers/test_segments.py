@@ -268,9 +268,8 @@ def numbered(count: int, action: Callable[[], Any] = fakes.nothing) -> Any:
     return iter([request(ordinal, action) for ordinal in range(count)])
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_worker_processes_fill_their_segments_again(make: Any, method: str) -> None:
-    pipeline = filling(make, multiprocessing_context=method, persistent_workers=True)
+def test_worker_processes_fill_their_segments_again(make: Any) -> None:
+    pipeline = filling(make, persistent_workers=True)
     places = set()
     for _ in range(3):
         pipeline.start(numbered(30))

@@ -40,6 +40,8 @@ MARKED = {
 
 COSTLY = {
     "engine/workers/test_processes_killed.py::test_killed_before_it_has_read_a_large_dataset",
+    "engine/workers/test_users_programs.py::test_the_exit_waits_for_no_worker_where_a_handler_takes_sigterm",
+    "engine/workers/test_users_programs.py::test_workers_end_with_the_main_process_though_a_child_of_it_lives",
     "integrations/test_dcp.py::test_lanes_deliver_every_sample_once",
     "integrations/test_dcp.py::test_map_style_keeps_its_global_batches",
     "loader/test_exits.py::test_a_new_interpreter_exits_quietly",

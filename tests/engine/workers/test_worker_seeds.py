@@ -53,7 +53,7 @@ def test_an_iterable_that_seeds_by_it_resumes_anywhere(arguments: dict[str, Any]
         epochs.append([])
         for step, batch in enumerate(loader):
             epochs[epoch].append(batch.tolist())
-            if epoch < 2 and step in (0, 3, 5):
+            if (epoch, step) in {(0, 0), (0, 5), (1, 3)}:
                 states.append((epoch, step + 1, loader.state_dict()))
     for epoch, step, state in states:
         resumed = loader_of(**arguments)
@@ -68,9 +68,8 @@ class Seeds(Indices):
     """Samples are the seed of the worker that makes them."""
 
     def __getitem__(self, index: int) -> int:
-        worker = get_worker_info()
-        assert worker is not None
-        return worker.seed
+        worker: Any = get_worker_info()  # an assert would lead the search for generators to pytest
+        return int(worker.seed)
 
 
 def test_it_is_the_same_from_every_place_and_another_in_every_epoch_and_worker() -> None:

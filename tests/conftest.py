@@ -40,6 +40,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     marks.mark(items)
 
 
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector, here and in forked workers, all that was imported."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """What is marked ``gpu`` skips without a GPU, and fails under ``REQUIRE_CUDA=1``."""
     if item.get_closest_marker("gpu") is None or torch.cuda.is_available():

@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import pytest
 import torch
 
-from stateful_gpu_loader import StatefulGPULoader
+from stateful_gpu_loader import StatefulGPULoader, StateMismatch
 
+Loader = TypeVar("Loader", bound=Any)
 MakeLoader = Callable[..., StatefulGPULoader[Any]]
 """Builds a loader; takes the changes of ``other`` as keyword arguments."""
 
@@ -25,6 +27,7 @@ def assert_exact_resume(
     epochs: int = 2,
     other: tuple[dict[str, Any], ...] = (),
     every: int = 0,
+    states_follow: bool = False,
 ) -> None:
     """Resume and compare the rest, bit for bit, with the uninterrupted run.
 
@@ -39,6 +42,7 @@ def assert_exact_resume(
         epochs: epochs of the uninterrupted run.
         other: arguments that must not change the stream, such as ``{"num_workers": 3}``.
         every: without workers every so-manieth batch, too; 0 for none.
+        states_follow: whether the resumed loaders' later states are those of the uninterrupted run.
     """
     loader = make_loader()
     expected, states = uninterrupted(loader, epochs)
@@ -51,11 +55,13 @@ def assert_exact_resume(
             if place in boundaries or place in few or (every and place[1] % every == 0)
         }
     for place, end in places.items():
-        _assert_resumes(make_loader(), expected, states, place, end)
+        _assert_resumes(make_loader(), expected, states, place, end, states_follow=states_follow)
     for change in other:
         for place, end in few.items():
-            _assert_resumes(make_loader(**change), expected, states, place, end, change)
-    _assert_same_object_resumes(make_loader, expected, states, places)
+            _assert_resumes(
+                make_loader(**change), expected, states, place, end, change, states_follow
+            )
+    _assert_same_object_resumes(make_loader, expected, states, {(0, 0): 1, **places})
     _assert_second_resume(make_loader, expected, states, epochs)
 
 
@@ -112,13 +118,22 @@ def assert_same_rest(
     place: tuple[int, int],
     epochs: int,
     about: object = "",
+    states: Mapping[tuple[int, int], Any] | None = None,
 ) -> None:
-    """The loader delivers what the uninterrupted run delivered after ``place``."""
+    """The loader delivers what the uninterrupted run delivered after ``place``.
+
+    Its states are those of that run, too, if they are given.
+    """
     epoch, delivered = place
     for number in range(epoch, epochs):
         wanted = expected[number][delivered:]
+        actual = []
+        for batch in loader:
+            actual.append(copy_of(batch))
+            if states is not None:
+                after = number, delivered + len(actual)
+                assert loader.state_dict() == states.get(after), (after, place, about)
         delivered = 0
-        actual = [copy_of(batch) for batch in loader]
         assert len(actual) == len(wanted), (
             f"epoch {number} resumed at {place} {about}: {len(actual)} batches, not {len(wanted)}"
         )
@@ -128,6 +143,39 @@ def assert_same_rest(
             )
 
 
+def loaded(loader: Loader, state: Any) -> Loader:
+    """Load a state into a loader, and return the loader."""
+    loader.load_state_dict(state)
+    return loader
+
+
+def refusal(loader: Any, state: Any, field: str | None = None, **options: Any) -> StateMismatch:
+    """Return the error with which a loader refuses a state; demand that nothing has changed.
+
+    Args:
+        loader: a loader, or anything with its two methods.
+        state: the state that it has to refuse.
+        field: the name that the error has to give, if any name is known.
+        options: ``accept``.
+    """
+    before = loader.state_dict()
+    with pytest.raises(StateMismatch) as refused:
+        loader.load_state_dict(state, **options)
+    assert same(loader.state_dict(), before), "a refused load has changed the state"
+    assert field in (None, refused.value.field), refused.value
+    return refused.value
+
+
+def refusal_at_next(loader: Any, state: Any, field: str | None = None) -> StateMismatch:
+    """Return the error that the first batch raises after a load, which finds what differs."""
+    loader.load_state_dict(state)
+    with pytest.raises(StateMismatch) as refused:
+        next(iter(loader))
+    assert same(loader.state_dict(), state), "a refused pass has changed the state"
+    assert field in (None, refused.value.field), refused.value
+    return refused.value
+
+
 def _assert_resumes(
     resumed: StatefulGPULoader[Any],
     expected: list[list[Any]],
@@ -135,10 +183,12 @@ def _assert_resumes(
     place: tuple[int, int],
     epochs: int,
     about: object = "",
+    states_follow: bool = False,
 ) -> None:
     resumed.load_state_dict(through_json(states[place]))
     assert resumed.state_dict() == states[place], f"set and get differ at {place} {about}"
-    assert_same_rest(resumed, expected, place, epochs, about)
+    following = states if states_follow else None
+    assert_same_rest(resumed, expected, place, epochs, about, following)
 
 
 def _assert_same_object_resumes(

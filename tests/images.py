@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import io
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +67,20 @@ def write_photo_folder(
             )
             paths.append(path)
     return sorted(paths)
+
+
+@functools.cache
+def kept_folder() -> Path:
+    """Return a folder for files that tests share, which is deleted when this process ends."""
+    folder = tempfile.mkdtemp()
+    # A function, and no object that cleans up when it is dropped: from Python 3.13 on a forked
+    # worker drops what is registered.
+    atexit.register(shutil.rmtree, folder)
+    return Path(folder)
+
+
+@functools.cache
+def kept_photos() -> Path:
+    """Return a folder of 14 small photographs in two classes, which no test changes."""
+    write_photo_folder(kept_folder() / "photographs", num_classes=2, per_class=7)
+    return kept_folder() / "photographs"

@@ -1,11 +1,21 @@
-"""Augmentations that draw from generators of their own, as albumentations 2.0 does it."""
+"""Augmentations that draw from generators of their own, as albumentations 2.0 does it.
+
+And albumentations itself, and the places where datasets and loaders hold such augmentations.
+"""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from torch.utils.data import ConcatDataset, Dataset, Subset
+
+from stateful_gpu_loader import MixedDataset
+from tests.map_datasets import Indices
+
+N = 12
 
 
 class _Transform:
@@ -58,3 +68,110 @@ class Compose(_Transform):
         for transform in self.transforms:
             image = transform(image)
         return {"image": [*image, self.py_random.random()]}
+
+
+def flips(seed: int | None = None) -> Compose:
+    return Compose([Flip(), Flip()], seed)
+
+
+class Augmented(Dataset[Any]):
+    """Draws by what it was given, held as it was given."""
+
+    def __init__(self, *steps: Any) -> None:
+        self.steps: Any = list(steps)
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> tuple[int, list[float]]:
+        image = [random.random()]
+        for step in self.steps:
+            image = step(image=image)["image"]
+        return index, image
+
+
+class Attribute(Augmented):
+    """Holds its augmentations in an attribute, which one of its methods calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.augment = flips()
+        self.steps = (self._apply,)
+
+    def _apply(self, *, image: Any) -> Any:
+        return self.augment(image=image)
+
+
+class Wrapped:
+    """A transform of the user's around one of albumentations."""
+
+    def __init__(self, augment: Any) -> None:
+        self.augment = augment
+
+    def __call__(self, *, image: Any) -> Any:
+        return self.augment(image=image)
+
+
+AUGMENT = flips()
+
+
+class ByGlobal(Indices):
+    """Its augmentations are a global variable of its module."""
+
+    def __getitem__(self, index: int) -> Any:
+        return index, AUGMENT(image=[])["image"]
+
+
+class Albumentations(Dataset[Any]):
+    """Images by albumentations itself, and whether each of its flips was applied.
+
+    Args:
+        kind: name of its class that composes others.
+    """
+
+    def __init__(self, kind: str) -> None:
+        import albumentations as A
+
+        self.augment = getattr(A, kind)(
+            [
+                A.HorizontalFlip(p=0.5),
+                A.VerticalFlip(p=0.5),
+                A.RandomCrop(16, 16),
+                A.OneOf([A.RandomBrightnessContrast(), A.GaussNoise()]),
+            ]
+        )
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Any:
+        image = np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3)
+        done = self.augment(image=image)
+        steps = done.get("replay", {"transforms": []})["transforms"]
+        return done["image"], [step["applied"] for step in steps]
+
+
+def _closure() -> Any:
+    augment = flips()
+    return lambda sample: (sample, augment(image=[])["image"])
+
+
+HOLDERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "an attribute": lambda: {"dataset": Attribute()},
+    "a list": lambda: {"dataset": Augmented(flips(), flips())},
+    "a list, seeded by the user": lambda: {"dataset": Augmented(flips(seed=137))},
+    "an attribute's attribute": lambda: {"dataset": Augmented(Wrapped(flips()))},
+    "Subset and ConcatDataset": lambda: {
+        "dataset": ConcatDataset([Subset(Augmented(flips()), [1, 3, 8]), Augmented(flips())])
+    },
+    "a mixture": lambda: {
+        "dataset": MixedDataset([Augmented(flips()), Indices(4)]),
+        "shuffle": None,
+    },
+    "a global variable": lambda: {"dataset": ByGlobal(N)},
+    "the loader's transforms": lambda: {
+        "dataset": Indices(N),
+        "transform": [_closure(), _closure()],
+    },
+}
+"""Arguments of loaders, by where their augmentations are held."""

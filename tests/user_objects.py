@@ -297,6 +297,92 @@ class OwnIterator(PlainIterable):
         self.i = state_dict["i"]
 
 
+class Endless(Iterator[int]):
+    """Its own iterator: it never begins anew by itself, and its passes are as long as it says."""
+
+    def __init__(self, length: int = 7) -> None:
+        self.i, self.length = 0, length
+
+    def __next__(self) -> int:
+        self.i += 1
+        if self.i % self.length == 0:
+            raise StopIteration
+        return self.i
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"i": self.i}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.i = state_dict["i"]
+
+
+class Exhausted(Endless):
+    """Has one pass, and nothing after it."""
+
+    def __next__(self) -> int:
+        if self.i == self.length:
+            raise StopIteration
+        self.i += 1
+        return self.i
+
+
+class KeepsWhatItLoaded(IterableDataset[int]):
+    """As Hugging Face's IterableDataset: each pass begins from the loaded place (issue 7447)."""
+
+    def __init__(self, length: int = 9) -> None:
+        self.length = length
+        self._starting_state_dict: dict[str, Any] | None = None
+        self._state_dict: dict[str, Any] | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        start = self._starting_state_dict or {"i": 0}
+        for i in range(start["i"], self.length):
+            self._state_dict = {"i": i + 1}
+            yield i
+
+    def state_dict(self) -> dict[str, Any] | None:
+        return self._state_dict
+
+    def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:
+        self._starting_state_dict = state_dict
+
+
+BAD = {2, 7, 8, 9, 24}
+"""Samples that broken iterables refuse; none that a worker's iterator gives last."""
+
+
+class BrokenIterator(PartIterator):
+    """Raises for bad samples, and goes on behind them; draws for every one."""
+
+    def __next__(self) -> Any:
+        index, drawn = super().__next__()
+        if index in BAD:
+            raise ValueError(f"no label {index}")
+        return index, drawn
+
+
+class IterableWithBrokenIterator(PlainIterable):
+    """State on an iterator that refuses some samples."""
+
+    def __iter__(self) -> Any:
+        return BrokenIterator(self.part())
+
+
+class BrokenIterable(PlainIterable):
+    """``map`` has no state, and goes on behind an exception."""
+
+    def __iter__(self) -> Any:
+        return map(refuse_bad, super().__iter__())
+
+
+def refuse_bad(sample: tuple[int, float]) -> tuple[int, float, float]:
+    """A transform that draws, and refuses some samples."""
+    drawn = float(torch.rand(()))
+    if sample[0] in BAD:
+        raise ValueError(f"no label {sample[0]}")
+    return *sample, drawn
+
+
 class RepeatedAugmentation(Sampler[int]):
     """As RASampler of torchvision's references: each sample three times, its copies on different
     ranks; ``set_epoch`` shuffles anew."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import random
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +22,7 @@ from stateful_gpu_loader import transforms as T
 from tests.callables import FileBatches, NoisyBatches, NoisyPlaces
 from tests.datasets.shards import NoisyShards
 from tests.datasets.tar.tar_files import write_photo_tars
-from tests.images import write_photo_folder
+from tests.images import kept_folder, write_photo_folder
 from tests.map_datasets import Caching, Indices, Jitter, Noisy, OwnGenerator
 from tests.map_datasets import NoisyBatches as FetchedInBatches
 from tests.user_objects import (
@@ -102,17 +99,9 @@ class Once(PlainIterable):
 
 
 @functools.cache
-def _folder() -> Path:
-    folder = tempfile.mkdtemp()
-    # No object: from Python 3.13 on a forked worker drops what is registered, and would clean up.
-    atexit.register(shutil.rmtree, folder)
-    return Path(folder)
-
-
-@functools.cache
 def photos() -> tuple[Path, ...]:
     """Small JPEG files, and one that cannot be decoded behind them."""
-    paths = write_photo_folder(_folder() / "photos", num_classes=1, per_class=MOST + 2)
+    paths = write_photo_folder(kept_folder() / "photos", num_classes=1, per_class=MOST + 2)
     broken = paths[0].with_name("photo_999.jpg")
     broken.write_bytes(paths[0].read_bytes()[:200])
     return *paths, broken
@@ -120,7 +109,7 @@ def photos() -> tuple[Path, ...]:
 
 @functools.cache
 def _tars() -> list[Path]:
-    return write_photo_tars(_folder() / "tars", (4, 3, 6))
+    return write_photo_tars(kept_folder() / "tars", (4, 3, 6))
 
 
 def _images(options: Options) -> FolderSource:
@@ -132,7 +121,7 @@ def _prepared_images(options: Options) -> PreparedSource:
     """In a directory that the cases fill and share, as jobs do."""
     source = _images(options)
     name = f"{options['n']} without {options['bad']}"
-    return PreparedSource(source, _folder() / "prepared" / name, [T.Resize(48)])
+    return PreparedSource(source, kept_folder() / "prepared" / name, [T.Resize(48)])
 
 
 def _mixture(options: Options) -> MixedDataset:

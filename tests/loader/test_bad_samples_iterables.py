@@ -3,60 +3,23 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import pytest
-import torch
 from torch.utils.data import IterableDataset
 
 from stateful_gpu_loader import BadSample, StatefulGPULoader
 from stateful_gpu_loader.engine.makers.bad_sample_policy import MAX_BAD_IN_A_ROW
-from tests.conformance import assert_exact_resume, copy_of, same, through_json, uninterrupted
-from tests.user_objects import CountingIterator, PlainIterable
+from tests.conformance import loaded
+from tests.stream_kinds import LOADERS
+from tests.user_objects import BAD, IterableWithBrokenIterator, PlainIterable
 
 UNEVEN = [5, 17, 9, 0, 6]
 """37 samples; with two workers 20 and 17."""
-BAD = {2, 7, 8, 9, 24}
-"""None that a worker's iterator gives last."""
 Loader = StatefulGPULoader[Any]
 pytestmark = pytest.mark.filterwarnings("ignore:.*samples of the iterable dataset are read again")
-
-
-class BrokenIterator(CountingIterator):
-    """Raises for bad samples, and goes on behind them; draws for every one."""
-
-    def __init__(self, part: list[int]) -> None:
-        super().__init__(len(part))
-        self.part = part
-
-    def __next__(self) -> Any:
-        index, drawn = self.part[super().__next__()], random.random()
-        if index in BAD:
-            raise ValueError(f"no label {index}")
-        return index, drawn
-
-
-class WithStatefulIterator(PlainIterable):
-    def __iter__(self) -> Any:
-        return BrokenIterator(self.part())
-
-
-class WithoutState(PlainIterable):
-    """``map`` has no state, and goes on behind an exception."""
-
-    def __iter__(self) -> Any:
-        return map(refuse_bad, PlainIterable.__iter__(self))
-
-
-def refuse_bad(sample: tuple[int, float]) -> tuple[int, float, float]:
-    """Also a transform."""
-    drawn = float(torch.rand(()))
-    if sample[0] in BAD:
-        raise ValueError(f"no label {sample[0]}")
-    return *sample, drawn
 
 
 def make(dataset: Any, **arguments: Any) -> Loader:
@@ -66,35 +29,10 @@ def make(dataset: Any, **arguments: Any) -> Loader:
     )
 
 
-def with_bad_transform(**arguments: Any) -> Loader:
-    return make(PlainIterable, transform=refuse_bad, **arguments)
-
-
-BUILDS = {
-    "stateful iterator": partial(make, WithStatefulIterator),
-    "no state": partial(make, WithoutState),
-    "transform": with_bad_transform,
-}
-builds = pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
-
-
-def assert_states_follow(build: Any, places: int = 100) -> None:
-    expected, states = uninterrupted(build(), 1)
-    for place in list(states)[:places]:
-        if place == (1, 0):
-            break
-        loader = build()
-        loader.load_state_dict(through_json(states[place]))
-        for delivered, batch in enumerate(loader, place[1] + 1):
-            assert same(copy_of(batch), expected[0][delivered - 1])
-            assert loader.state_dict() == states[0, delivered], (place, delivered)
-        assert loader.state_dict() == states[1, 0], place
-
-
-@builds
-def test_batches_are_filled_with_the_next_samples(build: Any) -> None:
+@pytest.mark.parametrize("name", ["broken iterator", "broken iterable"])
+def test_batches_are_filled_with_the_next_samples(name: str) -> None:
     """Fewer samples, and not smaller batches."""
-    loader = build()
+    loader = LOADERS[name]()
     indices = [batch[0].tolist() for batch in loader]
     assert sorted(itertools.chain(*indices)) == sorted(set(range(37)) - BAD)
     assert [*map(len, indices)] == [4] * 8
@@ -103,7 +41,7 @@ def test_batches_are_filled_with_the_next_samples(build: Any) -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_the_record_tells_the_number_within_the_worker(num_workers: int) -> None:
     """In order of delivery; every worker's own numbers."""
-    loader = make(WithStatefulIterator, num_workers=num_workers)
+    loader = make(IterableWithBrokenIterator, num_workers=num_workers)
     list(loader)
     found = {(bad.index, bad.position, bad.epoch, bad.reason) for bad in loader.bad_samples.samples}
     parts = [list(range(37))]
@@ -119,26 +57,6 @@ def test_the_record_tells_the_number_within_the_worker(num_workers: int) -> None
     assert found == wanted
     assert loader.bad_samples.total == len(BAD)
     assert loader.bad_samples.known == {}
-
-
-@pytest.mark.fuzz
-@builds
-@pytest.mark.parametrize("arguments", [{}, {"batch_size": None}, {"drop_last": True}], ids=str)
-def test_every_state_resumes_exactly(build: Any, arguments: dict[str, Any]) -> None:
-    """A stateless one reads the same bad samples again, and drops them again."""
-    build = partial(build, **arguments)
-    assert_exact_resume(build)
-    assert_states_follow(build)
-
-
-@pytest.mark.processes
-@builds
-@pytest.mark.parametrize("interval", [1, 3])
-def test_every_state_of_workers_resumes_exactly(build: Any, interval: int) -> None:
-    build = partial(build, num_workers=2, snapshot_every_n_steps=interval)
-    assert_exact_resume(build, epochs=1)
-    if interval == 3:
-        assert_states_follow(build, places=6)
 
 
 # What cannot be dropped.
@@ -170,8 +88,7 @@ def test_an_iterator_that_its_exception_ended_is_not_dropped(wrap: Any, num_work
     assert loader.bad_samples.total == 0
     state = loader.state_dict()
     assert list(batches) == []
-    resumed = make(Yielding(wrap), batch_size=2, num_workers=num_workers)
-    resumed.load_state_dict(state)
+    resumed = loaded(make(Yielding(wrap), batch_size=2, num_workers=num_workers), state)
     assert list(resumed) == []
 
 
@@ -199,8 +116,7 @@ def test_a_raised_sample_does_not_stop_a_resume() -> None:
     with pytest.raises(ValueError, match="no label"):
         next(batches)
     assert next(batches).tolist() == [6, 7, 8, 9]
-    resumed = build()
-    resumed.load_state_dict(loader.state_dict())
+    resumed = loaded(build(), loader.state_dict())
     assert [batch.tolist() for batch in resumed] == [[10, 11]]
 
 
@@ -219,7 +135,7 @@ def test_an_iterator_that_only_raises_is_given_up() -> None:
 
 def test_what_was_prefetched_is_not_recorded() -> None:
     """The state speaks of delivered batches."""
-    loader = make(WithStatefulIterator, num_workers=2, prefetch_factor=4)
+    loader = make(IterableWithBrokenIterator, num_workers=2, prefetch_factor=4)
     next(iter(loader))
     assert [bad.index for bad in loader.bad_samples.samples] == ["sample 2 of worker 0"]
 

@@ -9,7 +9,6 @@ import random
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from stateful_gpu_loader import StatefulGPULoader
-from tests.conformance import same
+from tests.conformance import loaded, same
 from tests.generators import generators
 from tests.map_datasets import Failing, Indices, Noisy
 from tests.patience import seconds
@@ -31,26 +30,6 @@ def _unchanged(samples: Any) -> Any:
 
 def test_it_is_a_stateful_data_loader() -> None:
     assert isinstance(StatefulGPULoader([1]), StatefulDataLoader)
-
-
-def test_construction_and_state_have_no_side_effects() -> None:
-    """No worker, no draw, no order, no call to the dataset but its length."""
-
-    class Untouchable(Indices):
-        def __getitem__(self, index: int) -> int:
-            raise AssertionError("read")
-
-    before, children = generators(), multiprocessing.active_children()
-    threads = set(threading.enumerate())
-    loader = StatefulGPULoader(Untouchable(10**12), shuffle=True, num_workers=2)
-    iterator = iter(loader)
-    states = [loader.state_dict() for _ in range(3)]
-    assert states[0] == states[1] == states[2]
-    assert states[0] is not states[1]
-    assert generators() == before
-    assert multiprocessing.active_children() == children
-    assert set(threading.enumerate()) <= threads
-    del iterator
 
 
 def test_the_callers_generators_are_restored_when_a_sample_fails() -> None:
@@ -141,8 +120,7 @@ def test_an_exception_keeps_its_type_and_the_loader_goes_on(num_workers: int) ->
     assert loader.state_dict()["position"] == 4
     assert next(batches).tolist() == [8, 9, 10, 11]
     assert loader.state_dict()["position"] == 12
-    retried = StatefulGPULoader(Indices(16), batch_size=4)
-    retried.load_state_dict(loader.state_dict())
+    retried = loaded(StatefulGPULoader(Indices(16), batch_size=4), loader.state_dict())
     assert next(iter(retried)).tolist() == [12, 13, 14, 15]
 
 
@@ -324,12 +302,6 @@ def test_an_exception_leaves_no_worker_alive_without_the_garbage_collector() -> 
         assert set(multiprocessing.active_children()) <= before
     finally:
         gc.enable()
-
-
-def test_no_warning_reaches_the_user() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        list(StatefulGPULoader(Indices(10), batch_size=2, num_workers=2))
 
 
 @pytest.mark.parametrize(

@@ -18,14 +18,7 @@ from stateful_gpu_loader import (
     start_workers,
 )
 from tests.callables import BATCH, NoisyPlaces, Places, draws, make, places_of
-from tests.conformance import (
-    assert_exact_resume,
-    assert_same_rest,
-    copy_of,
-    same,
-    through_json,
-    uninterrupted,
-)
+from tests.conformance import assert_same_rest, copy_of, loaded, same, through_json, uninterrupted
 
 WORKERS: tuple[dict[str, Any], ...] = (
     {},
@@ -33,8 +26,8 @@ WORKERS: tuple[dict[str, Any], ...] = (
     {"num_workers": 2, "prefetch_factor": 1},
     {"num_workers": 3, "prefetch_factor": 4, "persistent_workers": True},
 )
-ENDS = [(8,), (10,), (3,), (0,), (0, 5, 0), (9, 1, 12)]
-"""At the end of a batch, within one, within the first, before any sample, and in turn."""
+ENDS = [(8,), (10,), (0, 5, 0), (9, 1, 12)]
+"""At the end of a batch, within one, before any sample, and in turn."""
 
 
 def told(lengths: tuple[int, ...], epochs: int, drop_last: bool) -> list[list[Any]]:
@@ -66,12 +59,6 @@ def test_an_epoch_ends_at_the_same_place_on_all_workers(
         assert loader.state_dict()["position"] == 0
 
 
-def test_every_batch_resumes_exactly_on_any_number_of_workers() -> None:
-    """The function draws from all global generators."""
-    other = (*WORKERS[:2], WORKERS[3])
-    assert_exact_resume(partial(make, NoisyPlaces(10)), other=other)
-
-
 def test_every_sample_draws_anew_in_every_epoch_under_every_seed() -> None:
     """Exact, and random."""
     drawn = [
@@ -83,15 +70,6 @@ def test_every_sample_draws_anew_in_every_epoch_under_every_seed() -> None:
     ]
     assert len(drawn) == 40
     assert [len(set(map(float, draws))) for draws in zip(*drawn, strict=True)] == [40] * 3
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("lengths", [(8,), (0, 5, 0), (9, 1, 4)])
-def test_epochs_of_any_length_resume_exactly(lengths: tuple[int, ...], drop_last: bool) -> None:
-    """The state before, between, at and behind the last batch."""
-    build = partial(make, NoisyPlaces(*lengths), drop_last=drop_last)
-    assert_exact_resume(build, epochs=len(lengths), other=({"num_workers": 2},))
 
 
 class Ending(Places):
@@ -107,66 +85,9 @@ class Ending(Places):
 @pytest.mark.parametrize("length", [8, 10])
 def test_errors_behind_the_end_are_nobodys(length: int) -> None:
     """Workers that are ahead meet them, and the epoch ends before they count."""
-    for workers in WORKERS:
+    for workers in WORKERS[1:]:
         loader = make(Ending(length), **workers)
         assert [places_of(list(loader)) for _ in range(2)] == [[*range(length)]] * 2
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("length", [8, 10])
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_between_the_last_batch_and_the_end_the_boundary_decides(
-    length: int, num_workers: int
-) -> None:
-    """on_epoch_boundary: an empty rest, or the next epoch, which the state may not know of yet."""
-    for boundary in ("empty", "next_epoch"):
-        build = partial(make, Places(length), on_epoch_boundary=boundary, num_workers=num_workers)
-        batches = iter(loader := build())
-        for _ in range(-(-length // BATCH)):
-            next(batches)
-        assert loader.state_dict()["position"] == length, "what was delivered, not what was asked"
-        resumed = build()
-        resumed.load_state_dict(through_json(loader.state_dict()))
-        if boundary == "empty":
-            assert list(resumed) == []
-        epochs = {epoch for batch in resumed for epoch in batch["epoch"].tolist()}
-        assert epochs == {1}, boundary
-
-
-def test_the_state_of_earlier_batches_is_kept() -> None:
-    """Trainers that fetch ahead ask for it."""
-    loader = make(NoisyPlaces(18), num_workers=2)
-    expected = [copy_of(batch) for batch in make(NoisyPlaces(18))]
-    batches = iter(loader)
-    for _ in range(4):
-        next(batches)
-    for ago in range(4):
-        resumed = make(NoisyPlaces(18))
-        resumed.load_state_dict(loader.state_dict(batches_ago=ago))
-        assert same([copy_of(batch) for batch in resumed], expected[4 - ago :])
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("workers", WORKERS[1:])
-def test_loaders_with_workers_resume_exactly(workers: dict[str, Any]) -> None:
-    """Their states are those of one that has none."""
-    expected, states = uninterrupted(make(NoisyPlaces(10)), 2)
-    found, of_found = uninterrupted(make(NoisyPlaces(10), **workers), 2)
-    assert same(found, expected)
-    assert of_found == states
-    loader = make(NoisyPlaces(10), **workers)
-    for place in ((0, 2), (1, 1), (0, 3), (1, 0)):
-        next(iter(loader))  # and broken off
-        loader.load_state_dict(states[place])
-        assert_same_rest(loader, expected, place, 2, workers)
-
-
-def test_workers_of_a_forkserver_resume_exactly() -> None:
-    """Spawned ones resume batches of images, in the file of these."""
-    expected, states = uninterrupted(make(NoisyPlaces(10)), 1)
-    loader = make(NoisyPlaces(10), num_workers=1, multiprocessing_context="forkserver")
-    loader.load_state_dict(through_json(states[0, 1]))
-    assert_same_rest(loader, expected, (0, 1), 1)
 
 
 def test_the_state_is_small_plain_and_the_same_after_many_samples() -> None:
@@ -241,7 +162,6 @@ def test_a_declared_length_ends_the_epoch_and_is_the_loaders() -> None:
     assert len(make(function, source={"length": 10}, drop_last=True)) == 2
     with pytest.raises(TypeError, match="length"):
         len(make(function))
-    assert_exact_resume(partial(make, NoisyPlaces(10), source={"length": 10}), other=WORKERS[:3])
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -266,8 +186,7 @@ def test_out_of_order_every_sample_comes_once(num_workers: int) -> None:
         states.append(loader.state_dict())
     assert sorted(places_of(delivered)) == list(range(22))
     for count, state in enumerate(states[:-1]):
-        resumed = make(Places(22), **arguments)
-        resumed.load_state_dict(through_json(state))
+        resumed = loaded(make(Places(22), **arguments), through_json(state))
         rest = [copy_of(batch) for batch in resumed]
         assert sorted(places_of(delivered[:count] + rest)) == list(range(22)), count
     assert sorted(places_of(list(loader))) == list(range(22)), "the epoch after"
@@ -312,8 +231,7 @@ def test_ranks_together_make_the_batches_of_one(length: int) -> None:
             rests.append([copy_of(batch) for batch in loader])
         wanted = expected[0][delivered:whole]
         _assert_interleaved(rests, wanted, range(delivered, whole))
-        alone = build(batch_size=8)
-        alone.load_state_dict(ranks[1][1][0, delivered])
+        alone = loaded(build(batch_size=8), ranks[1][1][0, delivered])
         assert_same_rest(alone, expected, (0, delivered), 1)
 
 

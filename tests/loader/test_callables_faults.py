@@ -19,7 +19,6 @@ from stateful_gpu_loader import (
     CallableSource,
     SampleInfo,
     StatefulGPULoader,
-    StateMismatch,
     WorkerLost,
 )
 from stateful_gpu_loader import transforms as T
@@ -34,39 +33,15 @@ from tests.callables import (
     make,
     places_of,
 )
-from tests.conformance import assert_exact_resume, copy_of, same, through_json, uninterrupted
+from tests.conformance import copy_of, loaded, refusal, same, through_json, uninterrupted
 from tests.images import write_photo_folder
-from tests.lost_workers import deliver_quietly, lives, undisturbed, with_kills
+from tests.lost_workers import deliver_quietly, lives, undisturbed
 
 # Lost workers.
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("persistent", [False, True])
-def test_killed_workers_leave_the_stream_unchanged(persistent: bool) -> None:
-    """Behind the first batch, a later one and, where its end is met ahead, the last."""
-    arguments = {"num_workers": 2, "prefetch_factor": 1, "persistent_workers": persistent}
-    build = partial(make, NoisyPlaces(22, 30))
-    expected = undisturbed(build, 3)
-    loader = build(**arguments)
-    with pytest.warns(RuntimeWarning, match="is killed by signal"):
-        assert same(with_kills(loader, 3, {1: (0,), 3: (0, 1), 6: (1,)}), expected)
-    assert loader.worker_restarts >= 4
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("number", range(1, 7))
-def test_a_kill_behind_every_batch(number: int) -> None:
-    """Workers are ahead of the end of the epoch, and may have met it."""
-    expected = undisturbed(make, 2, function=NoisyPlaces(22))
-    loader = make(NoisyPlaces(22), num_workers=2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        assert same(with_kills(loader, 2, {number: (0, 1)}), expected)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("place", [0, 9, 21])
+@pytest.mark.parametrize("place", [9, 21])
 def test_a_worker_that_dies_at_a_sample_is_replaced(tmp_path: Path, place: int) -> None:
     """And called again, for which it is a function of its argument."""
     expected = undisturbed(make, 1, function=NoisyPlaces(22))
@@ -86,16 +61,6 @@ def test_a_place_that_always_kills_its_worker_ends_with_its_name(tmp_path: Path)
     assert places_of(delivered) == list(range(8))
 
 
-def test_killed_workers_of_batches_leave_the_stream_unchanged() -> None:
-    build = partial(make, NoisyBatches(7), source={"batch": True}, batch_size=None)
-    expected = undisturbed(build, 2)
-    loader = build(num_workers=2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        assert same(with_kills(loader, 2, {1: (0,), 5: (0, 1)}), expected)
-    assert loader.worker_restarts >= 2
-
-
 # Exceptions.
 
 
@@ -103,9 +68,7 @@ class Unusual(Exception):
     """Of the user's own kind."""
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("error", [Unusual, KeyError, ValueError, TypeError])
+@pytest.mark.parametrize(("error", "num_workers"), [(Unusual, 2), (KeyError, 0), (TypeError, 0)])
 def test_an_exception_keeps_its_type_and_names_its_place(
     error: type[Exception], num_workers: int
 ) -> None:
@@ -125,8 +88,7 @@ def test_an_exception_keeps_its_type_and_names_its_place(
     state = loader.state_dict()
     found += [copy_of(batch) for batch in batches]
     assert same(found, expected[:2] + expected[3:])
-    mended = make(FailingPlaces(22, {}), num_workers=num_workers)
-    mended.load_state_dict(through_json(state))
+    mended = loaded(make(FailingPlaces(22, {}), num_workers=num_workers), through_json(state))
     assert same([copy_of(batch) for batch in mended], expected[2:])
 
 
@@ -198,7 +160,6 @@ def test_a_damaged_image_is_named_or_dropped(files: list[Path], num_workers: int
     dropping = build(on_bad_sample="drop")
     assert [len(labels) for _, labels in dropping] == [4, 3]
     assert [bad.position for bad in dropping.bad_samples.samples] == [5]
-    assert_exact_resume(partial(build, on_bad_sample="drop"), other=({"num_workers": 1},))
 
 
 def test_a_damaged_image_of_a_batch_is_dropped_alone(files: list[Path]) -> None:
@@ -311,8 +272,7 @@ def test_what_no_output_can_be_is_refused_at_once(arguments: dict[str, Any]) -> 
 def test_the_function_may_be_mended_between_states() -> None:
     """A state is of the function's name, and an object's values do not belong to it."""
     _, states = uninterrupted(make(FailingPlaces(22, {})), 1)
-    loader = make(FailingPlaces(22, {1: Unusual}))
-    loader.load_state_dict(states[0, 2])
+    loader = loaded(make(FailingPlaces(22, {1: Unusual})), states[0, 2])
     assert places_of(list(loader)) == list(range(8, 22))
 
 
@@ -438,8 +398,7 @@ def test_what_could_not_be_served_is_refused_at_once(build: Callable[[], Any]) -
 
 def test_a_subclass_does_not_take_the_bases_state() -> None:
     state = StatefulGPULoader(CallableSource(_ends_at_ten_alone)).state_dict()
-    with pytest.raises(StateMismatch, match="by Negated"):
-        StatefulGPULoader(Negated(_ends_at_ten_alone)).load_state_dict(state)
+    assert "by Negated" in str(refusal(StatefulGPULoader(Negated(_ends_at_ten_alone)), state))
 
 
 def test_declared_dtypes_can_be_given_again() -> None:

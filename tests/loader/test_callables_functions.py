@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from stateful_gpu_loader import CallableSource, SampleInfo, StateMismatch
+from stateful_gpu_loader import CallableSource, SampleInfo
 from stateful_gpu_loader import transforms as T
-from tests.callables import NoisyPlaces, Places, draws, make
-from tests.conformance import assert_exact_resume, copy_of, same
+from tests.callables import Places, make
+from tests.conformance import copy_of, refusal, same
 
 
 def _outputs(kind: str, info: SampleInfo) -> Any:
@@ -54,30 +54,6 @@ def test_outputs_of_every_kind_come_as_default_collate_makes_them(
     assert same([copy_of(b) for b in make(function, num_workers=num_workers)], copy_of(wanted))
 
 
-def _mixed(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    noise = [sample["noise"]["random"] for sample in samples]
-    return {"samples": noise, "mixed": draws()}
-
-
-def _noisier(sample: dict[str, Any]) -> dict[str, Any]:
-    return {**sample, "noise": draws()}
-
-
-def test_transform_and_collate_fn_of_the_users_are_exact() -> None:
-    arguments = {"transform": _noisier, "collate_fn": _mixed, "batch_transform": _noisier}
-    build = partial(make, NoisyPlaces(10), **arguments)
-    assert_exact_resume(build, other=({"num_workers": 2},))
-    drawn = [(b["mixed"]["random"], b["noise"]["random"], b["samples"][0]) for b in build()]
-    assert len({value for values in drawn for value in values}) == 9
-
-
-def test_without_batches_each_sample_comes_by_itself() -> None:
-    """batch_size=None."""
-    build = partial(make, NoisyPlaces(5), batch_size=None)
-    assert [sample["place"] for sample in build()] == [0, 1, 2, 3, 4]
-    assert_exact_resume(build, other=({"num_workers": 2},))
-
-
 def _who(info: SampleInfo) -> Any:
     worker = torch.utils.data.get_worker_info()
     if info.idx_in_epoch == 8:
@@ -112,46 +88,6 @@ def test_whatever_can_be_called_with_one_argument_is_a_function(function: Any) -
     assert len(alone) >= 2
     forked = make(function, num_workers=2, multiprocessing_context="fork")
     assert same([copy_of(batch) for batch in forked], alone)
-
-
-class Reading:
-    """An iterator with torchdata's two methods."""
-
-    def __init__(self, length: int) -> None:
-        self.length, self.i = length, 0
-
-    def __iter__(self) -> Reading:
-        return self
-
-    def __next__(self) -> int:
-        if self.i >= self.length:
-            self.i = 0
-            raise StopIteration
-        self.i += 1
-        return self.i - 1
-
-    def state_dict(self) -> dict[str, int]:
-        return {"i": self.i}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.i = state["i"]
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-def test_an_iterator_with_state_is_read_once_and_resumes(num_workers: int) -> None:
-    """Whatever the workers; the state of one of them goes into the loader's."""
-    wanted = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    states, loader = [], make(Reading(10), num_workers=num_workers)
-    for _ in range(2):
-        assert [batch.tolist() for batch in loader] == wanted
-    for batch in loader:
-        states.append((batch.tolist(), loader.state_dict()))
-    for number, (_, state) in enumerate(states, 1):
-        resumed = make(Reading(10), num_workers=num_workers)
-        resumed.load_state_dict(state)
-        assert [batch.tolist() for batch in resumed] == wanted[number:]
-        assert [batch.tolist() for batch in resumed] == wanted
 
 
 def _no_argument() -> int:
@@ -207,14 +143,9 @@ def test_threads_are_refused_for_encoded_images_too() -> None:
 
 
 def test_a_state_of_another_function_is_refused() -> None:
-    """And nothing is changed."""
     loader = make(Places(22))
     next(iter(loader))
-    other = make(_no_places)
-    before = other.state_dict()
-    with pytest.raises(StateMismatch, match="dataset"):
-        other.load_state_dict(loader.state_dict())
-    assert other.state_dict() == before
+    refusal(make(_no_places), loader.state_dict(), "dataset")
 
 
 def test_a_torch_dataloader_reads_epoch_0() -> None:

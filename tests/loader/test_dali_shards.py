@@ -1,32 +1,17 @@
-"""Shards as DALI has them, through the loader: contents, and exact resumption."""
+"""Shards as DALI has them, through the loader."""
 
 from __future__ import annotations
 
-import itertools
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stateful_gpu_loader import StatefulGPULoader, StateMismatch
+from stateful_gpu_loader import StatefulGPULoader
 from stateful_gpu_loader.samplers.sharded import LastBatchPolicy, ShardSampler
-from tests.conformance import assert_exact_resume, flat
-from tests.map_datasets import Indices, Noisy
-from tests.samplers.dali_epochs import POLICIES, dali_epochs
-
-SHUFFLES: list[dict[str, Any]] = [
-    {},
-    {"stick_to_shard": True},
-    {"random_shuffle": True},
-    {"random_shuffle": True, "stick_to_shard": True},
-    {"shuffle_after_epoch": True},
-]
-
-modes = pytest.mark.parametrize(
-    ("pad_last_batch", "stick_to_shard", "policy"),
-    list(itertools.product((False, True), (False, True), POLICIES)),
-)
+from tests.conformance import flat, loaded, refusal
+from tests.map_datasets import Indices
+from tests.samplers.dali_epochs import dali_epochs
 
 
 def make(
@@ -39,7 +24,10 @@ def make(
 
 
 @pytest.mark.dali
-@modes
+@pytest.mark.parametrize(
+    ("pad_last_batch", "stick_to_shard", "policy"),
+    [(False, True, "fill"), (True, False, "drop"), (False, False, "partial")],
+)
 def test_epochs_of_the_loader_are_those_of_dalis_iterator(
     tmp_path: Path, pad_last_batch: bool, stick_to_shard: bool, policy: str
 ) -> None:
@@ -60,33 +48,6 @@ def test_epochs_of_the_loader_are_those_of_dalis_iterator(
         ours = [[batch.tolist() for batch in loader] for _ in range(6)]
         assert ours == theirs
         assert len(loader) == max(map(len, theirs))
-
-
-@pytest.mark.dali
-@pytest.mark.parametrize("pad_last_batch", [False, True])
-@pytest.mark.parametrize("policy", list(LastBatchPolicy))
-@pytest.mark.parametrize("shuffle", SHUFFLES, ids=str)
-def test_resumption_is_exact_over_epochs_of_all_shards(
-    pad_last_batch: bool, policy: LastBatchPolicy, shuffle: dict[str, Any]
-) -> None:
-    """Where an epoch begins in the middle of a shard, too."""
-    arguments = {
-        "shard_id": 2,
-        "num_shards": 3,
-        "pad_last_batch": pad_last_batch,
-        "last_batch_policy": policy,
-        **shuffle,
-    }
-    assert_exact_resume(partial(make, Noisy(14), 2, arguments), epochs=4)
-
-
-@pytest.mark.dali
-@pytest.mark.parametrize("policy", [LastBatchPolicy.FILL, LastBatchPolicy.PARTIAL])
-def test_resumption_is_exact_on_any_workers(policy: LastBatchPolicy) -> None:
-    arguments = {"num_shards": 3, "last_batch_policy": policy, "random_shuffle": True}
-    workers: tuple[dict[str, Any], ...] = ({"num_workers": 2},)
-    make_loader = partial(make, Noisy(14), 2, arguments)
-    assert_exact_resume(make_loader, epochs=3, other=workers)
 
 
 def test_workers_that_are_not_forked_deliver_the_same_beside_dali(tmp_path: Path) -> None:
@@ -119,10 +80,7 @@ def test_a_state_of_another_shard_is_refused_by_name(changed: dict[str, Any], sh
     loader = make(Indices(12), 2, {"num_shards": 3})
     next(iter(loader))
     other = make(Indices(12), 2, {"num_shards": 3, **changed})
-    before = other.state_dict()
-    with pytest.raises(StateMismatch, match=f"order differs.*{shown}"):
-        other.load_state_dict(loader.state_dict())
-    assert other.state_dict() == before
+    assert shown in refusal(other, loader.state_dict(), "order").present
 
 
 def test_another_batch_size_of_the_loader_cuts_the_same_epochs() -> None:
@@ -135,8 +93,7 @@ def test_another_batch_size_of_the_loader_cuts_the_same_epochs() -> None:
     assert epochs[0] == epochs[1]
     loader = make(Indices(14), 2, arguments)
     next(iter(loader))
-    resumed = make(Indices(14), 2, arguments, batch_size=3)
-    resumed.load_state_dict(loader.state_dict())
+    resumed = loaded(make(Indices(14), 2, arguments, batch_size=3), loader.state_dict())
     assert list(flat([batch.tolist() for batch in resumed])) == epochs[0][0][2:]
 
 

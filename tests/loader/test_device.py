@@ -8,7 +8,6 @@ import pickle
 import random
 import re
 import threading
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,72 +19,20 @@ from stateful_gpu_loader import (
     FolderSource,
     LoaderError,
     StatefulGPULoader,
-    StateMismatch,
     ragged_collate,
 )
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.decoders import make_decoder, probe
 from stateful_gpu_loader.decoders.cpu_share import fraction_of
 from stateful_gpu_loader.randomness.permutation import Permutation
-from tests.conformance import assert_exact_on_all, assert_exact_resume, copy_of, same, uninterrupted
+from tests.conformance import copy_of, refusal, same, uninterrupted
 from tests.damaged import undecodable
-from tests.device_loaders import EXECUTIONS, RECIPES, Loader, make, photos
+from tests.device_loaders import RECIPES, Loader, make, photos
 from tests.fake_gpu import FakeDecoder, FakeGpu, FakePlace, fake_gpu
 from tests.images import photograph
 from tests.patience import seconds
 
 __all__ = ["fake_gpu", "photos"]
-
-
-@pytest.mark.processes
-def test_the_stage_is_exact_on_any_workers_and_prefetch(photos: Path, fake_gpu: FakeGpu) -> None:
-    """From each execution to each other, state at every batch; another decoder delays,
-    reorders and refuses."""
-    assert_exact_on_all(partial(make, photos), EXECUTIONS)
-    assert fake_gpu.decoder.num_calls > 0
-
-
-@pytest.mark.parametrize("other_size", [1, 4, 20])
-def test_another_batch_size_keeps_every_image(
-    photos: Path, fake_gpu: FakeGpu, other_size: int
-) -> None:
-    """An image's pixels depend on no other image of its batch."""
-    expected, states = uninterrupted(make(photos), 1)
-    resumed = make(photos, batch_size=other_size, num_workers=2)
-    resumed.load_state_dict(states[0, 2])
-    rest = [copy_of(batch) for batch in resumed]
-    for part in (0, 1):
-        wanted = torch.cat([batch[part] for batch in expected[0][2:]])
-        assert same(torch.cat([batch[part] for batch in rest]), wanted)
-
-
-ALL_RECIPES = [
-    T.RandomCrop(48, padding=4, pad_if_needed=True),
-    T.Resize(40),
-    T.RandomVerticalFlip(),
-    T.RandomAffine(10, (0.1, 0.1), (0.9, 1.1), 5),
-    T.TrivialAugmentWide(),
-    T.RandAugment(),
-    T.GaussianBlur(3),
-    T.RandomGrayscale(0.3),
-    T.CenterCrop(36),
-    T.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
-    T.RandomErasing(0.7, value="random"),
-    T.ToDtype(torch.bfloat16),
-    T.ToMemoryFormat(torch.channels_last),
-]
-
-
-@pytest.mark.fuzz
-def test_all_recipes_together_are_exact(photos: Path, fake_gpu: FakeGpu) -> None:
-    """Folded or not, on whole batches of any size."""
-    build = partial(make, photos, transform=ALL_RECIPES)
-    assert_exact_resume(build, other=EXECUTIONS)
-    images = torch.cat([images for images, _ in build()])
-    assert images.dtype == torch.bfloat16
-    single = list(build(batch_size=1))
-    assert all(image.is_contiguous(memory_format=torch.channels_last) for image, _ in single)
-    assert same(torch.cat([image for image, _ in single]), images)
 
 
 @pytest.mark.parametrize("cpu_share", [0.0, 0.5, 1.0])
@@ -127,10 +74,8 @@ def test_another_share_of_the_cpus_is_another_decoder(photos: Path, fake_gpu: Fa
     next(iter(loader))
     state = loader.state_dict()
     for share in (0.0, 0.25):
-        text = r"decoder differs: the state has 'fake-cuda, cpu_share=0\.5'"
-        with pytest.raises(StateMismatch, match=text):
-            make(photos, cpu_share=share).load_state_dict(state)
-    assert_exact_resume(partial(make, photos, cpu_share=0.5), other=EXECUTIONS[1:3])
+        refused = refusal(make(photos, cpu_share=share), state, "decoder")
+        assert refused.saved == "fake-cuda, cpu_share=0.5"
     with pytest.raises(ValueError, match="cpu_share"):
         loader.cpu_share = 0.1
 
@@ -168,8 +113,8 @@ def test_the_fingerprint_tells_decoder_families_apart(photos: Path, fake_gpu: Fa
     cpu, gpu = make(photos, device=None, decoder="torchvision"), make(photos)
     for saved, present in ((cpu, gpu), (gpu, cpu)):
         state = saved.state_dict()
-        with pytest.raises(StateMismatch, match=r"decoder differs: .*(fake-cuda|torchvision)"):
-            present.load_state_dict(state)
+        refused = refusal(present, state, "decoder")
+        assert {refused.saved, refused.present} == {"fake-cuda", "torchvision"}
         present.load_state_dict(state, accept={"decoder"})
 
 
@@ -289,13 +234,6 @@ def test_delivered_batches_are_never_written_again(photos: Path, fake_gpu: FakeG
     assert same(kept, [copy_of(batch) for _ in range(3) for batch in again])
 
 
-def test_the_state_is_that_of_the_delivered_batch(photos: Path, fake_gpu: FakeGpu) -> None:
-    """Whatever the depth."""
-    loader = make(photos, num_workers=3, prefetch_factor=4)
-    for delivered, _ in enumerate(loader, 1):
-        assert loader.state_dict()["position"] == min(6 * delivered, 20)
-
-
 def test_a_copy_of_a_loader_has_a_stage_of_its_own(photos: Path, fake_gpu: FakeGpu) -> None:
     """As before the first batch: by copy.deepcopy and by pickle."""
     loader = make(photos, num_workers=2)
@@ -363,7 +301,6 @@ def test_what_the_gpu_is_not_for_is_made_by_the_workers_and_moved(
         for workers in (0, 2):
             loader = make(photos, decoder="torchvision", num_workers=workers, **kind)
             assert same(list(loader), expected)
-        assert_exact_resume(partial(make, photos, **kind), other=({"num_workers": 2},))
     assert fake_gpu.decoder.num_calls == 0
 
 
@@ -389,9 +326,6 @@ def test_any_datasets_tensors_are_moved(fake_gpu: FakeGpu) -> None:
         moved = uninterrupted(numbers(device="cuda", num_workers=workers), 2)
         assert same(moved[0], expected)
         assert moved[1] == states
-    assert_exact_resume(
-        partial(numbers, device="cuda"), other=({"num_workers": 2, "prefetch_factor": 4},)
-    )
 
 
 class Sparse:

@@ -20,6 +20,7 @@ from stateful_gpu_loader.datasets import Source
 from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.transforms.recipe import FloatArray
 from tests.callables import FileBatches, Files
+from tests.conformance import loaded
 from tests.damaged import write_photos
 from tests.datasets.shards import PhotoShards
 from tests.fake_gpu import FakeGpu, fake_gpu
@@ -142,8 +143,7 @@ def test_a_resumed_loader_reports_what_the_uninterrupted_one_did(photos: Path) -
     state = loader.state_dict()
     next(batches)
     expected = loader.draws()
-    resumed = make(Numbered(photos), num_workers=2)
-    resumed.load_state_dict(state)
+    resumed = loaded(make(Numbered(photos), num_workers=2), state)
     with pytest.raises(LoaderError, match="has delivered none"):
         resumed.draws()
     next(iter(resumed))
@@ -232,8 +232,7 @@ def test_a_lane_is_read_again(shuffle: bool, mode: str, num_workers: int) -> Non
     assert len(found) > 6
     iterator = iter(loader)
     next(iterator)
-    resumed = make(shards, batch_size=3, **arguments)
-    resumed.load_state_dict(loader.state_dict())
+    resumed = loaded(make(shards, batch_size=3, **arguments), loader.state_dict())
     assert_draws_of_every_batch(resumed, data, epochs=1)
 
 

@@ -10,41 +10,57 @@ import signal
 import threading
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from stateful_gpu_loader import StatefulGPULoader, WorkerLost
-from tests.conformance import copy_of, same
+from tests.conformance import copy_of, loaded, same
 from tests.generators import generators
 from tests.lost_workers import KillsItself, deliver_quietly, kill, lives, undisturbed, with_kills
-from tests.makers import MAKERS, N, make_map
+from tests.makers import MAKERS, Make, N, make_map
 from tests.map_datasets import Noisy
 from tests.patience import seconds
+from tests.stream_kinds import KINDS, LOADERS
+
+CREWS = {"num_workers": 4, "threads_per_process": 2}
+KILLED: dict[str, tuple[Make, dict[str, Any]]] = {
+    **{name: (make, {}) for name, make in MAKERS.items()},
+    "shards": (partial(KINDS["shards of unknown length"], batch_size=5), {}),
+    "calls": (partial(KINDS["calls without length"], batch_size=1), {}),
+    "calls for batches": (LOADERS["calls for batches"], {}),
+    "threads of processes": (partial(LOADERS["photographs"], batch_size=1), CREWS),
+    "shards, threads of processes": (LOADERS["shards of photographs"], CREWS),
+}
+"""Loaders of some batches, and workers if they are not two processes."""
 
 
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:.*samples of the iterable dataset are read again")
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", KILLED)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_killed_workers_leave_the_stream_unchanged(name: str, persistent: bool) -> None:
     """Any worker, at the first and a later batch, one and all at once, in two epochs."""
     # Two batches at most are answered before a kill: each kill is met before the next.
-    arguments = {"num_workers": 2, "persistent_workers": persistent, "prefetch_factor": 1}
-    expected = undisturbed(MAKERS[name], 2, **arguments)
-    loader = MAKERS[name](**arguments)
+    make, workers = KILLED[name]
+    tied = {} if workers else {"num_workers": 2}
+    expected = undisturbed(make, 2, **tied)
+    workers = {"num_workers": 2, **workers, "prefetch_factor": 1}
+    loader = make(**workers, persistent_workers=persistent)
     with pytest.warns(RuntimeWarning, match="is killed by signal") as said:
         found = with_kills(loader, 2, {1: (0,), 4: (1,), 7: (0, 1)})
     assert same(found, expected)
     restarts = [str(w.message) for w in said if "the stream goes on" in str(w.message)]
-    assert loader.worker_restarts == len(restarts) >= 4
+    assert loader.worker_restarts == len(restarts) >= 2
     assert "pid" in restarts[0]
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("number", range(1, 11))
-def test_a_kill_behind_every_batch(number: int) -> None:
+@pytest.mark.parametrize("number", [2, 9, 10])
+def test_a_kill_behind_late_batches(number: int) -> None:
     """The last one included."""
     expected = undisturbed(make_map, 1, num_workers=2)
     assert len(expected[0]) == 10
@@ -57,8 +73,9 @@ def test_a_kill_behind_every_batch(number: int) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-@pytest.mark.parametrize("name", ["map", "iterable with state"])
+@pytest.mark.parametrize(
+    ("method", "name"), [("forkserver", "iterable with state"), ("spawn", "map")]
+)
 def test_every_start_method(method: str, name: str) -> None:
     arguments = {"num_workers": 2, "multiprocessing_context": method}
     expected = undisturbed(MAKERS[name], 1, num_workers=2)
@@ -68,8 +85,7 @@ def test_every_start_method(method: str, name: str) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("how", ["kill", "exit"])
-@pytest.mark.parametrize("index", [0, 13, 39])
+@pytest.mark.parametrize(("how", "index"), [("kill", 13), ("exit", 0), ("kill", 39)])
 def test_a_worker_that_dies_at_a_sample_while_next_waits(
     tmp_path: Path, how: str, index: int
 ) -> None:
@@ -102,8 +118,7 @@ def test_a_poison_sample_is_named_and_the_state_is_intact(tmp_path: Path) -> Non
     for life in dataset.lives.iterdir():
         life.unlink()
     assert same(list(loader), expected[3:])
-    resumed = StatefulGPULoader(Noisy(N), batch_size=4, seed=1)
-    resumed.load_state_dict(state)
+    resumed = loaded(StatefulGPULoader(Noisy(N), batch_size=4, seed=1), state)
     assert same(list(resumed), expected[3:])
 
 

@@ -1,24 +1,22 @@
-"""Images from a source: exact in threads and processes, from every place."""
+"""Images from a source: what a batch is, who draws for it, and what is refused."""
 
 from __future__ import annotations
 
 import threading
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, RandomSampler, Subset, random_split
-from torchvision.transforms import v2
+from torch.utils.data import ConcatDataset, Subset, random_split
 from torchvision.transforms.v2 import functional as F
 
-from stateful_gpu_loader import FolderSource, StatefulGPULoader, StateMismatch
+from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.decoders import make_decoder, probe
 from stateful_gpu_loader.randomness.permutation import Permutation
-from tests.conformance import assert_exact_on_all, assert_exact_resume, copy_of, same, uninterrupted
+from tests.conformance import copy_of, refusal, same, uninterrupted
 from tests.damaged import delivered_with_errors
 from tests.images import write_photo_folder
 
@@ -52,23 +50,6 @@ def make_images(root: Path, **changes: Any) -> StatefulGPULoader[Any]:
     return StatefulGPULoader(FolderSource(root), **arguments)
 
 
-GRID: tuple[dict[str, Any], ...] = (
-    {"num_workers": 4, "threads_per_process": 2},
-    *(
-        {"num_workers": num_workers, "worker_type": worker_type}
-        for num_workers, worker_type in [
-            (0, "auto"),
-            (1, "thread"),
-            (2, "thread"),
-            (3, "thread"),
-            (1, "process"),
-            (2, "process"),
-            (3, "process"),
-        ]
-    ),
-)
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_large_batches_of_worker_processes_are_right_whether_kept_or_dropped(
@@ -99,68 +80,11 @@ def test_large_batches_of_worker_processes_are_right_whether_kept_or_dropped(
     assert not places & {images.data_ptr() for images, _ in kept}
 
 
-@pytest.mark.processes
-def test_images_resume_exactly_on_any_number_and_kind_of_workers(photos: Path) -> None:
-    """From each of {0, 1, 2, 3} x {thread, process} to each other, state at every batch."""
-    assert_exact_on_all(partial(make_images, photos), GRID)
-
-
-@pytest.mark.parametrize("other_size", [1, 4, 24])
-def test_another_batch_size_keeps_every_image(photos: Path, other_size: int) -> None:
-    """Order, labels, augmentations and pixels."""
-    expected, states = uninterrupted(make_images(photos), 1)
-    resumed = make_images(photos, batch_size=other_size)
-    resumed.load_state_dict(states[0, 2])
-    rest = [copy_of(batch) for batch in resumed]
-    for part in (0, 1):
-        wanted = torch.cat([batch[part] for batch in expected[0][2:]])
-        assert same(torch.cat([batch[part] for batch in rest]), wanted)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize(
-    "transform",
-    [
-        v2.Compose(
-            [v2.RandomResizedCrop(32), v2.ColorJitter(0.5), v2.ToDtype(torch.float32, True)]
-        ),
-        lambda image: F.resize(image, [16, 16]).float() * torch.rand(()) + np.random.rand(),
-        [T.RandomResizedCrop(32), lambda image: image.roll(int(torch.randint(9, ())), 1)],
-    ],
-    ids=["v2 pipeline", "lambda", "recipe and lambda"],
-)
-def test_any_callable_on_the_image_is_exact(photos: Path, transform: Any, num_workers: int) -> None:
-    """Keyed generators, in processes and inline."""
-    assert_exact_resume(
-        lambda **changes: make_images(
-            photos, **{"transform": transform, "num_workers": num_workers, **changes}
-        ),
-        other=({"num_workers": 1},),
-    )
-
-
-@pytest.mark.processes
 def test_a_users_collate_fn_gets_the_samples_one_by_one(photos: Path) -> None:
-    def ragged(samples: list[tuple[torch.Tensor, int]]) -> tuple[list[torch.Tensor], list[int]]:
-        shift = int(torch.randint(5, ()))
-        return [image.roll(shift, 1) for image, _ in samples], [target for _, target in samples]
-
-    make = lambda **changes: make_images(  # noqa: E731
-        photos, transform=[T.RandomHorizontalFlip()], collate_fn=ragged, **changes
-    )
-    images, targets = next(iter(make()))
-    assert len(images) == len(targets) == 5
-    assert len({image.shape for image in images}) > 1
-    assert_exact_resume(make, other=({"num_workers": 2},))
-
-
-@pytest.mark.fuzz
-def test_batch_size_none_yields_single_images(photos: Path) -> None:
-    image, target = next(iter(make_images(photos, batch_size=None)))
-    assert image.shape == (3, 48, 48)
-    assert target in (0, 1, 2)
-    assert_exact_resume(lambda **changes: make_images(photos, batch_size=None, **changes))
+    loader = make_images(photos, transform=[T.RandomHorizontalFlip()], collate_fn=list)
+    batch = next(iter(loader))
+    assert len({image.shape for image, _ in batch}) > 1
+    assert {target for _, target in batch} <= {0, 1, 2}
 
 
 def test_a_batch_is_what_default_collate_would_make(photos: Path) -> None:
@@ -217,22 +141,11 @@ def test_images_of_different_sizes_in_one_batch_are_explained(photos: Path) -> N
         next(iter(make_images(photos, transform=None)))
 
 
-@pytest.mark.fuzz
 def test_delivered_batches_are_never_written_again(photos: Path) -> None:
     """Whoever keeps them keeps them, while the memory of others is taken again."""
-    for arguments in ({}, {"num_workers": 2}, {"num_workers": 2, "worker_type": "process"}):
-        loader = make_images(photos, **arguments)
-        kept = [batch for _ in range(3) for batch in loader]
-        again = make_images(photos)
-        copies = [copy_of(batch) for _ in range(3) for batch in again]
-        assert same(kept, copies)
-
-
-def test_threads_do_not_touch_the_callers_generators(photos: Path) -> None:
-    """The loader draws its seed from the caller, and nothing else."""
-    before = torch.get_rng_state()
-    for _ in make_images(photos, num_workers=2):
-        assert torch.equal(torch.get_rng_state(), before)
+    loader, again = make_images(photos, num_workers=2), make_images(photos)
+    kept = [batch for _ in range(3) for batch in loader]
+    assert same(kept, [copy_of(batch) for _ in range(3) for batch in again])
 
 
 def test_no_thread_is_left_after_a_break(photos: Path) -> None:
@@ -253,11 +166,8 @@ def test_the_decoder_of_the_state_is_taken_where_it_is_available(photos: Path) -
     assert resumed.state_dict() == states[0, 2]
     assert same([copy_of(batch) for batch in resumed], expected[0][2:])
     explicit = make_images(photos, decoder="torchcodec")
-    with pytest.raises(
-        StateMismatch,
-        match="decoder differs: the state has 'torchvision', expected was 'torchcodec'",
-    ):
-        explicit.load_state_dict(states[0, 2])
+    refused = refusal(explicit, states[0, 2], "decoder")
+    assert (refused.saved, refused.present) == ("torchvision", "torchcodec")
     explicit.load_state_dict(states[0, 2], accept={"decoder"})
 
 
@@ -301,22 +211,8 @@ def test_splits_and_concatenations_of_a_source_are_sources(photos: Path) -> None
         StatefulGPULoader(split, transform=recipes).state_dict()
         for split in (train, Subset(source, range(20)))
     ]
-    with pytest.raises(StateMismatch, match="dataset differs"):
-        StatefulGPULoader(train, transform=recipes).load_state_dict(states[1])
+    refusal(StatefulGPULoader(train, transform=recipes), states[1], "dataset")
     StatefulGPULoader(train, transform=recipes).load_state_dict(states[0])
-
-
-@pytest.mark.fuzz
-@pytest.mark.parametrize("worker_type", ["thread", "process"])
-def test_a_source_in_an_order_of_the_users_resumes_exactly(photos: Path, worker_type: str) -> None:
-    """A user's sampler decides the order, the image stage does the rest."""
-
-    def build(**arguments: Any) -> StatefulGPULoader[Any]:
-        sampler = RandomSampler(range(20), generator=torch.Generator().manual_seed(1))
-        return make_images(photos, shuffle=None, sampler=sampler, **arguments)
-
-    other = {"num_workers": 2, "worker_type": worker_type}
-    assert_exact_resume(build, other=(other,))
 
 
 def test_an_unknown_decoder_is_refused_at_once(photos: Path) -> None:
@@ -327,13 +223,11 @@ def test_an_unknown_decoder_is_refused_at_once(photos: Path) -> None:
 def test_another_folder_or_transform_is_refused(photos: Path, tmp_path: Path) -> None:
     state = make_images(photos).state_dict()
     write_photo_folder(tmp_path, num_classes=3, per_class=8)
-    moved = make_images(tmp_path)
-    moved.load_state_dict(state)
+    make_images(tmp_path).load_state_dict(state)
     (tmp_path / "class_00" / "photo_000.jpg").rename(tmp_path / "class_00" / "renamed.jpg")
-    with pytest.raises(StateMismatch, match="dataset differs"):
-        make_images(tmp_path).load_state_dict(state)
-    with pytest.raises(StateMismatch, match=r"transform differs: .*RandomResizedCrop"):
-        make_images(photos, transform=[T.CenterCrop(48)]).load_state_dict(state)
+    refusal(make_images(tmp_path), state, "dataset")
+    refused = refusal(make_images(photos, transform=[T.CenterCrop(48)]), state, "transform")
+    assert "RandomResizedCrop" in refused.saved
 
 
 def test_a_missing_file_is_an_os_error_that_names_it(tmp_path: Path) -> None:

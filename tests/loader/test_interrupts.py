@@ -18,19 +18,18 @@ from typing import Any, Literal
 
 import pytest
 
-from stateful_gpu_loader import FolderSource, StatefulGPULoader
+from stateful_gpu_loader import StatefulGPULoader
 from stateful_gpu_loader import __file__ as PACKAGE
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.engine.workers import processes
 from stateful_gpu_loader.engine.workers.channel import Channel
-from tests.conformance import copy_of, same
+from tests.conformance import copy_of, loaded, same
 from tests.fake_cluster import FakeWorkers
 from tests.fake_gpu import FakeGpu, fake_gpu
-from tests.images import write_photo_folder
 from tests.interrupts import Place, handle_at, interrupt_at, places_of
 from tests.makers import MAKERS
 from tests.map_datasets import Noisy
-from tests.stream_kinds import KINDS
+from tests.stream_kinds import KINDS, LOADERS
 from tests.user_objects import PlainIterable
 
 __all__ = ["fake_gpu"]
@@ -103,8 +102,7 @@ def assert_whole(
         assert same(found + rest, expected), place
         assert same(batches_of(loader), following), place
         assert loader.state_dict() == end, place
-        resumed = make()
-        resumed.load_state_dict(state)
+        resumed = loaded(make(), state)
         left = following if state["epoch"] == 1 else rest
         assert same(batches_of(resumed), left), place
 
@@ -134,8 +132,7 @@ def assert_saved_whole(make: Make, *, at: int, every: int) -> None:
         with handle_at(number, save, by="line") as interrupt:
             next(batches, None)
         for state in states:
-            resumed = make()
-            resumed.load_state_dict(state)
+            resumed = loaded(make(), state)
             found = batches_of(itertools.chain(resumed, resumed))
             expected = whole, whole[1:]
             assert any(same(found[: len(one)], one) for one in expected), interrupt.where
@@ -160,6 +157,21 @@ def _is_the_return(place: Place) -> bool:
     return not place.callers and place.opcode.startswith("RETURN")
 
 
+IMAGES: Make = partial(
+    LOADERS["photographs"],
+    batch_size=2,
+    transform=[T.RandomResizedCrop(16), T.RandomHorizontalFlip()],
+)
+THREADS: Make = partial(IMAGES, num_workers=2)
+DEVICE: Make = partial(THREADS, device="cuda")
+PROCESSES: dict[str, Make] = {
+    "map": partial(MAKERS["map"], num_workers=2),
+    "persistent": partial(MAKERS["map"], num_workers=1, persistent_workers=True),
+    "sampler and dataset with state": partial(
+        MAKERS["sampler and dataset with state"], num_workers=2
+    ),
+    "plain iterable": partial(MAKERS["plain iterable"], num_workers=2),
+}
 QUICK = [
     "order",
     "a sampler of generator function",
@@ -169,13 +181,17 @@ QUICK = [
     "shards",
 ]
 """Kinds of streams that the fast tests interrupt."""
+PLACES = (0, 1, -1)
+"""Numbers of batches before the ``next()`` that is interrupted: -1 for all of them."""
+EACH = [kind for kind in QUICK if kind != "shards"]
+"""Kinds that the other tests interrupt at each line of a ``next()``."""
 ENOUGH = [*QUICK, "a batch sampler with state", "calls without length", "iterator with state"]
 
 
 @pytest.mark.parametrize("kind", QUICK)
 def test_an_interrupt_loses_and_shifts_nothing(kind: str) -> None:
-    """At each line, but for the many lines of shards."""
-    assert_whole(KINDS[kind], at=1, every=10 if kind == "shards" else 1)
+    """At every third line of the loader's own order, and at some of each other kind."""
+    assert_whole(KINDS[kind], at=1, every={"order": 3, "shards": 40}.get(kind, 12))
 
 
 class SomeBad(Noisy):
@@ -224,109 +240,97 @@ def test_an_interrupt_records_each_bad_sample_once(make: Make, at: int) -> None:
     assert_whole(make, at=at, every=3)
 
 
+MANY: dict[str, tuple[Make, dict[str, Any]]] = {
+    **{
+        f"{kind} at {at}": (KINDS[kind], {"at": at, "every": 1 if at == 1 and kind in EACH else 7})
+        for kind in KINDS
+        for at in PLACES
+    },
+    **{
+        f"{kind}, {error.__name__}": (
+            KINDS[kind],
+            {"at": 1, "error": error, "by": "opcode", "every": 1 if kind == "order" else 11},
+        )
+        for kind in ENOUGH
+        for error in (KeyboardInterrupt, Alarm)
+    },
+    **{
+        f"threads at {at}, {error.__name__}": (
+            THREADS,
+            {"at": at, "error": error, "by": "opcode", "every": 11},
+        )
+        for at in PLACES
+        for error in (KeyboardInterrupt, Alarm)
+    },
+    **{f"a device at {at}": (DEVICE, {"at": at, "every": 11}) for at in PLACES},
+    **{
+        f"processes, {name} at {at}": (make, {"at": at, "every": 19})
+        for name, make in PROCESSES.items()
+        for at in PLACES
+    },
+}
+"""Loaders, and where ``next()`` is interrupted: at many lines or bytecodes."""
+
+
 @pytest.mark.fuzz
-@pytest.mark.parametrize("at", [0, 1, -1], ids=["the first", "the second", "the end"])
+@pytest.mark.parametrize("name", MANY)
+def test_an_interrupt_at_many_places_loses_and_shifts_nothing(name: str, fake_gpu: FakeGpu) -> None:
+    make, arguments = MANY[name]
+    at = arguments["at"] % (1 + len(list(make())))
+    assert_whole(make, **{**arguments, "at": at})
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("at", PLACES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_interrupt_at_many_lines_loses_and_shifts_nothing(kind: str, at: int) -> None:
-    assert_whole(KINDS[kind], at=at % (1 + len(list(KINDS[kind]()))), every=7)
+def test_a_handler_saves_at_many_lines(kind: str, at: int) -> None:
+    assert_saved_whole(KINDS[kind], at=at % (1 + len(list(KINDS[kind]()))), every=19)
 
 
-@pytest.mark.fuzz
-@pytest.mark.parametrize("kind", ENOUGH)
-def test_an_interrupt_at_many_bytecodes_loses_and_shifts_nothing(kind: str) -> None:
-    """At each bytecode of the loader's own order."""
-    assert_whole(KINDS[kind], at=1, by="opcode", every=1 if kind == "order" else 11)
-
-
-@pytest.mark.parametrize("kind", QUICK)
+@pytest.mark.parametrize("kind", ["order", "a sampler with state, on the sampler"])
 def test_an_alarm_loses_and_shifts_nothing(kind: str) -> None:
     assert_whole(KINDS[kind], at=1, error=Alarm, every=10)
 
 
-@pytest.mark.fuzz
-@pytest.mark.parametrize("kind", ENOUGH)
-def test_an_alarm_at_many_bytecodes_loses_and_shifts_nothing(kind: str) -> None:
-    assert_whole(KINDS[kind], at=1, error=Alarm, by="opcode", every=11)
-
-
-def make_images(root: Path, **arguments: Any) -> StatefulGPULoader[Any]:
-    return StatefulGPULoader(
-        FolderSource(root),
-        **{"batch_size": 3, "shuffle": True, "seed": 3, "transform": RECIPES, **arguments},
-    )
-
-
-RECIPES = [T.RandomResizedCrop(16), T.RandomHorizontalFlip()]
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Alarm])
-def test_threads_go_on_after_an_interrupt(photos: Path, error: type[BaseException]) -> None:
-    assert_whole(partial(make_images, photos, num_workers=2), at=1, error=error, every=5)
+def test_threads_go_on_after_an_interrupt(error: type[BaseException]) -> None:
+    assert_whole(THREADS, at=1, error=error, every=20)
 
 
-@pytest.mark.fuzz
-@pytest.mark.parametrize("at", [0, 1, 7])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, Alarm])
-def test_threads_go_on_after_an_interrupt_at_many_bytecodes(
-    photos: Path, error: type[BaseException], at: int
-) -> None:
-    make = partial(make_images, photos, num_workers=2)
-    assert_whole(make, at=at, error=error, by="opcode", every=11)
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, Alarm])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("error", "num_workers"), [(KeyboardInterrupt, 2), (Alarm, 0)])
 def test_a_device_goes_on_after_an_interrupt(
-    photos: Path, fake_gpu: FakeGpu, num_workers: int, error: type[BaseException]
+    fake_gpu: FakeGpu, num_workers: int, error: type[BaseException]
 ) -> None:
-    make = partial(make_images, photos, num_workers=num_workers, device="cuda")
-    assert_whole(make, at=1, error=error, every=15)
-
-
-@pytest.mark.fuzz
-@pytest.mark.parametrize("at", [0, 1, 7])
-def test_a_device_goes_on_after_an_interrupt_at_many_lines(
-    photos: Path, fake_gpu: FakeGpu, at: int
-) -> None:
-    assert_whole(partial(make_images, photos, num_workers=2, device="cuda"), at=at, every=11)
-
-
-PROCESSES: dict[str, Make] = {
-    "map": partial(MAKERS["map"], num_workers=2),
-    "persistent": partial(MAKERS["map"], num_workers=1, persistent_workers=True),
-    "sampler and dataset with state": partial(
-        MAKERS["sampler and dataset with state"], num_workers=2
-    ),
-    "plain iterable": partial(MAKERS["plain iterable"], num_workers=2),
-}
+    assert_whole(partial(DEVICE, num_workers=num_workers), at=1, error=error, every=40)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Alarm])
 def test_processes_go_on_after_an_interrupt(error: type[BaseException]) -> None:
-    assert_whole(PROCESSES["map"], at=1, error=error, every=25)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("at", [0, 1, -1], ids=["the first", "the second", "the end"])
-@pytest.mark.parametrize("kind", PROCESSES)
-def test_processes_go_on_after_an_interrupt_at_many_lines(kind: str, at: int) -> None:
-    make = PROCESSES[kind]
-    assert_whole(make, at=at % (1 + len(list(make()))), every=19)
+    assert_whole(PROCESSES["map"], at=1, error=error, every=80)
 
 
 def is_of_run(place: Place) -> bool:
     return place.file == "engine/run.py" and place.function in ("__next__", "_offered")
 
 
+few = pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.fast] * (kind in QUICK[:4])) for kind in KINDS],
+)
+"""All kinds, of which the fast tests take a few."""
+
+
+@pytest.mark.fuzz
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Alarm])
-@pytest.mark.parametrize("kind", KINDS)
+@few
 def test_an_interrupt_before_the_first_batch_is_taken_moves_no_state(
     kind: str, error: type[BaseException]
 ) -> None:
     assert_whole(KINDS[kind], at=0, error=error, of=is_of_run)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.fuzz
+@few
 def test_another_iterator_begins_where_the_first_was_interrupted(kind: str) -> None:
     make = KINDS[kind]
     loader = make()
@@ -351,13 +355,6 @@ def test_a_handler_saves_the_place_before_or_after_the_batch(kind: str) -> None:
         assert_saved_whole(KINDS[kind], at=at, every=10)
 
 
-@pytest.mark.fuzz
-@pytest.mark.parametrize("at", [0, 1, -1], ids=["the first", "the second", "a later pass"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_handler_saves_at_many_lines(kind: str, at: int) -> None:
-    assert_saved_whole(KINDS[kind], at=at % (1 + len(list(KINDS[kind]()))), every=19)
-
-
 @pytest.mark.parametrize("kind", PROCESSES)
 def test_a_handler_saves_while_processes_work(kind: str) -> None:
     assert_saved_whole(PROCESSES[kind], at=0, every=40)
@@ -372,18 +369,18 @@ def returns_a_request(place: Place) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["map", "plain iterable", "threads"])
-def test_an_alarm_as_a_request_is_returned_loses_no_batch(kind: str, photos: Path) -> None:
-    make = partial(make_images, photos, num_workers=2) if kind == "threads" else PROCESSES[kind]
+def test_an_alarm_as_a_request_is_returned_loses_no_batch(kind: str) -> None:
+    make = THREADS if kind == "threads" else PROCESSES[kind]
     assert_whole(make, at=0, error=Alarm, by="opcode", every=3, of=returns_a_request)
 
 
 @pytest.mark.parametrize("kind", ["persistent", "a device"])
 def test_an_interrupt_before_a_later_pass_is_started_passes_over_no_epoch(
-    kind: str, photos: Path, fake_gpu: FakeGpu
+    kind: str, fake_gpu: FakeGpu
 ) -> None:
     """The pipeline is then one that has ended its last pass, and stands as it was left there."""
-    device = {"num_workers": 1, "persistent_workers": True, "device": "cuda"}
-    make = PROCESSES[kind] if kind == "persistent" else partial(make_images, photos, **device)
+    device = partial(DEVICE, num_workers=1, persistent_workers=True)
+    make = PROCESSES[kind] if kind == "persistent" else device
     loader = make()
     list(loader)
     batches = iter(loader)
@@ -413,7 +410,7 @@ def test_an_interrupt_after_the_first_batch_is_made_moves_no_state(
 
 @pytest.mark.parametrize("kind", ["shards", "a device"])
 def test_no_lock_is_taken_in_a_function_of_python(
-    kind: str, photos: Path, fake_gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+    kind: str, fake_gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A handler runs before ``Condition.__enter__`` returns, and the lock stays behind."""
     enter, found = threading.Condition.__enter__, list[str]()
@@ -423,15 +420,13 @@ def test_no_lock_is_taken_in_a_function_of_python(
         return enter(self)
 
     monkeypatch.setattr(threading.Condition, "__enter__", noted)
-    make = partial(make_images, photos, num_workers=2, device="cuda")
-    list(make() if kind == "a device" else KINDS[kind]())
+    list(DEVICE() if kind == "a device" else KINDS[kind]())
     assert not [path for path in found if path.startswith(str(Path(PACKAGE).parent))]
 
 
-def test_an_interrupt_inside_a_wait_is_raised_itself(photos: Path) -> None:
+def test_an_interrupt_inside_a_wait_is_raised_itself() -> None:
     """``Condition.wait`` has released its lock then, so that leaving the lock fails."""
-    make = partial(make_images, photos, num_workers=2)
-    batches: Any = iter(make(worker_type=FakeWorkers()))
+    batches: Any = iter(THREADS(worker_type=FakeWorkers()))
     found = [copy_of(next(batches))]
     dispatch = batches._pipeline._dispatch
     has_come, is_ready = dispatch._has_come, dispatch.is_ready
@@ -445,7 +440,7 @@ def test_an_interrupt_inside_a_wait_is_raised_itself(photos: Path) -> None:
     has_come._release_save, dispatch.is_ready = interrupted, lambda: False
     with pytest.raises(KeyboardInterrupt):
         next(batches)
-    assert same(found + list(map(copy_of, batches)), batches_of(make()))
+    assert same(found + list(map(copy_of, batches)), batches_of(THREADS()))
 
 
 @pytest.mark.parametrize(("owner", "name"), [(Channel, "end"), (processes, "have_ended")])
@@ -472,10 +467,3 @@ def test_an_interrupt_while_workers_end_leaves_no_thread_and_no_file(
     del batches
     gc.collect()
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("photos")
-    write_photo_folder(root, num_classes=2, per_class=10)
-    return root

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from functools import partial
 from typing import Any
 
 import pytest
@@ -11,22 +10,11 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from stateful_gpu_loader import StatefulGPULoader, StateMismatch
-from tests.conformance import assert_exact_resume, same, uninterrupted
-from tests.user_objects import (
-    IterableWithStatefulIterator,
-    OwnIterator,
-    PlainIterable,
-    StatefulIterable,
-)
+from stateful_gpu_loader import StatefulGPULoader
+from tests.conformance import loaded, refusal, refusal_at_next, same, uninterrupted
+from tests.user_objects import PlainIterable, StatefulIterable
 
 UNEVEN = [3, 17, 9, 0, 6]
-KINDS: list[type[PlainIterable]] = [
-    PlainIterable,
-    StatefulIterable,
-    IterableWithStatefulIterator,
-    OwnIterator,
-]
 pytestmark = pytest.mark.filterwarnings("ignore:.*samples of the iterable dataset are read again")
 
 
@@ -35,36 +23,8 @@ def make(kind: type[PlainIterable], **arguments: Any) -> StatefulGPULoader[Any]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {},
-        {"batch_size": None},
-        {"drop_last": True},
-        {"num_workers": 2},
-        {"num_workers": 3, "drop_last": True, "persistent_workers": True},
-    ],
-    ids=str,
-)
-def test_every_state_resumes_exactly(kind: type[PlainIterable], arguments: dict[str, Any]) -> None:
-    """Keyed generators make a shuffle buffer exact, too; uneven workers stay away."""
-    assert_exact_resume(partial(make, kind, **arguments))
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("interval", [0, 3])
-def test_snapshots_may_be_rare(kind: type[PlainIterable], interval: int) -> None:
-    """What was delivered behind the last snapshot is made again, and not delivered again."""
-    arguments = {"num_workers": 2, "snapshot_every_n_steps": interval}
-    assert_exact_resume(partial(make, kind, **arguments))
-
-
-@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("batch_size", [None, 4])
-@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(("batch_size", "drop_last"), [(None, False), (4, False), (4, True)])
 def test_batches_are_those_of_data_loader(
     num_workers: int, batch_size: int | None, drop_last: bool
 ) -> None:
@@ -74,8 +34,6 @@ def test_batches_are_those_of_data_loader(
         def __iter__(self) -> Any:
             return iter(self.part())
 
-    if batch_size is None and drop_last:
-        return
     arguments: dict[str, Any] = {
         "batch_size": batch_size,
         "num_workers": num_workers,
@@ -93,8 +51,7 @@ def test_reading_again_is_said_once_and_is_right_the_second_time(num_workers: in
     expected, states = uninterrupted(make(PlainIterable, num_workers=num_workers), 1)
     state = states[0, 2]
     for delivered in (2, 3, 4):
-        loader = make(PlainIterable, num_workers=num_workers)
-        loader.load_state_dict(state)
+        loader = loaded(make(PlainIterable, num_workers=num_workers), state)
         batches = iter(loader)
         with pytest.warns(UserWarning, match=f"{4 * delivered} samples of the iterable") as said:
             batch = next(batches)
@@ -105,8 +62,8 @@ def test_reading_again_is_said_once_and_is_right_the_second_time(num_workers: in
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("saved", "present"), [(2, 1), (2, 4), (2, 0), (0, 2)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("saved", "present"), [(2, 1), (2, 0), (0, 2)])
+@pytest.mark.parametrize("kind", [PlainIterable, StatefulIterable])
 def test_another_number_of_workers_is_refused_with_both(
     kind: type[PlainIterable], saved: int, present: int
 ) -> None:
@@ -114,12 +71,8 @@ def test_another_number_of_workers_is_refused_with_both(
     loader = make(kind, num_workers=saved)
     batches = iter(loader)
     next(batches)
-    other = make(kind, num_workers=present)
-    before = other.state_dict()
-    with pytest.raises(StateMismatch, match=f"has {saved}, expected was {present}") as refused:
-        other.load_state_dict(loader.state_dict())
-    assert refused.value.field == "num_workers"
-    assert other.state_dict() == before
+    refused = refusal(make(kind, num_workers=present), loader.state_dict(), "num_workers")
+    assert (refused.saved, refused.present) == (saved, present)
 
 
 @pytest.mark.processes
@@ -128,20 +81,16 @@ def test_between_passes_the_number_of_workers_is_free(kind: type[PlainIterable])
     """Nothing of the workers lives on: they are built anew for the next pass."""
     loader = make(kind, num_workers=2)
     list(loader)
-    other = make(kind, num_workers=3)
-    other.load_state_dict(loader.state_dict())
+    other = loaded(make(kind, num_workers=3), loader.state_dict())
     assert len(list(other)) > 0
 
 
 def test_iterables_of_a_different_kind_are_refused() -> None:
     loader = make(StatefulIterable)
     next(iter(loader))
-    with pytest.raises(StateMismatch, match="order differs"):
-        StatefulGPULoader(range(4)).load_state_dict(loader.state_dict())  # type: ignore[arg-type]
-    plain = make(PlainIterable)
-    plain.load_state_dict(loader.state_dict())
-    with pytest.raises(StateMismatch, match="PlainIterable, which has no load_state_dict"):
-        next(iter(plain))
+    refusal(StatefulGPULoader(range(4)), loader.state_dict(), "order")  # type: ignore[arg-type]
+    refused = refusal_at_next(make(PlainIterable), loader.state_dict())
+    assert "PlainIterable, which has no load_state_dict" in str(refused)
 
 
 def test_a_longer_iterable_than_promised_warns_as_torch_does() -> None:
@@ -169,8 +118,7 @@ def test_an_exception_of_an_iterable_is_raised_and_the_others_go_on() -> None:
     state = loader.state_dict()
     rest = [batch.tolist() for batch in batches]
     assert rest == [[6, 7], [8, 9]]
-    resumed = StatefulGPULoader(Failing(10, 5), batch_size=2)
-    resumed.load_state_dict(state)
+    resumed = loaded(StatefulGPULoader(Failing(10, 5), batch_size=2), state)
     assert [batch.tolist() for batch in resumed] == rest
 
 
@@ -195,8 +143,7 @@ def test_a_caught_exception_loses_no_batch(interval: int) -> None:
             pass
         states.append((len(delivered), loader.state_dict()))
     for count, state in states:
-        resumed = StatefulGPULoader(Failing(20, 5), **arguments)
-        resumed.load_state_dict(state)
+        resumed = loaded(StatefulGPULoader(Failing(20, 5), **arguments), state)
         rest = []
         again = iter(resumed)
         while True:
@@ -250,6 +197,5 @@ def test_no_warning_where_nothing_is_read_again() -> None:
         warnings.simplefilter("error")
         loader = make(StatefulIterable, num_workers=2)
         next(iter(loader))
-        resumed = make(StatefulIterable, num_workers=2)
-        resumed.load_state_dict(loader.state_dict())
+        resumed = loaded(make(StatefulIterable, num_workers=2), loader.state_dict())
         list(resumed)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stateful_gpu_loader import StatefulGPULoader
-from tests.conformance import uninterrupted
+from tests.conformance import loaded, uninterrupted
 from tests.datasets.shards import CountingShards, Loader, Numbers, indices_of
 
 SIZES = (30, 0, 41, 25, 60, 7)
@@ -84,8 +84,7 @@ def test_ten_thousand_shards(lanes: int) -> None:
     cursors = [text for key, text in state.items() if key.startswith("lane_")]
     assert len(cursors) == lanes
     assert max(map(len, cursors)) < 40
-    resumed = build()
-    resumed.load_state_dict(state)
+    resumed = loaded(build(), state)
     rest = iter(resumed)
     assert [next(rest).tolist() for _ in range(3)] == [next(batches).tolist() for _ in range(3)]
     assert len({i for batch in start for i in batch}) == 250

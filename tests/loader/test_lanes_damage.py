@@ -10,8 +10,8 @@ import pytest
 
 from stateful_gpu_loader import BadSample, LoaderError, StatefulGPULoader, TarShards
 from stateful_gpu_loader import transforms as T
-from tests.conformance import assert_exact_resume, copy_of, same
-from tests.damaged import assert_states_follow, delivered_with_errors
+from tests.conformance import copy_of, loaded, same
+from tests.damaged import delivered_with_errors
 from tests.datasets.shards import DamagedShards, Loader, Numbers, PhotoShards, indices_of
 from tests.datasets.tar.tar_files import photo_entries, write_tar
 from tests.fake_gpu import FakeGpu, fake_gpu
@@ -40,10 +40,9 @@ def make_photos(**arguments: Any) -> Loader:
     )
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("batch_size", [1, 3, 100])
-@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(
+    ("shuffle", "batch_size", "num_workers"), [(False, 1, 0), (True, 3, 2), (True, 100, 0)]
+)
 def test_raise_names_the_shard_and_goes_on_behind_it(
     shuffle: bool, batch_size: int, num_workers: int
 ) -> None:
@@ -75,26 +74,20 @@ def test_a_resume_behind_an_error_loses_nothing(batch_size: int, shuffle: bool) 
         except (ValueError, FileNotFoundError):
             continue
     for number, state in enumerate(states):
-        resumed = build()
-        resumed.load_state_dict(state)
+        resumed = loaded(build(), state)
         rest, _ = delivered_with_errors(resumed)
         assert same(rest, found[number + 1 :]), number
 
 
-@pytest.mark.fuzz
-@pytest.mark.parametrize("batch_size", [1, 3, 100])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_drop_leaves_out_the_rest_with_a_record(shuffle: bool, batch_size: int) -> None:
-    """A record of each, in the state; exact at every batch."""
-    build = partial(make, on_bad_sample="drop", shuffle=shuffle, batch_size=batch_size)
-    loader = build()
+def test_drop_leaves_out_the_rest_with_a_record(shuffle: bool) -> None:
+    """A record of each, in the state."""
+    loader = make(on_bad_sample="drop", shuffle=shuffle)
     assert sorted(indices_of(loader)) == loader.dataset.sound()
     record = {bad.index: bad.reason for bad in loader.bad_samples.samples}
     assert set(record) == {f"rest of shard '{s}', cursor {at}" for s, (at, _) in DAMAGE.items()}
     assert record["rest of shard '0', cursor 3"] == "ValueError: the record's checksum is wrong"
     assert loader.bad_samples.total == 4
-    assert_exact_resume(build, epochs=2)
-    assert_states_follow(build, [{"num_workers": 0}])
 
 
 def test_what_is_met_on_the_way_to_rests_that_are_left_out_is_recorded() -> None:
@@ -164,8 +157,7 @@ def test_a_mistake_in_the_program_is_raised_under_drop() -> None:
     assert sorted(indices_of(found)) == loader.dataset.sound()
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("batch_size", [1, 2, 30])
+@pytest.mark.parametrize(("batch_size", "num_workers"), [(1, 0), (2, 2), (30, 0)])
 def test_undecodable_images_are_raised_by_name(batch_size: int, num_workers: int) -> None:
     """The batch is lost, and no other; a rest behind it is what it was."""
     loader = make_photos(batch_size=batch_size, num_workers=num_workers, shuffle=False)
@@ -180,30 +172,19 @@ def test_undecodable_images_are_raised_by_name(batch_size: int, num_workers: int
     assert {101, 103, 201} <= lost
 
 
-@pytest.mark.fuzz
-@pytest.mark.parametrize("batch_size", [1, 2, 30, None])
-def test_undecodable_images_are_dropped(batch_size: int | None) -> None:
-    """On any workers, and at every resume, batches that are left empty included."""
-    build = partial(make_photos, on_bad_sample="drop", batch_size=batch_size)
-    loader = build()
-    assert sorted(indices_of(loader)) == sorted(set(loader.dataset.all()) - {101, 103, 201})
-    names = {str(bad.index) for bad in loader.bad_samples.samples}
-    assert names == {f"shard 'photos-{s}', cursor {i}" for s, i in ((1, 1), (1, 3), (2, 1))}
-    assert_exact_resume(build, epochs=2, other=({"num_workers": 2},))
-    assert_states_follow(build, [{"num_workers": 0}, {"num_workers": 2}])
-
-
-@pytest.mark.fuzz
-@pytest.mark.parametrize("batch_size", [1, 2, 30])
-def test_undecodable_images_are_dropped_on_a_device(batch_size: int, fake_gpu: FakeGpu) -> None:
-    """As on the CPU."""
-    build = partial(make_photos, on_bad_sample="drop", batch_size=batch_size)
-    for num_workers in (0, 2):
-        loader = build(device="cuda", num_workers=num_workers)
-        alone = build()
-        assert indices_of(loader) == indices_of(alone)
-        found, wanted = loader.bad_samples.samples, alone.bad_samples.samples
-        assert [(b.index, b.position) for b in found] == [(b.index, b.position) for b in wanted]
+@pytest.mark.parametrize("batch_size", [2, 30])
+def test_undecodable_images_are_dropped(batch_size: int, fake_gpu: FakeGpu) -> None:
+    """On a device as on the CPU."""
+    alone = make_photos(on_bad_sample="drop", batch_size=batch_size)
+    dropped = indices_of(alone)
+    assert sorted(dropped) == sorted(set(alone.dataset.all()) - {101, 103, 201})
+    wanted = alone.bad_samples.samples
+    names = {f"shard 'photos-{s}', cursor {i}" for s, i in ((1, 1), (1, 3), (2, 1))}
+    assert {str(bad.index) for bad in wanted} == names
+    loader = make_photos(on_bad_sample="drop", batch_size=batch_size, device="cuda", num_workers=2)
+    assert indices_of(loader) == dropped
+    found = loader.bad_samples.samples
+    assert [(b.index, b.position) for b in found] == [(b.index, b.position) for b in wanted]
 
 
 def test_damaged_records_of_images_are_bad_samples() -> None:
@@ -217,8 +198,7 @@ def test_damaged_records_of_images_are_bad_samples() -> None:
     assert (error.name, error.index, error.epoch) == ("shard 'photos-1', cursor 2", 2, 0)
 
 
-@pytest.mark.parametrize("batch_size", [2, 100])
-@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize(("lanes", "batch_size"), [(1, 100), (3, 2)])
 @pytest.mark.parametrize(("says", "message"), [(6, "has only 5"), (4, "has more than 4")])
 def test_a_wrong_number_of_samples_is_an_error(
     says: int, message: str, lanes: int, batch_size: int
@@ -249,8 +229,7 @@ class WrongCount(Numbers):
 
 
 @pytest.mark.fuzz
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_a_malformed_sample_is_left_out_alone(tmp_path: Path, shuffle: bool) -> None:
+def test_a_malformed_sample_is_left_out_alone(tmp_path: Path) -> None:
     """A tar where one image has no class, and another's is no number."""
     entries = dict(photo_entries(0, 9))
     del entries["photos/0003.cls"]
@@ -264,7 +243,7 @@ def test_a_malformed_sample_is_left_out_alone(tmp_path: Path, shuffle: bool) -> 
         shards = TarShards(paths, target=("cls", "txt"), num_lanes=2, shuffle_buffer=8)
         return StatefulGPULoader(
             shards,
-            **{"batch_size": 2, "seed": 1, "shuffle": shuffle, "transform": [T.Resize((8, 8))]}
+            **{"batch_size": 2, "seed": 1, "shuffle": True, "transform": [T.Resize((8, 8))]}
             | arguments,
         )
 
@@ -280,6 +259,3 @@ def test_a_malformed_sample_is_left_out_alone(tmp_path: Path, shuffle: bool) -> 
     assert sorted(texts) == sorted(sound)
     assert loader.bad_samples.total == 2
     assert all(bad.index.startswith("shard '0.tar', cursor") for bad in loader.bad_samples.samples)
-    drops = partial(build, on_bad_sample="drop")
-    assert_exact_resume(drops, epochs=2, other=({"num_workers": 2},))
-    assert_states_follow(drops, [{"num_workers": 0}, {"num_workers": 2}])

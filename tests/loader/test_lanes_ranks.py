@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from stateful_gpu_loader import StatefulGPULoader, gather_state_dict, merge_state_dicts
-from stateful_gpu_loader.errors import StateMismatch
-from tests.conformance import copy_of, same, through_json
+from tests.conformance import copy_of, refusal, same, through_json
 from tests.datasets.shards import UNEVEN, DamagedShards, Loader, NoisyShards, Numbers, indices_of
 from tests.rank_processes import on_ranks
 
@@ -190,9 +189,7 @@ def test_own_states_of_another_batch_size_are_refused_where_ranks_end_together()
     """One rank alone cannot know how many batches the others have left."""
     run = Ranks(Numbers(lanes=4, counted=True), 2)
     loader = make(Numbers(lanes=4, counted=True), 2, 0, batch_size=6)
-    with pytest.raises(StateMismatch, match="merge_state_dicts") as refused:
-        loader.load_state_dict(run.states(1)[0])
-    assert refused.value.field == "global_batch_size"
+    refusal(loader, run.states(1)[0], "global_batch_size")
     loader.load_state_dict(merge_state_dicts(run.states(1)))
     free = make(Numbers(lanes=4), 2, 0, batch_size=6)
     free.load_state_dict(Ranks(Numbers(lanes=4), 2).states(1)[0])

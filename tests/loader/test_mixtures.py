@@ -1,4 +1,4 @@
-"""Mixtures through the loader: proportions, resumption, ranks and images."""
+"""Mixtures through the loader: their order, images, and what is refused."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from stateful_gpu_loader import FolderSource, StatefulGPULoader, StateMismatch
+from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.datasets.mixture import MixedDataset
 from stateful_gpu_loader.samplers.mixture import MixtureSampler
-from tests.conformance import assert_exact_resume, flat, same
+from tests.conformance import flat, refusal, same
 from tests.images import write_photo_folder
 from tests.map_datasets import Indices, Noisy
 
@@ -62,66 +62,6 @@ def test_the_loader_draws_a_mixture_in_its_order(shuffle: bool) -> None:
     assert given.state_dict()["fingerprint"] == loader.state_dict()["fingerprint"]
 
 
-def test_resumption_is_exact_at_every_batch() -> None:
-    """The parts go on from epoch to epoch, and their augmentations with them."""
-    workers: tuple[dict[str, Any], ...] = ({}, {"num_workers": 2})
-    assert_exact_resume(partial(make, mixture()), epochs=2, other=workers)
-    assert_exact_resume(partial(make, mixture(), shuffle=False), epochs=3)
-
-
-def test_resumption_of_a_mixture_in_a_mixture_is_exact() -> None:
-    nested = MixedDataset([mixture(), Noisy(9)], [0.7, 0.3], num_samples=21)
-    assert_exact_resume(partial(make, nested), epochs=3)
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_global_batches_do_not_depend_on_the_ranks(shuffle: bool) -> None:
-    """A mixture is divided among ranks as any order is."""
-    mixed = numbered([50, 11], weights=[0.8, 0.2], num_samples=60)
-    alone = make(mixed, shuffle=shuffle, batch_size=12)
-    for _ in range(2):
-        whole = [sorted(batch.tolist()) for batch in alone]
-    for num_replicas in (2, 3):
-        ranks = [
-            make(
-                mixed,
-                shuffle=shuffle,
-                batch_size=12 // num_replicas,
-                num_replicas=num_replicas,
-                rank=rank,
-            )
-            for rank in range(num_replicas)
-        ]
-        for loader in ranks:
-            assert len(loader) == 5
-            loader.set_epoch(1)
-        batches = [[batch.tolist() for batch in loader] for loader in ranks]
-        together = [sorted(itertools.chain(*parts)) for parts in zip(*batches, strict=True)]
-        assert together == whole
-        assert ranks[0].state_dict() == ranks[1].state_dict()
-
-
-def test_a_state_goes_on_with_other_batches_and_other_ranks() -> None:
-    """From batches of 4 on one rank to batches of 3 on two."""
-    mixed = numbered([50, 11], weights=[0.8, 0.2], num_samples=60)
-    whole = samples(make(mixed))
-    loader = make(mixed)
-    batches = iter(loader)
-    for _ in range(3):
-        next(batches)
-    ranks = [make(mixed, batch_size=3, num_replicas=2, rank=rank) for rank in range(2)]
-    for rank in ranks:
-        rank.load_state_dict(loader.state_dict())
-    parts = [[batch.tolist() for batch in rank] for rank in ranks]
-    rest = [
-        index
-        for one, other in zip(*parts, strict=True)
-        for pair in zip(one, other, strict=True)
-        for index in pair
-    ]
-    assert rest == whole[12:]
-
-
 @pytest.mark.parametrize(
     ("changed", "field"),
     [
@@ -136,11 +76,7 @@ def test_a_state_of_another_mixture_is_refused_by_name(changed: dict[str, Any], 
     """Identity is compared, position is adopted."""
     datasets = {"datasets": [range(20), range(7), range(3)]}
     state = make(mixture(**datasets)).state_dict()
-    other = make(mixture(**{**datasets, **changed}))
-    before = other.state_dict()
-    with pytest.raises(StateMismatch, match=f"^{field} differs"):
-        other.load_state_dict(state)
-    assert other.state_dict() == before
+    refusal(make(mixture(**{**datasets, **changed})), state, field)
 
 
 def test_bad_samples_are_replaced_by_others_of_the_mixture() -> None:
@@ -182,19 +118,9 @@ def test_a_mixture_of_sources_is_decoded_like_a_source(folders: list[FolderSourc
     assert "files, blake2b" in loader.state_dict()["fingerprint"]
 
 
-def test_resumption_of_a_mixture_of_sources_is_exact(folders: list[FolderSource]) -> None:
-    """To the pixel, in threads too."""
-    mixed = MixedDataset(folders, [0.3, 0.7], num_samples=15)
-    make_loader = partial(make, mixed, transform=[T.RandomResizedCrop(24)])
-    workers: tuple[dict[str, Any], ...] = ({}, {"num_workers": 2})
-    assert_exact_resume(make_loader, epochs=2, other=workers)
-
-
 def test_sources_in_other_order_are_another_dataset(folders: list[FolderSource]) -> None:
     state = make(MixedDataset(folders, [1, 1], num_samples=8)).state_dict()
-    other = make(MixedDataset(folders[::-1], [1, 1], num_samples=8))
-    with pytest.raises(StateMismatch, match="dataset differs"):
-        other.load_state_dict(state)
+    refusal(make(MixedDataset(folders[::-1], [1, 1], num_samples=8)), state, "dataset")
 
 
 def test_torchs_loader_takes_mixture_and_sampler() -> None:

@@ -16,7 +16,7 @@ from stateful_gpu_loader import (
     ShuffledSampler,
     StatefulGPULoader,
 )
-from tests.conformance import same
+from tests.conformance import loaded, same
 from tests.generators import generators
 from tests.map_datasets import Indices, Noisy
 
@@ -116,8 +116,7 @@ def test_a_given_samplers_seed_is_the_loaders() -> None:
 
 
 def test_a_position_loaded_into_the_sampler_is_not_dropped_in_silence() -> None:
-    sampler = ShuffledSampler(Indices(10), seed=4)
-    sampler.load_state_dict({"seed": 4, "epoch": 1, "position": 5})
+    sampler = loaded(ShuffledSampler(Indices(10), seed=4), {"seed": 4, "epoch": 1, "position": 5})
     with pytest.raises(ValueError, match="load the loader's state into the loader"):
         next(iter(StatefulGPULoader(Indices(10), sampler=sampler)))
 
@@ -201,8 +200,7 @@ def test_workers_are_seeded_anew_for_every_pass() -> None:
 
 def test_a_seed_of_none_takes_that_of_the_state() -> None:
     state = StatefulGPULoader(Indices(20), shuffle=True, seed=1).state_dict()
-    loader = StatefulGPULoader(Indices(20), shuffle=True)
-    loader.load_state_dict(state)
+    loader = loaded(StatefulGPULoader(Indices(20), shuffle=True), state)
     assert loader.state_dict() == state
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, IterableDataset, RandomSampler, Sampler
 from stateful_gpu_loader import FolderSource, LoaderError, ShuffledSampler, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 from tests import device_loaders
-from tests.conformance import copy_of, same
+from tests.conformance import copy_of, loaded, same
 from tests.damaged import make as make_bad
 from tests.device_loaders import photos
 from tests.fake_gpu import FakeDecoder, FakeGpu, fake_gpu
@@ -57,8 +57,7 @@ def assert_peeks(make: Callable[[], Loader], *, epochs: int = 2, every: int = 1)
                 assert same(peeked(loader), wanted), (epoch, i)
                 assert (loader.epoch, loader.batches_done) == (epoch, i)
                 assert repr(loader.state_dict()) == repr(state)
-                resumed = make()
-                resumed.load_state_dict(loader.state_dict())
+                resumed = loaded(make(), loader.state_dict())
                 assert same(peeked(resumed), wanted), (epoch, i)
                 if loader.num_workers == 0:
                     assert same(delivered(iter(resumed)), wanted), (epoch, i)
@@ -221,8 +220,7 @@ def test_between_the_last_batch_and_the_end(boundary: str) -> None:
         next(batches)
     with pytest.raises(StopIteration):
         loader.peek()
-    resumed = KINDS["order"](on_epoch_boundary=boundary)
-    resumed.load_state_dict(loader.state_dict())
+    resumed = loaded(KINDS["order"](on_epoch_boundary=boundary), loader.state_dict())
     assert list(batches) == []
     following = copy_of(loader.peek())
     assert same(peeked(resumed), END if boundary == "empty" else following)

@@ -17,12 +17,11 @@ from torch.utils.data import DistributedSampler, RandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from stateful_gpu_loader import CallableSource, SampleInfo, StatefulGPULoader, merge_state_dicts
-from tests.conformance import through_json
+from tests.conformance import loaded, through_json
 from tests.damaged import make as make_bad
 from tests.datasets.shards import DamagedShards
-from tests.loader.test_bad_samples_iterables import BUILDS
 from tests.map_datasets import Indices
-from tests.stream_kinds import COUNTED, KINDS
+from tests.stream_kinds import COUNTED, KINDS, LOADERS
 from tests.torchdata_runs import torchdata_run
 from tests.user_objects import PlainIterable, StatefulBatchSampler, StatefulSampler
 
@@ -56,8 +55,7 @@ def assert_knows_its_place(make: Callable[[], Loader], *, is_counted: bool) -> N
     assert [place[:2] for place in [*wanted, (EPOCHS, 0)]] == [place[:2] for place, _ in found]
     assert [place for place, _ in found][:-1] == wanted
     for place, state in found:
-        resumed = make()
-        resumed.load_state_dict(copy.deepcopy(state))
+        resumed = loaded(make(), copy.deepcopy(state))
         assert where(resumed) == place
         if is_counted and place[0] < EPOCHS:
             assert sum(1 for _ in resumed) == place[2]
@@ -98,8 +96,7 @@ def test_batches_ahead_of_a_missing_one_are_done() -> None:
     loader = COUNTED["order"]()
     next(iter(loader))
     state = loader.state_dict() | {"ahead": "[8, 16]"}
-    resumed = COUNTED["order"](num_workers=2, in_order=False)
-    resumed.load_state_dict(state)
+    resumed = loaded(COUNTED["order"](num_workers=2, in_order=False), state)
     assert where(resumed) == (0, 3, 3)
 
 
@@ -112,8 +109,7 @@ def test_with_another_batch_size_the_two_make_up_a_whole_epoch(
     loader = COUNTED[name](batch_size=before)
     for _ in loader:
         state = loader.state_dict()
-        resumed = COUNTED[name](batch_size=after)
-        resumed.load_state_dict(through_json(state))
+        resumed = loaded(COUNTED[name](batch_size=after), through_json(state))
         done, left = resumed.batches_done, resumed.batches_left
         assert done is not None
         assert left is not None
@@ -127,8 +123,7 @@ def test_another_number_of_ranks_at_one_global_batch_size() -> None:
     loader = COUNTED["one of two ranks"]()
     batches = iter(loader)
     next(batches)
-    alone = COUNTED["order"](batch_size=8)
-    alone.load_state_dict(loader.state_dict())
+    alone = loaded(COUNTED["order"](batch_size=8), loader.state_dict())
     assert where(alone) == where(loader) == (0, 1, 2)
 
 
@@ -139,8 +134,7 @@ def test_shards_on_another_number_of_ranks() -> None:
     for each in batches:
         next(each)
     merged = merge_state_dicts([loader.state_dict() for loader in ranks])
-    alone = COUNTED["shards, one of two ranks"](num_replicas=1, rank=0)
-    alone.load_state_dict(merged)
+    alone = loaded(COUNTED["shards, one of two ranks"](num_replicas=1, rank=0), merged)
     done, left = alone.batches_done, alone.batches_left
     assert done is not None
     assert left == sum(1 for _ in enumerate(alone, done))
@@ -160,8 +154,7 @@ def test_between_the_last_batch_and_the_end(name: str, boundary: str) -> None:
     state = loader.state_dict()
     assert next(batches, None) is None
     assert where(loader) == (1, 0, second)
-    resumed = make()
-    resumed.load_state_dict(state)
+    resumed = loaded(make(), state)
     place = where(resumed)
     assert place == ((0, first, 0) if boundary == "empty" else (1, 0, second))
     assert sum(1 for _ in resumed) == place[2]
@@ -176,8 +169,7 @@ def test_an_epoch_that_is_asked_for_at_the_end_of_one(name: str) -> None:
     state = {}
     for _ in loader:
         state = loader.state_dict()
-    resumed = COUNTED[name]()
-    resumed.load_state_dict(state)
+    resumed = loaded(COUNTED[name](), state)
     resumed.set_epoch(1)
     epoch, _, left = where(resumed)
     assert left == sum(1 for _ in resumed)
@@ -249,9 +241,9 @@ def test_bad_samples_that_are_dropped() -> None:
     assert places[-1] == (0, len(places), 0)
 
 
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("name", ["broken iterator", "broken iterable"])
 def test_an_iterable_that_drops_bad_samples_counts_batches(name: str) -> None:
-    assert_knows_its_place(BUILDS[name], is_counted=False)
+    assert_knows_its_place(LOADERS[name], is_counted=False)
 
 
 @pytest.mark.parametrize(
@@ -297,8 +289,7 @@ def test_a_state_without_the_count_of_a_batch_sampler_says_that_it_does_not_know
     state = loader.state_dict()
     assert state["user"]["batches"] == 1
     old = state | {"user": None}
-    resumed = KINDS["a list of batches"]()
-    resumed.load_state_dict(old)
+    resumed = loaded(KINDS["a list of batches"](), old)
     assert where(resumed) == (0, None, None)
     with pytest.raises(TypeError):
         enumerate(resumed, resumed.batches_done)  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ from stateful_gpu_loader import (
     StateMismatch,
     merge_state_dicts,
 )
-from tests.conformance import copy_of, same, through_json
+from tests.conformance import copy_of, loaded, same, through_json
 from tests.map_datasets import Indices, Noisy
 from tests.rank_processes import on_ranks
 from tests.user_objects import InBatches
@@ -69,8 +69,7 @@ def test_ranks_share_one_order_and_one_state(tmp_path: Path) -> None:
         sorted(a + b) for a, b in zip(ranks[0]["batches"], ranks[1]["batches"], strict=True)
     ]
     assert sorted(index for batch in together for index in batch) == list(range(NUM_SAMPLES))
-    alone = loader_of(1)
-    alone.load_state_dict(ranks[1]["states"][2])
+    alone = loaded(loader_of(1), ranks[1]["states"][2])
     assert [sorted(batch.tolist()) for batch in alone] == together[2:]
 
 
@@ -103,8 +102,7 @@ def test_a_job_that_is_killed_goes_on_exactly(tmp_path: Path) -> None:
     wanted = [sorted(batch.tolist()) for batch in loader_of(1)]
     saved = [json.loads((tmp_path / f"2-{rank}.json").read_text()) for rank in range(2)]
     assert sorted(saved[0]["batch"] + saved[1]["batch"]) == wanted[2]
-    alone = loader_of(1)
-    alone.load_state_dict(saved[0]["state"])
+    alone = loaded(loader_of(1), saved[0]["state"])
     assert [sorted(batch.tolist()) for batch in alone] == wanted[3:]
 
 
@@ -165,22 +163,6 @@ def test_ranks_of_one_group_see_the_same_pixels() -> None:
         assert same(served[rank], delivered(2, rank // 2)), rank
     for one, other in zip(served[0], served[2], strict=True):
         assert not same([batch["torch"] for batch in one], [batch["torch"] for batch in other])
-
-
-def serve_unnamed(rank: int) -> list[Any]:
-    loader = StatefulGPULoader(Noisy(N), batch_size=2, seed=5, sampler=range(N))
-    return [copy_of(batch) for batch in loader]
-
-
-def test_a_sampler_that_names_no_ranks_is_told_apart_by_process() -> None:
-    """The same index on two ranks draws differently."""
-    one, other = on_ranks(serve_unnamed, 2)
-    assert [batch["index"].tolist() for batch in one] == [
-        batch["index"].tolist() for batch in other
-    ]
-    assert not any(
-        same(ours["torch"], theirs["torch"]) for ours, theirs in zip(one, other, strict=True)
-    )
 
 
 class Whole(Divided):
@@ -265,6 +247,19 @@ class Shards(Noisy, IterableDataset[Any]):
         return (self[index] for index in range(N))
 
 
+class Resampled(IterableDataset[Any]):
+    """Draws shards by the worker's seed."""
+
+    def __iter__(self) -> Iterator[int]:
+        worker = get_worker_info()
+        assert worker is not None
+        return iter([worker.seed])
+
+
+DIVIDED = ("distributed sampler", "in a batch sampler", "names its ranks", "the package's own")
+DRAWN = ("undivided", "torch's random sampler")
+
+
 def interrupted_by_rank(rank: int, kind: str) -> tuple[Any, Any, Any]:
     """The whole epoch of a rank, its state after two batches, and the rest from rank 0's state."""
     loader = seeded_by_rank(rank, kind)
@@ -283,42 +278,66 @@ def interrupted_by_rank(rank: int, kind: str) -> tuple[Any, Any, Any]:
     return epoch, state, rest
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "distributed sampler",
-        "in a batch sampler",
-        "names its ranks",
-        "the package's own",
-    ],
-)
-def test_ranks_that_divide_the_data_have_one_seed_whatever_torch_was_seeded_with(kind: str) -> None:
+def served_by_rank(rank: int) -> dict[str, Any]:
+    """All that these tests want of two ranks, which take a second to start."""
+    plain = StatefulGPULoader(Noisy(N), batch_size=2, seed=5, sampler=range(N))
+    return {
+        "unnamed": [copy_of(batch) for batch in plain],
+        "seeds": [int(seed) for seed in StatefulGPULoader(Resampled(), num_workers=2, seed=5)],
+        **{kind: interrupted_by_rank(rank, kind) for kind in (*DIVIDED, *DRAWN, "an iterable")},
+    }
+
+
+@pytest.fixture(scope="module")
+def served() -> list[dict[str, Any]]:
+    return on_ranks(served_by_rank, 2)
+
+
+def test_a_sampler_that_names_no_ranks_is_told_apart_by_process(served: Any) -> None:
+    """The same index on two ranks draws differently."""
+    one, other = (of_rank["unnamed"] for of_rank in served)
+    assert same([batch["index"] for batch in one], [batch["index"] for batch in other])
+    assert not any(
+        same(ours["torch"], theirs["torch"]) for ours, theirs in zip(one, other, strict=True)
+    )
+
+
+def test_workers_of_different_ranks_have_different_seeds(served: Any) -> None:
+    """A5: ranks that draw shards by ``get_worker_info().seed`` draw different ones."""
+    assert len({seed for of_rank in served for seed in of_rank["seeds"]}) == 4
+
+
+@pytest.mark.parametrize("kind", DIVIDED)
+def test_ranks_that_divide_the_data_have_one_seed_whatever_torch_was_seeded_with(
+    kind: str, served: Any
+) -> None:
     """A12, B6: rank 0's state brings back the augmentations of every rank."""
-    for epoch, state, rest in on_ranks(interrupted_by_rank, 2, kind):
+    for epoch, state, rest in (of_rank[kind] for of_rank in served):
         assert state["seed"] == 0
         assert same(rest, epoch[2:])
 
 
-def test_an_iterable_has_one_seed_and_draws_by_rank() -> None:
+def test_an_iterable_has_one_seed_and_draws_by_rank(served: Any) -> None:
     """A14: its digest tells the ranks apart."""
-    (epoch, state, rest), (other, others, refusal) = on_ranks(interrupted_by_rank, 2, "an iterable")
+    (epoch, state, rest), (other, others, refusal) = (each["an iterable"] for each in served)
     assert state["seed"] == others["seed"] == 0
     assert same(rest, epoch[2:])
     assert not same([batch["torch"] for batch in epoch], [batch["torch"] for batch in other])
     assert refusal[0] == "iterable"
 
 
-@pytest.mark.parametrize("kind", ["undivided", "torch's random sampler"])
-def test_a_seed_that_each_rank_drew_is_refused_on_another_rank(kind: str) -> None:
+@pytest.mark.parametrize("kind", DRAWN)
+def test_a_seed_that_each_rank_drew_is_refused_on_another_rank(kind: str, served: Any) -> None:
     """A12: every rank shuffles by its own generator, as DataLoader does, and says so."""
-    (epoch, state, rest), (other, others, refusal) = on_ranks(interrupted_by_rank, 2, kind)
+    (epoch, state, rest), (other, others, refusal) = (of_rank[kind] for of_rank in served)
     assert state["seed"] != others["seed"]
     assert not same([batch["index"] for batch in epoch], [batch["index"] for batch in other])
     assert same(rest, epoch[2:])
     assert refusal[0] == "seed"
     assert "rank 0 of 2" in refusal[1]
-    with pytest.raises(StateMismatch, match="seed"):
+    with pytest.raises(StateMismatch) as refused:
         merge_state_dicts([state, others])
+    assert refused.value.field == "seed"
 
 
 def resumed_with_a_drawn_seed(rank: int, states: list[Any]) -> list[Any]:
@@ -326,39 +345,18 @@ def resumed_with_a_drawn_seed(rank: int, states: list[Any]) -> list[Any]:
     own, other = seeded_by_rank(rank, "undivided"), seeded_by_rank(rank, "undivided")
     own.load_state_dict(states[rank])
     other.load_state_dict(states[1 - rank], accept={"seed"})
-    again = seeded_by_rank(rank, "undivided")
-    again.load_state_dict(other.state_dict())
+    again = loaded(seeded_by_rank(rank, "undivided"), other.state_dict())
     return [[copy_of(batch) for batch in loader] for loader in (own, other, again)]
 
 
-def test_each_rank_goes_on_from_its_own_state_and_from_one_that_was_accepted() -> None:
+def test_each_rank_goes_on_from_its_own_state_and_from_one_that_was_accepted(served: Any) -> None:
     """One process alone takes any rank's state."""
-    runs = on_ranks(interrupted_by_rank, 2, "undivided")
+    runs = [of_rank["undivided"] for of_rank in served]
     states = [state for _, state, _ in runs]
     for rank, (own, other, again) in enumerate(on_ranks(resumed_with_a_drawn_seed, 2, states)):
         assert same(own, runs[rank][0][2:])
         assert same(other, runs[1 - rank][0][2:])
         assert same(again, other)
     for epoch, state, _ in runs:
-        alone = seeded_by_rank(7, "undivided")
-        alone.load_state_dict(state)
+        alone = loaded(seeded_by_rank(7, "undivided"), state)
         assert same([copy_of(batch) for batch in alone], epoch[2:])
-
-
-class Resampled(IterableDataset[Any]):
-    """Draws shards by the worker's seed."""
-
-    def __iter__(self) -> Iterator[int]:
-        worker = get_worker_info()
-        assert worker is not None
-        return iter([worker.seed])
-
-
-def seeds_on_rank(rank: int) -> list[int]:
-    return [int(seed) for seed in StatefulGPULoader(Resampled(), num_workers=2, seed=5)]
-
-
-def test_workers_of_different_ranks_have_different_seeds() -> None:
-    """A5: ranks that draw shards by ``get_worker_info().seed`` draw different ones."""
-    one, other = on_ranks(seeds_on_rank, 2)
-    assert len({*one, *other}) == 4

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from stateful_gpu_loader import LoaderError, StatefulGPULoader
-from tests.conformance import copy_of, same, through_json, uninterrupted
+from tests.conformance import copy_of, loaded, same, through_json, uninterrupted
 from tests.map_datasets import Indices, Noisy
 
 N, PER_EPOCH = 12, 3
@@ -105,8 +105,7 @@ def test_an_endless_loader_goes_on_for_epochs_and_resumes_exactly(
         batches += lap
     assert not same(batches[0]["index"], batches[PER_EPOCH]["index"])
     for number in (0, 2, 4):
-        resumed = endless(kind, num_workers=num_workers)
-        resumed.load_state_dict(through_json(states[number]))
+        resumed = loaded(endless(kind, num_workers=num_workers), through_json(states[number]))
         rest = [copy_of(next(resumed.iterator)) for _ in range(8 - number)]
         assert same(rest, batches[number + 1 :])
 
@@ -125,8 +124,7 @@ def test_an_endless_loader_without_a_seed_is_shuffled_by_the_settled_one() -> No
     (one, first), (again, same_first), (_, other_first) = of(1), of(1), of(2)
     assert same(same_first, first)
     assert not same(other_first, first)
-    resumed = endless(Endless, seed=None)
-    resumed.load_state_dict(again.state_dict())
+    resumed = loaded(endless(Endless, seed=None), again.state_dict())
     assert same(lap(resumed), lap(one))
 
 
@@ -214,8 +212,7 @@ def test_a_replaced_sampler_counts_as_one_that_was_given(name: str) -> None:
     for (epoch, step), state in states.items():
         if epoch == 2:
             continue
-        resumed = make()
-        resumed.load_state_dict(through_json(state))
+        resumed = loaded(make(), through_json(state))
         assert same([copy_of(batch) for batch in resumed], expected[epoch][step:])
 
 
@@ -223,11 +220,11 @@ def begun(loader: StatefulGPULoader[Any]) -> None:
     next(iter(loader))
 
 
-def loaded(loader: StatefulGPULoader[Any]) -> None:
+def was_loaded(loader: StatefulGPULoader[Any]) -> None:
     loader.load_state_dict(loader.state_dict())
 
 
-@pytest.mark.parametrize("before", [begun, loaded])
+@pytest.mark.parametrize("before", [begun, was_loaded])
 def test_one_that_is_replaced_too_late_is_refused(before: Callable[[Any], None]) -> None:
     """A19: its place belongs to the other sampler."""
     loader = StatefulGPULoader(Noisy(N), batch_size=4, shuffle=True, seed=5)

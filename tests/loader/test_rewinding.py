@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,119 +10,10 @@ import torch
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler
 from torchdata.nodes import Loader, SamplerWrapper
 
-from stateful_gpu_loader import CallableSource, StatefulGPULoader, StateMismatch
-from tests.conformance import copy_of, same
-from tests.user_objects import OwnIterator, StatefulDataset, StatefulIterable, StatefulSampler
+from stateful_gpu_loader import StatefulGPULoader
+from tests.conformance import copy_of, loaded, refusal, same
 
 EPOCHS = 3
-
-
-class Endless(Iterator[int]):
-    """Its own iterator: it never begins anew by itself, and its passes are as long as it says."""
-
-    def __init__(self, length: int = 7) -> None:
-        self.i, self.length = 0, length
-
-    def __next__(self) -> int:
-        self.i += 1
-        if self.i % self.length == 0:
-            raise StopIteration
-        return self.i
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"i": self.i}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.i = state_dict["i"]
-
-
-class Exhausted(Endless):
-    """Has one pass, and nothing after it."""
-
-    def __next__(self) -> int:
-        if self.i == self.length:
-            raise StopIteration
-        self.i += 1
-        return self.i
-
-
-class KeepsWhatItLoaded(IterableDataset[int]):
-    """As Hugging Face's IterableDataset: each pass begins from the loaded place (issue 7447)."""
-
-    def __init__(self, length: int = 9) -> None:
-        self.length = length
-        self._starting_state_dict: dict[str, Any] | None = None
-        self._state_dict: dict[str, Any] | None = None
-
-    def __iter__(self) -> Iterator[int]:
-        start = self._starting_state_dict or {"i": 0}
-        for i in range(start["i"], self.length):
-            self._state_dict = {"i": i + 1}
-            yield i
-
-    def state_dict(self) -> dict[str, Any] | None:
-        return self._state_dict
-
-    def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:
-        self._starting_state_dict = state_dict
-
-
-def with_state(**arguments: Any) -> StatefulGPULoader[Any]:
-    return StatefulGPULoader(StatefulDataset(9), shuffle=True, **arguments)
-
-
-def with_stateful_sampler(**arguments: Any) -> StatefulGPULoader[Any]:
-    return StatefulGPULoader(StatefulDataset(9), sampler=StatefulSampler(9), **arguments)
-
-
-KINDS: dict[str, Callable[..., StatefulGPULoader[Any]]] = {
-    "an iterator in a CallableSource": lambda **a: StatefulGPULoader(
-        CallableSource(Endless()), **a
-    ),
-    "one that ends": lambda **a: StatefulGPULoader(CallableSource(Exhausted()), **a),
-    "an iterable that is its own iterator": lambda **a: StatefulGPULoader(OwnIterator([9]), **a),
-    "an iterable with state": lambda **a: StatefulGPULoader(StatefulIterable([9]), **a),
-    "an iterable that keeps what it loaded": lambda **a: StatefulGPULoader(
-        KeepsWhatItLoaded(), **a
-    ),
-    "a map-style dataset": with_state,
-    "a map-style dataset and a sampler": with_stateful_sampler,
-}
-
-
-def lives(make: Callable[[], StatefulGPULoader[Any]]) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Every state of ``EPOCHS`` - 1 epochs, and the batch of the epoch that comes next."""
-    loader = make()
-    for epoch in range(EPOCHS - 1):
-        yield epoch, 0, loader.state_dict()
-        for delivered, _ in enumerate(loader, 1):
-            yield epoch, delivered, loader.state_dict()
-            for ago in {1, delivered}:
-                yield epoch, delivered - ago, loader.state_dict(batches_ago=ago)
-
-
-def assert_goes_back(make: Callable[[], StatefulGPULoader[Any]]) -> None:
-    """From every state, in a loader that was used further in the meantime, and in a fresh one."""
-    undisturbed = make()
-    expected = [[copy_of(batch) for batch in undisturbed] for _ in range(EPOCHS)]
-    for epoch, delivered, state in lives(make):
-        used = make()
-        for batches in (iter(used), iter(used)):
-            next(batches, None)
-            next(batches, None)
-        for loader in (used, make(), used):
-            loader.load_state_dict(state)
-            for number in range(epoch, EPOCHS):
-                wanted = expected[number][delivered if number == epoch else 0 :]
-                found = [copy_of(batch) for batch in loader]
-                assert same(found, wanted), (epoch, delivered, number, found, wanted)
-
-
-@pytest.mark.parametrize("batch_size", [2, None])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_used_loader_goes_back_to_every_state(kind: str, batch_size: int | None) -> None:
-    """Places before the first batch, between epochs and batches ago among them."""
-    assert_goes_back(lambda: KINDS[kind](batch_size=batch_size, seed=3))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -153,24 +44,6 @@ def test_epochs_behind_a_resume_of_hugging_faces_dataset_are_whole(num_workers: 
             resumed.load_state_dict(state)
             found = [[copy_of(batch) for batch in resumed] for _ in range(EPOCHS)]
             assert same(found, [expected[0][delivered:], *expected[1:]]), (delivered, found)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("persistent", [True, False])
-@pytest.mark.parametrize("kind", [*KINDS][:-1])
-def test_with_workers_too(kind: str, persistent: bool) -> None:
-    """Each pass, or each load, has workers with objects of their own."""
-    arguments = {"num_workers": 1, "persistent_workers": persistent}
-    make = KINDS[kind]
-    undisturbed = make(batch_size=2, seed=3, **arguments)
-    start = undisturbed.state_dict()
-    expected = [[copy_of(batch) for batch in undisturbed] for _ in range(2)]
-    between = undisturbed.state_dict()
-    expected.append([copy_of(batch) for batch in undisturbed])
-    for state, wanted in ((between, expected[2:]), (start, expected)):
-        undisturbed.load_state_dict(state)
-        for epoch in wanted:
-            assert same([copy_of(batch) for batch in undisturbed], epoch)
 
 
 class Unknown(Dataset[int]):
@@ -211,8 +84,7 @@ def test_where_nobody_knows_the_way_back_the_load_is_refused(dataset: Any) -> No
     start = loader.state_dict()
     batches = iter(loader)
     first = int(next(batches))
-    with pytest.raises(StateMismatch, match=f"dataset's state differs.*{dataset.__name__}"):
-        loader.load_state_dict(start)
+    assert dataset.__name__ in str(refusal(loader, start, "dataset's state"))
     assert int(next(batches)) != first
 
 
@@ -249,8 +121,8 @@ def test_a_failed_batch_is_no_batch_ago(own_class: bool, has_generator: bool) ->
 
     expected = rest(iter(make()))
     assert len(expected) == 14
-    for stop in range(1, 15):
-        for ago in range(stop):
+    for stop in (1, 3, 8, 14):
+        for ago in {0, 1, stop - 1} & {*range(stop)}:
             loader = make()
             batches, delivered = iter(loader), 0
             while delivered < stop:
@@ -259,8 +131,7 @@ def test_a_failed_batch_is_no_batch_ago(own_class: bool, has_generator: bool) ->
                 except RuntimeError:
                     continue
                 delivered += 1
-            resumed = make()
-            resumed.load_state_dict(loader.state_dict(batches_ago=ago))
+            resumed = loaded(make(), loader.state_dict(batches_ago=ago))
             assert rest(iter(resumed)) == expected[stop - ago :], (stop, ago)
 
 
@@ -313,8 +184,7 @@ def test_an_interrupt_in_a_batch_loses_no_sample(at: int, goes_on_with: str) -> 
         batches = iter(loader)
     if goes_on_with == "a new loader":
         state = loader.state_dict()
-        loader = StatefulGPULoader(Interrupting(0), batch_size=4)
-        loader.load_state_dict(state)
+        loader = loaded(StatefulGPULoader(Interrupting(0), batch_size=4), state)
         batches = iter(loader)
     delivered += [batch.tolist() for batch in batches]
     assert delivered == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]
@@ -362,8 +232,7 @@ def test_a_rest_of_failed_batches_is_not_empty() -> None:
 
     loader = make()
     next(iter(loader))
-    resumed = make()
-    resumed.load_state_dict(loader.state_dict())
+    resumed = loaded(make(), loader.state_dict())
     batches = iter(resumed)
     with pytest.raises(RuntimeError, match="sample 2"):
         next(batches)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from stateful_gpu_loader import StatefulGPULoader, StateMismatch
+from tests.conformance import loaded
 
 datasets = pytest.importorskip("datasets", reason="needs datasets")
 
@@ -48,8 +49,7 @@ def test_its_state_can_be_loaded_where_one_process_reads_it(num_workers: int) ->
     loader = make(num_workers)
     batches = iter(loader)
     taken = {row for _ in range(3) for row in next(batches)["row"].tolist()}
-    resumed = make(num_workers)
-    resumed.load_state_dict(loader.state_dict())
+    resumed = loaded(make(num_workers), loader.state_dict())
     rest = [row for batch in resumed for row in batch["row"].tolist()]
     assert 40 - len(taken) - 10 <= len(rest) <= 40 - len(taken)
     assert len(set(rest)) == len(rest)
@@ -64,8 +64,7 @@ def test_a_state_that_it_cannot_use_in_workers_is_refused_by_name() -> None:
     for _ in range(3):
         next(batches)
     state = loader.state_dict()
-    resumed = make(2)
-    resumed.load_state_dict(state)
+    resumed = loaded(make(2), state)
     again = iter(resumed)
     for _ in range(2):
         with pytest.raises(StateMismatch) as refused:

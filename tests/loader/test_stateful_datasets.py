@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from stateful_gpu_loader import LoaderError, StatefulGPULoader, StateMismatch
-from tests.conformance import assert_exact_resume, same
+from tests.conformance import loaded, refusal, same
 from tests.map_datasets import Indices
 from tests.user_objects import (
     StatefulBatchSampler,
@@ -27,47 +26,12 @@ def make(**arguments: Any) -> StatefulGPULoader[Any]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"num_workers": 2, "shuffle": True},
-        {},
-        {"shuffle": True},
-        {"batch_size": None, "shuffle": True},
-        {"num_workers": 3, "shuffle": True, "persistent_workers": True, "drop_last": True},
-        {"num_workers": 2, "snapshot_every_n_steps": 3},
-        {"num_workers": 2, "snapshot_every_n_steps": 0},
-        {"num_workers": 2, "snapshot_every_n_steps": 100, "shuffle": True},
-    ],
-    ids=str,
-)
-def test_every_state_resumes_exactly(arguments: dict[str, Any]) -> None:
-    """The dataset's state goes back to the worker that it came from."""
-    assert_exact_resume(partial(make, **arguments))
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("interval", [1, 2])
-def test_with_a_stateful_sampler_too(num_workers: int, interval: int) -> None:
-    """torchdata's map-style tutorial has both."""
-
-    def build() -> StatefulGPULoader[Any]:
-        return make(
-            sampler=StatefulSampler(N), num_workers=num_workers, snapshot_every_n_steps=interval
-        )
-
-    assert_exact_resume(build)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(("saved", "present"), [(2, 1), (2, 4), (2, 0), (0, 2)])
+@pytest.mark.parametrize(("saved", "present"), [(2, 1), (2, 0), (0, 2)])
 def test_another_number_of_workers_is_refused_with_both(saved: int, present: int) -> None:
     loader = make(num_workers=saved)
     next(iter(loader))
-    with pytest.raises(StateMismatch, match=f"has {saved}, expected was {present}") as refused:
-        make(num_workers=present).load_state_dict(loader.state_dict())
-    assert refused.value.field == "num_workers"
+    refused = refusal(make(num_workers=present), loader.state_dict(), "num_workers")
+    assert (refused.saved, refused.present) == (saved, present)
 
 
 def test_a_state_of_generators_beside_keyed_ones(tmp_path: Path) -> None:
@@ -128,8 +92,7 @@ def test_a_state_is_a_copy() -> None:
     state = loader.state_dict()
     next(batches)
     assert state["user"]["workers"][0]["dataset"] == {"seen": [0, 1]}
-    resumed = StatefulGPULoader(Listing(), batch_size=2)
-    resumed.load_state_dict(state)
+    resumed = loaded(StatefulGPULoader(Listing(), batch_size=2), state)
     state["user"]["workers"][0]["dataset"]["seen"].append(99)
     next(iter(resumed))
     assert resumed.state_dict()["user"]["workers"][0]["dataset"] == {"seen": [0, 1, 2, 3]}
@@ -164,8 +127,7 @@ def test_states_of_earlier_batches_are_kept(num_workers: int) -> None:
         states.append(loader.state_dict())
         next(batches)
     assert [loader.state_dict(batches_ago=k) for k in (1, 2, 3)] == states[:0:-1]
-    resumed = build()
-    resumed.load_state_dict(loader.state_dict(batches_ago=4))
+    resumed = loaded(build(), loader.state_dict(batches_ago=4))
     assert same(list(resumed), expected)
 
 
@@ -175,7 +137,6 @@ def test_damaged_user_states_are_refused_and_nothing_changes() -> None:
     next(batches)
     good = loader.state_dict()
     other = make(num_workers=2)
-    before = other.state_dict()
     for damage in (
         {"user": {}},
         {"user": 7},
@@ -190,12 +151,9 @@ def test_damaged_user_states_are_refused_and_nothing_changes() -> None:
         {"ahead": "[-1]"},
         {"bad_samples": "{}"},
     ):
-        with pytest.raises(StateMismatch):
-            other.load_state_dict({**good, **damage})
-        assert other.state_dict() == before
+        refusal(other, {**good, **damage})
     plain = StatefulGPULoader(Indices(N), batch_size=4, num_workers=2)
-    with pytest.raises(StateMismatch, match="Indices, which has no state"):
-        plain.load_state_dict(good)
+    assert "Indices, which has no state" in str(refusal(plain, good))
 
 
 def with_snapshots(dataset: Any, **arguments: Any) -> StatefulGPULoader[Any]:
@@ -225,13 +183,8 @@ COUNTS_STEPS = {
 @pytest.mark.parametrize("more", [4, 10**6])
 def test_more_batches_behind_a_snapshot_than_the_position_allows(kind: str, more: int) -> None:
     state = after_three_batches(COUNTS_STEPS[kind](40))
-    loader = COUNTS_STEPS[kind](40)
-    before = loader.state_dict()
     damaged = {**state, "user": {**state["user"], "steps": 1 + more}}
-    with pytest.raises(StateMismatch, match=f"the state has {1 + more}, expected was '") as refused:
-        loader.load_state_dict(damaged)
-    assert refused.value.field == "user's steps"
-    assert loader.state_dict() == before
+    assert refusal(COUNTS_STEPS[kind](40), damaged, "user's steps").saved == 1 + more
 
 
 @pytest.mark.parametrize("kind", ["sampler", "batch sampler", "iterable"])
@@ -240,7 +193,6 @@ def test_an_epoch_that_ends_before_the_batches_behind_the_snapshot(kind: str) ->
     state = after_three_batches(COUNTS_STEPS[kind](40))
     state["user"]["steps"] += 20
     state["position"] += 20 * (4 if kind == "sampler" else 1)
-    loader = COUNTS_STEPS[kind](40)
-    loader.load_state_dict(state)
+    loader = loaded(COUNTS_STEPS[kind](40), state)
     with pytest.raises(StateMismatch, match=r"expected was '\d+, after which the .* ends"):
         list(loader)

@@ -18,10 +18,10 @@ from stateful_gpu_loader import FolderSource, StatefulGPULoader, WorkerLost
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.engine.workers.segments import MappedSegments, SegmentId
 from stateful_gpu_loader.records import EncodedSample
-from tests.conformance import assert_exact_resume, copy_of, same
+from tests.conformance import copy_of, same
 from tests.datasets.shards import PhotoShards
 from tests.images import write_photo_folder
-from tests.lost_workers import deliver_quietly, undisturbed, with_kills
+from tests.lost_workers import deliver_quietly, undisturbed
 
 pytestmark = pytest.mark.processes
 TWO_OF_TWO: dict[str, Any] = {"num_workers": 4, "threads_per_process": 2}
@@ -38,27 +38,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make(dataset: Any, **arguments: Any) -> StatefulGPULoader[Any]:
     given = {"batch_size": 3, "shuffle": True, "seed": 4, "transform": RECIPES, **arguments}
     return StatefulGPULoader(dataset, **given)
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-@pytest.mark.parametrize("kind", ["photos", "lanes"])
-def test_streams_resume_exactly(photos: Path, kind: str, method: str) -> None:
-    """Batches of 0.4 MB are in shared memory, which the threads of a process divide."""
-    build = partial(make, FolderSource(photos) if kind == "photos" else PhotoShards())
-    executions = TWO_OF_TWO | {"multiprocessing_context": method}, {"num_workers": 1}
-    assert_exact_resume(build, other=executions)
-
-
-@pytest.mark.parametrize("kind", ["photos", "lanes"])
-@pytest.mark.parametrize("persistent", [False, True])
-def test_a_killed_process_costs_its_own_batches(photos: Path, kind: str, persistent: bool) -> None:
-    build = partial(make, FolderSource(photos) if kind == "photos" else PhotoShards())
-    expected = undisturbed(build, 2)
-    loader = build(**TWO_OF_TWO, persistent_workers=persistent)
-    with pytest.warns(RuntimeWarning, match="killed by signal"):
-        found = with_kills(loader, 2, {1: (0,), 2: (1,)})
-    assert same(found, expected)
-    assert loader.worker_restarts > 0
 
 
 def test_num_workers_counts_the_threads(photos: Path) -> None:

@@ -33,7 +33,7 @@ def drawn(polygon: Any, height: int, width: int) -> Any:
     return mask
 
 
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 @given(POLYGONS, SIDES, SIDES)
 @example([(1, 1), (1, 1), (5, 5), (1, 5), (1, 1)], 8, 8)
 @example([(0, 0), (8, 0), (8, 8), (0, 8)], 8, 8)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
-import lzma
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -19,8 +17,6 @@ IMAGES = [bytes([i]) * (40 + 3 * i) for i in range(9)]
 COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
     ".zst": zstandard.ZstdCompressor().compress,
-    ".bz2": bz2.compress,
-    ".xz": lzma.compress,
 }
 
 
@@ -76,7 +72,7 @@ def test_a_sample_names_its_file_and_place(kind: Kind, path: Path) -> None:
     assert sample.name == f"{other}, record 3"
 
 
-@pytest.mark.parametrize("ending", ["", *sorted(COMPRESSIONS)])
+@pytest.mark.parametrize("ending", ["", *COMPRESSIONS])
 def test_a_file_cut_at_every_byte_gives_a_right_prefix(
     kind: Kind, tmp_path: Path, ending: str
 ) -> None:

@@ -9,8 +9,6 @@ import multiprocessing
 import os
 import resource
 import signal
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -161,37 +159,23 @@ def test_an_entry_of_another_index_is_none(tmp_path: Path, source: FolderSource)
     assert same(stream(again), stream(source, HEAD))
 
 
-PROGRAM = """
-import sys
-from stateful_gpu_loader import FolderSource, PreparedSource
-from stateful_gpu_loader import transforms as T
-prepared = PreparedSource(FolderSource(sys.argv[1]), sys.argv[2], [T.Resize((40, 48))])
-print("begun", flush=True)
-for index in range(len(prepared)):
-    prepared.read(index)
-    print(index, flush=True)
-    sys.stdin.readline()
-"""
-
-
 def test_a_killed_filler_leaves_what_it_had_finished(tmp_path: Path, source: FolderSource) -> None:
     folder = tmp_path / "kept"
-    filler = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(source.root), str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert filler.stdin is not None
-    assert filler.stdout is not None
-    for number in range(6):  # "begun", and five images
-        filler.stdout.readline()
-        if number:
-            filler.stdin.write("\n")
-            filler.stdin.flush()
-    filler.stdout.readline()
-    filler.send_signal(signal.SIGKILL)
-    filler.communicate()
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    filler = os.fork()
+    if not filler:
+        try:
+            torch.set_num_threads(1)
+            prepared = PreparedSource(source, folder, HEAD)
+            for index in range(6):
+                prepared.read(index)
+            sender.send_bytes(b"done")
+            time.sleep(60)
+        finally:
+            os._exit(1)
+    assert receiver.recv_bytes() == b"done"
+    os.kill(filler, signal.SIGKILL)
+    os.waitpid(filler, 0)
     found = PreparedSource(source, folder, HEAD)
     assert kept(found) == set(range(6))
     assert same(stream(found), stream(source, HEAD))

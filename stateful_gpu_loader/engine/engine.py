@@ -33,6 +33,7 @@ from stateful_gpu_loader.engine.resume.places import (
     start_of_pass,
     states_between_passes,
     text_of_ahead,
+    with_present_sampler,
 )
 from stateful_gpu_loader.engine.resume.seek import existing_epoch, state_of_place
 from stateful_gpu_loader.engine.resume.torchdata import from_torchdata
@@ -290,6 +291,8 @@ class Engine:
             warn_of_shuffle_buffer(self.plan.config.dataset)
         if user is None and batches_ago == 0 and address == Address(address.epoch, 0):
             user = states_between_passes(self.plan, self.dataset_memory, self.seed)
+        elif batches_ago == 0 and self.passes.is_between:
+            user = with_present_sampler(self.plan, user, self.seed)
         if user is not None and user.is_as_built and not address.position:
             user = None
         if self.plan.memory is not None:

@@ -390,6 +390,13 @@ class Passes:
         """Whether some iterator has delivered a batch of a pass and may go on with it."""
         return self._in_progress is not None
 
+    @property
+    def is_between(self) -> bool:
+        """Whether the last pass that has begun has also ended, and no state was loaded since."""
+        current = self._current
+        has_ended = current is not None and current.standing.following is not None
+        return has_ended and current is not None and current.number == self._begun
+
     def twin(self) -> Passes:
         """The passes of a copy of the loader, whose next pass begins with this one's next batch.
 

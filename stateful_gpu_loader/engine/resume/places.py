@@ -76,8 +76,8 @@ def start_of_pass(
     The pass is about to move these objects, so from now on they cannot be asked for them.
     """
     user = place.user
-    if user is None and place.position == 0 and (resumed or plan.memory is not None):
-        user = UserStates() if resumed else _sampler_between_passes(plan, seed)
+    if place.position == 0:
+        user = user or UserStates() if resumed else with_present_sampler(plan, user, seed)
     if plan.config.num_workers == 0 and plan.has_worker_states:
         is_loaded = user is not None and user.workers is not None
         dataset = dataset_memory.begin(is_loaded=is_loaded, as_built=resumed)
@@ -85,6 +85,21 @@ def start_of_pass(
             user = user or UserStates(base=place.position)
             user = replace(user, num_workers=0, workers=(dataset,))
     return replace(place, user=user)
+
+
+def with_present_sampler(
+    plan: Plan, user: UserStates | None, seed: SettledSeed
+) -> UserStates | None:
+    """Return the states between two passes, with that of the sampler as it is now.
+
+    The user may have set an epoch since the pass before has ended. If only iterating that pass
+    again proves where a sampler without state stands, its mark is kept.
+    """
+    mark = None if user is None or user.sampler is None else thaw(user.sampler)
+    if plan.memory is None or (mark is not None and mark.get("passed") is not None):
+        return user
+    present = _sampler_between_passes(plan, seed)
+    return replace(user or present, sampler=present.sampler, batches=present.batches)
 
 
 def place_of(

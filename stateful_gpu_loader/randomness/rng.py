@@ -16,13 +16,14 @@ import numpy.typing as npt
 import torch
 
 from stateful_gpu_loader.errors import StateMismatch
-from stateful_gpu_loader.randomness.philox import WORDS_PER_BLOCK, checked_seed, words
+from stateful_gpu_loader.randomness.philox import checked_seed, philox4x32
 
 _STATE = re.compile(r"philox1_([0-9a-f]{16})_([0-9a-f]{16})")
 _STATE_KEY = "rng"
 _NUM_OFFSETS = 1 << 64
 _DRAWS_PER_BLOCK = 2
 _DROPPED_BITS = np.uint64(64 - 53)
+_LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _LAST_BLOCK = np.uint64(_NUM_OFFSETS // _DRAWS_PER_BLOCK - 1)
 
@@ -352,7 +353,11 @@ class RNG:
         first_block, skipped = divmod(self._offset, _DRAWS_PER_BLOCK)
         num_blocks = -(-(skipped + num_draws) // _DRAWS_PER_BLOCK)
         blocks = (np.arange(num_blocks, dtype=np.uint64) + np.uint64(first_block)) & _LAST_BLOCK
-        halves = words(self._key, 0, blocks.astype(np.int64), 0, WORDS_PER_BLOCK).astype(np.uint64)
+        counter = np.zeros((num_blocks, 4), dtype=np.uint32)
+        counter[:, 0] = blocks & _LOW
+        counter[:, 1] = blocks >> _HALF
+        key = np.array([self._key & 0xFFFFFFFF, self._key >> 32], dtype=np.uint32)
+        halves = philox4x32(counter, key).astype(np.uint64)
         draws: _Draws = (halves[:, 0::2] | halves[:, 1::2] << _HALF).reshape(-1)
         self._offset = (self._offset + num_draws) % _NUM_OFFSETS
         return draws[skipped : skipped + num_draws]

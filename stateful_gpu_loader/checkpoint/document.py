@@ -185,9 +185,10 @@ def _states(found: Any) -> dict[str, SavedState]:
 
 def _saved(name: str, entry: Any) -> SavedState:
     is_entry = isinstance(entry, dict) and list(entry) == ["type", "state"]
-    if not is_entry or not isinstance(entry["type"], str | None):
+    kind = entry["type"] if is_entry else 0
+    if not isinstance(kind, str | None) or not typed_json.is_text(kind or ""):
         raise ValueError(f"no type and state of {name!r}")
-    saved = SavedState(entry["type"], entry["state"])
+    saved = SavedState(kind, entry["state"])
     try:
         _ = saved.state
     except ValueError as error:

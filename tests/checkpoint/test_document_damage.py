@@ -174,6 +174,7 @@ def test_ranges_of_raw_bytes_are_of_version_2_alone() -> None:
         TIME + '"states": {"a": {"type": null, "state": {"$reduce": ["os.system", "true"]}}}',
         TIME + '"states": {"a": {"type": null, "state": "\ud800"}}',
         TIME + '"states": {"a": {"type": 1, "state": 1}}',
+        TIME + '"states": {"a": {"type": "\\ud800", "state": 1}}',
         TIME + '"states": {"a": {"type": null}}',
         TIME + '"states": {"a": {"type": null, "state": 1, "more": 1}}',
         TIME + '"states": {"a": [null, 1]}',
@@ -181,7 +182,7 @@ def test_ranges_of_raw_bytes_are_of_version_2_alone() -> None:
         TIME + '"states": {',
         "",
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_a_forged_content_is_refused(rest: str) -> None:
     """The checksum is no signature, so what follows it is trusted no more."""

@@ -187,12 +187,12 @@ def _saved(name: str, entry: Any) -> SavedState:
     is_entry = isinstance(entry, dict) and list(entry) == ["type", "state"]
     kind = entry["type"] if is_entry else 0
     if not isinstance(kind, str | None) or not typed_json.is_text(kind or ""):
-        raise ValueError(f"no type and state of {name!r}")
+        raise ValueError(f"no type and state of {name[:80]!r}")
     saved = SavedState(kind, entry["state"])
     try:
         _ = saved.state
     except ValueError as error:
-        raise ValueError(f"of {name!r}, {error}") from error
+        raise ValueError(f"of {name[:80]!r}, {error}") from error
     return saved
 
 

@@ -27,11 +27,11 @@ from stateful_gpu_loader import (
     CallableSource,
     FolderSource,
     MixedDataset,
-    ShardSampler,
     StatefulGPULoader,
     WeightedSampler,
 )
 from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.samplers import ShardSampler
 from stateful_gpu_loader.samplers.sharded import LastBatchPolicy
 from tests.callables import FileBatches, Files, NoisyBatches, NoisyPlaces
 from tests.datasets.shards import DamagedShards, NoisyShards, PhotoShards, identity

@@ -58,7 +58,7 @@ def prepare(
 
     >>> import tempfile
     >>> import torch
-    >>> from stateful_gpu_loader import Source
+    >>> from stateful_gpu_loader.datasets import Source
     >>> from stateful_gpu_loader.records import EncodedSample
     >>> class White(Source):
     ...     def __len__(self):

@@ -27,13 +27,13 @@ from stateful_gpu_loader import (
     RecordIOShards,
     RecordIOSource,
     ShardedDataset,
-    TarRecords,
     TarShards,
     TarSource,
     TFRecordShards,
     TFRecordSource,
     ragged_collate,
 )
+from stateful_gpu_loader.datasets import TarRecords
 from tests.conformance import same
 from tests.datasets.coco.coco_files import annotations, write_coco
 from tests.datasets.lmdb.lmdb_files import encoded_datum, photo_files, tensor, tensors, write_lmdb

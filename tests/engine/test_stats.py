@@ -12,8 +12,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import IterableDataset
 
-from stateful_gpu_loader import CallableSource, LoaderStats, StatefulGPULoader
-from stateful_gpu_loader.engine.stats import PRESENT, StageTimes, Work, stage
+from stateful_gpu_loader import CallableSource, StatefulGPULoader
+from stateful_gpu_loader.engine.stats import PRESENT, LoaderStats, StageTimes, Work, stage
 from tests.interrupts import handle_at, places_of
 
 WORK = ("read", "decode", "augment", "collate", "transfer")

@@ -9,14 +9,8 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from stateful_gpu_loader import (
-    BalancedSampler,
-    Blocks,
-    RepeatedSampler,
-    ShuffledSampler,
-    SubsetSampler,
-    WeightedSampler,
-)
+from stateful_gpu_loader import ShuffledSampler, WeightedSampler
+from stateful_gpu_loader.samplers import BalancedSampler, Blocks, RepeatedSampler, SubsetSampler
 from tests.user_objects import (
     CountingSampler,
     LazySampler,

@@ -19,11 +19,11 @@ from stateful_gpu_loader import (
     BadSample,
     DistributedShuffledSampler,
     FolderSource,
-    ShardSampler,
     ShuffledSampler,
     StatefulGPULoader,
 )
 from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.samplers import ShardSampler
 from stateful_gpu_loader.state.user_states import UserStates, worker_state
 from tests.conformance import loaded, refusal
 from tests.images import encode, photograph

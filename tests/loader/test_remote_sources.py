@@ -13,8 +13,9 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from torch.utils.data import ConcatDataset, Subset
 
-from stateful_gpu_loader import Blocks, ShuffledSampler, StatefulGPULoader, TarShards, TarSource
+from stateful_gpu_loader import ShuffledSampler, StatefulGPULoader, TarShards, TarSource
 from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.samplers import Blocks
 from tests.conformance import assert_same_rest, loaded, same, uninterrupted
 from tests.datasets.tar.tar_files import write_photo_tars
 

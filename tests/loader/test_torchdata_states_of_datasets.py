@@ -12,7 +12,8 @@ import torch
 from torch.utils.data import IterableDataset, RandomSampler, Sampler, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from stateful_gpu_loader import StatefulGPULoader, SubsetSampler, WeightedSampler
+from stateful_gpu_loader import StatefulGPULoader, WeightedSampler
+from stateful_gpu_loader.samplers import SubsetSampler
 from tests.conformance import loaded, refusal
 from tests.map_datasets import Indices
 from tests.torchdata_objects import (

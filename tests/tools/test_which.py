@@ -11,22 +11,24 @@ import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from stateful_gpu_loader import (
-    BalancedSampler,
-    Blocks,
     CallableSource,
     DistributedShuffledSampler,
     FolderSource,
     MixedDataset,
     NoSuchPlace,
-    RepeatedSampler,
-    ShardSampler,
     ShuffledSampler,
     StatefulGPULoader,
     StateMismatch,
-    SubsetSampler,
     WeightedSampler,
 )
 from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.samplers import (
+    BalancedSampler,
+    Blocks,
+    RepeatedSampler,
+    ShardSampler,
+    SubsetSampler,
+)
 from stateful_gpu_loader.tools.which import Placed, epoch_of
 from tests.conformance import through_json
 from tests.images import write_photo_folder

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from stateful_gpu_loader import Blocks, ParquetSource, ShuffledSampler, StatefulGPULoader
+from stateful_gpu_loader import ParquetSource, ShuffledSampler, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.datasets.parquet.source import IN_TURN
+from stateful_gpu_loader.samplers import Blocks
 from tests.datasets.parquet.parquet_files import write_table
 from tests.images import encode, photograph
 

@@ -2,7 +2,6 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-TRAINERS := .venv-trainers
 PEERS := .venv-peers
 # uv takes a quarter of pip's time, but does not know an index of one's own that pip is told of.
 INSTALL = $(call INSTALL_IN,$(VENV),$(1))
@@ -14,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 MARKS := processes ranks trainers dali ray fuzz benchmarks pretend_gpu gpu
 ANY_MARK := ($(shell echo $(MARKS) | sed 's/ / or /g'))
 
-.PHONY: demo test test-all $(MARKS:%=test-%) test-trainers-apart check docs bench bench-quick bench-peers dist format clean
+.PHONY: demo test test-all $(MARKS:%=test-%) check docs bench bench-quick bench-peers dist format clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/python -m examples.demo --output demo-output
@@ -28,12 +27,6 @@ test-all: test
 
 $(MARKS:%=test-%): test-%: $(VENV)/.ready
 	$(PYTEST) -m $*
-
-# Composer and Ray Train: results in docs/trainers-apart.md.
-test-trainers-apart: $(TRAINERS)/.ready
-	$(TRAINERS)/bin/python -m pytest -o addopts="--doctest-modules -q" \
-		-W "ignore:Implicitly cleaning up:ResourceWarning" \
-		tests/trainers_apart stateful_gpu_loader/integrations/composer.py
 
 check: $(VENV)/.ready
 	$(BIN)/ruff format --check .
@@ -87,22 +80,10 @@ $(VENV)/.ready-bench: $(VENV)/.ready
 	$(call INSTALL,--editable '.[bench]')
 	touch $@
 
-# Layered on $(VENV), whose torch it shares. Composer pins an older one, which is overridden.
-$(TRAINERS)/.ready: $(VENV)/.ready
-	$(BIN)/python -m venv $(TRAINERS)
-	$(BIN)/python -c 'import sysconfig as s; \
-		print("import site; site.addsitedir(%r)" % s.get_path("purelib"))' \
-		> $(TRAINERS)/beside.pth
-	mv $(TRAINERS)/beside.pth $(TRAINERS)/lib/python3*/site-packages/
-	$(TRAINERS)/bin/python -m pip install --quiet 'ray[train]>=2.50' coolname \
-		'importlib-metadata>=5,<9' 'mosaicml-cli>=0.5.25,<0.8' py-cpuinfo tabulate
-	$(TRAINERS)/bin/python -m pip install --quiet --no-deps 'mosaicml>=0.32.1' torch_optimizer
-	touch $@
-
 $(PEERS)/.ready: pyproject.toml benchmarks/peers/requirements.txt | $(BIN)/uv
 	$(BIN)/python -m venv $(PEERS)
 	$(call INSTALL_IN,$(PEERS),--editable '.[bench]' --requirement benchmarks/peers/requirements.txt)
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(TRAINERS) $(PEERS) demo-output build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(PEERS) demo-output build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache

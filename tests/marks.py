@@ -28,6 +28,7 @@ MARKED = {
     "integrations/test_dcp_refusals.py": "ranks",
     "integrations/test_device_mesh.py": "ranks",
     "integrations/test_ray_faults.py": "ray",
+    "integrations/test_ray_train.py": "ray",
     "integrations/test_ray_workers.py": "ray",
     "integrations/test_reflection.py": "trainers",
     "integrations/test_torchrun.py": "ranks",

@@ -65,7 +65,6 @@ def test_optional_packages_are_imported_in_one_file_each() -> None:
         "lightning": 1,
         "accelerate": 1,
         "transformers": 1,
-        "composer": 1,
         "ray": 1,
     }
     for package, allowed in optional.items():

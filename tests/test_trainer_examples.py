@@ -10,10 +10,8 @@ from tests.prepared_processes import run_script
 
 FOLDER = Path(__file__).parent.parent / "examples" / "trainers"
 
-APART = {"composer_callback", "ray_train"}
-"""They run in ``make test-trainers-apart``."""
-
-EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in APART)
+EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "ray_train")
+"""All but the one that tests/integrations/test_ray_train.py runs."""
 ELASTIC = "torchrun_elastic"
 """It starts nine interpreters, through torchrun."""
 

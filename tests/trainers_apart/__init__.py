@@ -1,1 +1,0 @@
-"""Trainers that are not installed beside the others: ``make test-trainers-apart`` runs these."""

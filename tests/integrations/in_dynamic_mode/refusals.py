@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import glob
-import math
 import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import nvidia.dali.experimental.dynamic as ndd
 import pytest
 
@@ -89,17 +87,6 @@ def test_data_may_move_and_not_change(root: str, tmp_path: Path) -> None:
         resumed(str(tmp_path / "more"), state)
 
 
-def test_a_stray_file_is_no_other_data(root: str, tmp_path: Path) -> None:
-    shutil.copytree(root, tmp_path / "photos")
-    reader = build(str(tmp_path / "photos"))
-    epoch = after(reader, 2)
-    state, expected = reader.state_dict(), [content(batch) for batch in epoch]
-    some = next((tmp_path / "photos").glob("*/*.jpg"))
-    for stray in (tmp_path / "photos" / ".DS_Store", some.with_name("notes.txt")):
-        stray.touch()
-    assert epochs(resumed(str(tmp_path / "photos"), state), 1) == [expected]
-
-
 def test_other_data_of_the_same_length_may_be_accepted(
     root: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -124,18 +111,6 @@ def test_other_data_of_the_same_length_may_be_accepted(
     for accept in ({"seed"}, {"num_shards"}, "file_root", {"path"}):
         with pytest.raises(ValueError, match=r"collection of names among .'file_root'.*Remedy"):
             other.load_state_dict(state, accept=accept)
-
-
-def test_a_nan_among_the_arguments_is_no_change(tmp_path: Path) -> None:
-    np.save(tmp_path / "0.npy", np.zeros(3))
-
-    def build(fill_value: float) -> StatefulReader:
-        return StatefulReader(ndd.readers.Numpy, file_root=str(tmp_path), fill_value=fill_value)
-
-    state = build(math.nan).state_dict()
-    build(math.nan).load_state_dict(state)
-    with pytest.raises(StateMismatch, match=r"fill_value differs: the state has nan, .* 1\.0"):
-        build(1.0).load_state_dict(state)
 
 
 def test_other_data_under_the_same_names_are_found_at_the_first_batch(

@@ -33,6 +33,7 @@ MARKED = {
     "integrations/test_reflection.py": "trainers",
     "integrations/test_torchrun.py": "ranks",
     "integrations/test_torchtitan.py": "ranks",
+    "integrations/test_trainers_on_ranks.py": "trainers",
     "pretend_gpu": "pretend_gpu",
     "transforms/batches/test_kernels.py": "fuzz",
     "transforms/color/test_jitter_kernels.py": "fuzz",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -53,6 +54,28 @@ def seen(batch: Any) -> Seen:
     images, numbers = batch
     pixels = images.detach().cpu().contiguous().numpy().tobytes()
     return tuple(numbers.tolist()), hashlib.blake2b(pixels, digest_size=8).hexdigest()
+
+
+def samples_of(batch: Any) -> list[tuple[int, str]]:
+    """What each sample was, for batches of several ranks: its number and a digest of its pixels.
+
+    Args:
+        batch: ``[images, numbers]``, ``[numbers, anything]``, numbers, or a dict of them.
+    """
+    if isinstance(batch, (list, tuple)):
+        first, second = batch
+        images, numbers = (first, second) if first.dim() > 1 else (second, first)
+        return [
+            (int(number), seen((image, number[None]))[1])
+            for number, image in zip(numbers, images, strict=True)
+        ]
+    numbers = batch["index"] if isinstance(batch, dict) else batch
+    return [(int(number), "") for number in numbers]
+
+
+def sorted_samples(batches: Iterable[list[tuple[int, str]]]) -> list[tuple[int, str]]:
+    """All samples of the batches, by number."""
+    return sorted(chain.from_iterable(batches))
 
 
 def numbers_of(batches: Iterable[Seen]) -> list[int]:

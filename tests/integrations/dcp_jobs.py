@@ -17,8 +17,7 @@ from stateful_gpu_loader.integrations.dcp import RankedState
 from tests.conformance import same
 from tests.damaged import ERRORS, Damaged, N
 from tests.datasets.shards import Numbers
-from tests.integrations.torchrun.samples import samples_of
-from tests.trainer_data import image_loader, photos, tars
+from tests.trainer_data import image_loader, photos, samples_of, tars
 from tests.user_objects import StatefulSampler
 
 Loader = StatefulGPULoader[Any]

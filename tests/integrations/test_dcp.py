@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -11,8 +12,8 @@ from torch.distributed.checkpoint.stateful import Stateful
 from stateful_gpu_loader import StatefulGPULoader
 from stateful_gpu_loader.integrations.dcp import RankedState
 from tests.integrations.dcp_jobs import Job, Samples, datasets, run_all
-from tests.integrations.torchrun.samples import sorted_samples
 from tests.rank_processes import on_ranks
+from tests.trainer_data import sorted_samples
 
 SIZES = (1, 2, 4, 1)
 STEPS = (1, 2, 1, None)
@@ -134,19 +135,24 @@ def test_ranks_of_as_many_processes_go_on_each_by_itself(
     data: dict[str, Any], tmp_path: Path
 ) -> None:
     """Lanes that end before others, records of bad samples, states of objects of mine."""
-    names = ("lanes that end alone", "bad samples", "states")
-    jobs = [Job(data=name, dataset=data[name]) for name in names]
-    whole = on_ranks(run_all, 2, jobs)
-    for steps in (1, 5):
-        first = [
-            Job(data=name, dataset=data[name], way="ranked", steps=steps, save=tmp_path / name)
-            for name in names
-        ]
-        rest = [
-            Job(data=name, dataset=data[name], way="ranked", load=tmp_path / name) for name in names
-        ]
-        began, ended = on_ranks(run_all, 2, first), on_ranks(run_all, 2, rest)
-        for rank in range(2):
-            for i, name in enumerate(names):
-                found = began[rank][i] + ended[rank][i]
-                assert found == whole[rank][i], (rank, name, steps)
+    kinds = [
+        (name, steps)
+        for name in ("lanes that end alone", "bad samples", "states")
+        for steps in (None, 1, 5)
+    ]
+    broken_off = [kind for kind in kinds if kind[1] is not None]
+
+    def job(name: str, **given: Any) -> Job:
+        dataset = copy.deepcopy(data[name])  # which may have a state
+        return Job(data=name, dataset=dataset, way="ranked", **given)
+
+    def path(kind: tuple[str, int | None]) -> Path:
+        return tmp_path / "{} {}".format(*kind)
+
+    first = [job(kind[0], steps=kind[1], save=path(kind)) for kind in kinds]
+    rest = [job(kind[0], load=path(kind)) for kind in broken_off]
+    began, ended = on_ranks(run_all, 2, first), on_ranks(run_all, 2, rest)
+    for rank in range(2):
+        found = dict(zip(kinds, began[rank], strict=True))
+        for kind, after in zip(broken_off, ended[rank], strict=True):
+            assert found[kind] + after == found[kind[0], None], (rank, kind)

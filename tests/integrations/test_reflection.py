@@ -150,8 +150,11 @@ def assert_behaves_as(rebuilt: Any, original: Any) -> None:
 
 @pytest.mark.trainers
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("is_recorded", [False, True], ids=["given", "built in a hook"])
-@pytest.mark.parametrize("rebuild", [by_fabric, by_lightning])
+@pytest.mark.parametrize(
+    ("rebuild", "is_recorded"),
+    [(by_fabric, False), (by_lightning, True)],
+    ids=["given to Fabric", "built in a hook of Lightning's"],
+)
 def test_rebuilt_by_lightning(
     data: FolderSource, rebuild: Callable[[Any], Any], is_recorded: bool, kind: str
 ) -> None:

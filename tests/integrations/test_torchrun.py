@@ -13,7 +13,6 @@ import torch
 
 from stateful_gpu_loader import FolderSource, TarShards
 from tests.images import write_photo_folder
-from tests.integrations.torchrun.samples import samples_of
 from tests.integrations.torchrun.train import (
     EPOCHS,
     GLOBAL_BATCH,
@@ -22,7 +21,7 @@ from tests.integrations.torchrun.train import (
     make_model,
 )
 from tests.patience import seconds
-from tests.trainer_data import tars
+from tests.trainer_data import samples_of, tars
 
 ROOT = Path(__file__).parents[2]
 NUM_PHOTOS = 60

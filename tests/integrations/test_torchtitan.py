@@ -15,9 +15,8 @@ from stateful_gpu_loader import ShuffledSampler, StatefulGPULoader, gather_state
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.integrations.torchtitan import ParallelAwareLoader
 from tests.integrations.dcp_jobs import Samples
-from tests.integrations.torchrun.samples import samples_of, sorted_samples
 from tests.rank_processes import on_ranks
-from tests.trainer_data import RECIPES, photos, tars
+from tests.trainer_data import RECIPES, photos, samples_of, sorted_samples, tars
 
 GLOBAL_BATCH = 4
 STEPS = 10

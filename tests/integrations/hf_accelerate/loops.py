@@ -15,8 +15,9 @@ from accelerate.state import AcceleratorState, GradientState
 from torch.utils.data import IterableDataset
 
 from stateful_gpu_loader import StatefulGPULoader
+from stateful_gpu_loader.engine.torch_names import size_and_rank
 from stateful_gpu_loader.integrations.accelerate import prepare_loader
-from tests.trainer_data import Brightness, Seen, image_loader, photos, seen, tars
+from tests.trainer_data import Brightness, Seen, image_loader, photos, samples_of, seen, tars
 
 EPOCHS = 2
 
@@ -107,18 +108,24 @@ def train(
     return trained
 
 
-def each_sample(batch: Any) -> list[Seen]:
-    """A batch sample by sample, for batches of several ranks to be put together."""
-    images, numbers = batch
-    return [seen([images[i : i + 1], numbers[i : i + 1]]) for i in range(len(numbers))]
-
-
-def together(ranks: list[Trained]) -> list[list[Seen]]:
-    """The global batches: of each step, the samples of all ranks."""
-    return [
-        sorted(sample for batch in batches for sample in batch)
-        for batches in zip(*(one.all_batches for one in ranks), strict=True)
-    ]
+def job(
+    dataset: Any,
+    folder: Path,
+    *,
+    save_at: int | None = None,
+    resume: int | None = None,
+    killed: bool = False,
+) -> tuple[list[Any], list[float]]:
+    """See tests/integrations/test_trainers_on_ranks.py."""
+    trained = train(
+        lambda: image_loader(dataset, batch_size=8 // size_and_rank()[0]),
+        accumulated=2,
+        record=samples_of,
+        save=None if save_at is None else (save_at, folder / str(save_at)),
+        resume=None if resume is None else folder / str(resume),
+        killed=killed,
+    )
+    return trained.all_batches, trained.weights
 
 
 def _save(accelerator: Accelerator, folder: Path) -> None:

@@ -1,92 +1,16 @@
-"""Accelerate on several processes of one gloo group, resumed on another number."""
+"""Accelerate on several processes of one gloo group: metrics, refusals, and who saves."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from stateful_gpu_loader import StatefulGPULoader
 from stateful_gpu_loader.integrations.accelerate import prepare_loader
-from tests.integrations.hf_accelerate.loops import (
-    Trained,
-    dataset_of,
-    each_sample,
-    new_accelerator,
-    together,
-    train,
-)
+from tests.integrations.hf_accelerate.loops import dataset_of, new_accelerator
 from tests.rank_processes import on_ranks
-from tests.trainer_data import image_loader
-
-GLOBAL_BATCH = 8
-SAVED_BEHIND = (2, 4)
-"""Batches: in the middle of an epoch of 4, and at its last batch."""
-
-
-def job(dataset: Any, **given: Any) -> Trained:
-    """One rank's whole job; the loader is divided by nobody but the adapter."""
-    world = torch.distributed
-    num_ranks = world.get_world_size() if world.is_initialized() else 1
-    return train(
-        lambda: image_loader(dataset, batch_size=GLOBAL_BATCH // num_ranks),
-        accumulated=2,
-        record=each_sample,
-        **given,
-    )
-
-
-def save_and_resume(rank: int, folder: Path, dataset: Any) -> dict[str, Trained]:
-    """An undisturbed job, and others that were saved and gone on with, on as many ranks."""
-    found = {"whole": job(dataset)}
-    for step in SAVED_BEHIND:
-        job(dataset, save=(step, folder / f"{step}"))
-        found[f"{step}"] = job(dataset, resume=folder / f"{step}")
-    return found
-
-
-def save_and_die(rank: int, folder: Path, dataset: Any) -> None:
-    job(dataset, save=(2, folder / "killed"), killed=True)
-
-
-def resume(rank: int, folder: Path, dataset: Any, names: list[str]) -> list[Trained]:
-    return [job(dataset, resume=folder / name) for name in names]
-
-
-@pytest.mark.parametrize("kind", ["even map", "even lanes"])
-def test_two_processes_resume_on_two_one_and_four(kind: str, tmp_path: Path) -> None:
-    """The same global batches, and of lanes the same samples; behind a SIGKILL, too."""
-    dataset = dataset_of(kind, tmp_path / "data")
-    ranks = on_ranks(save_and_resume, 2, tmp_path, dataset)
-    whole = together([rank["whole"] for rank in ranks])
-    assert len(whole) == 8
-    for step in SAVED_BEHIND:
-        assert together([rank[f"{step}"] for rank in ranks]) == whole[step:]
-        for rank in ranks:
-            assert rank[f"{step}"].weights == rank["whole"].weights
-            assert rank[f"{step}"].syncs == rank["whole"].syncs[step:]
-    names, places = [str(step) for step in SAVED_BEHIND], [*SAVED_BEHIND]
-    if kind == "even map":
-        on_ranks(save_and_die, 2, tmp_path, dataset, killed=True)
-        names, places = [*names, "killed"], [*places, 2]
-    for others in (
-        on_ranks(resume, 4, tmp_path, dataset, names),
-        [resume(0, tmp_path, dataset, names)],
-    ):
-        for i, step in enumerate(places):
-            rest = together([rank[i] for rank in others])
-            if kind == "even map":
-                assert rest == whole[step:]
-                # Another number of ranks adds the same numbers in another order.
-                assert others[0][i].weights == pytest.approx(ranks[0]["whole"].weights, abs=1e-6)
-            assert sorted_samples(rest) == sorted_samples(whole[step:])
-
-
-def sorted_samples(batches: list[Any]) -> list[Any]:
-    """Lanes are dealt anew among another number of ranks."""
-    return sorted(sample for batch in batches for sample in batch)
 
 
 def metrics(rank: int, length: int, batch_size: int) -> list[int]:

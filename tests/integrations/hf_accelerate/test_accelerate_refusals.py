@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from stateful_gpu_loader import CheckpointError, LoaderError, StatefulGPULoader, StateMismatch
 from stateful_gpu_loader.errors import CheckpointNotFound
-from stateful_gpu_loader.integrations.accelerate import PreparedLoader, prepare_loader
+from stateful_gpu_loader.integrations.accelerate import prepare_loader
 from tests.integrations.hf_accelerate.loops import new_accelerator
 from tests.integrations.lightning.streams import Stream
 
@@ -97,20 +97,6 @@ def test_a_change_that_is_meant_is_accepted() -> None:
         other.load_state_dict(state)
     other.load_state_dict(state, accept={"seed"})
     assert other.state_dict()["epoch"] == 4
-
-
-def test_a_save_that_dies_leaves_no_half_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was saved before is what is loaded."""
-    accelerator, _, (loader,) = job(numbers())
-    accelerator.save_state(str(tmp_path))
-    monkeypatch.setattr("os.replace", lambda *names: (_ for _ in ()).throw(OSError("full")))
-    with pytest.raises(CheckpointError):
-        accelerator.save_state(str(tmp_path))
-    monkeypatch.undo()
-    accelerator.load_state(str(tmp_path))
-    assert isinstance(loader, PreparedLoader)
 
 
 def test_what_is_no_loader_of_ours_is_refused() -> None:

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator, skip_first_batches
 from torch.utils.data import DataLoader
 
-from stateful_gpu_loader import LoaderError, StatefulGPULoader
+from stateful_gpu_loader import StatefulGPULoader
 from stateful_gpu_loader.integrations.accelerate import PreparedLoader, prepare_loader
 from tests.integrations.hf_accelerate.loops import loader_of, new_accelerator, train
 from tests.trainer_data import seen
@@ -118,19 +118,6 @@ def test_a_skipping_pass_is_saved(tmp_path: Path) -> None:
         train(make, skip=skip, save=(batches, folder))
         rest = train(make, resume=folder)
         assert rest.all_batches == whole.all_batches[2 + batches :]
-
-
-def test_another_number_to_skip_is_told(tmp_path: Path) -> None:
-    """Batches from before the checkpoint are not there any more."""
-    make = loader_of("map", tmp_path / "data")
-    accelerator = new_accelerator()
-    loader = prepare_loader(accelerator, make())
-    for _ in zip(range(3), loader, strict=False):
-        pass
-    accelerator.save_state(str(tmp_path / "saved"))
-    accelerator.load_state(str(tmp_path / "saved"))
-    with pytest.raises(LoaderError, match=r"batch 1 .* has 3 of them"):
-        next(iter(skip_first_batches(loader, 1)))
 
 
 def test_a_pass_that_was_broken_off(tmp_path: Path) -> None:
@@ -280,17 +267,6 @@ def test_skipping_in_the_resumed_epoch_asks_for_no_other(tmp_path: Path) -> None
     assert [seen(batch) for batch in accelerator.skip_first_batches(loader, 1)] == epochs[2][1:]
 
 
-def test_more_to_skip_than_was_trained_on_is_told(tmp_path: Path) -> None:
-    """They would be lost in silence."""
-    accelerator = new_accelerator()
-    loader = prepare_loader(accelerator, loader_of("map", tmp_path / "data")())
-    for _ in zip(range(2), loader, strict=False):
-        pass
-    loader.load_state_dict(loader.state_dict())
-    with pytest.raises(LoaderError, match=r"was skipped, and the checkpoint .* behind \d of them"):
-        list(skip_first_batches(loader, 5))
-
-
 def test_a_loader_that_was_loaded_first(tmp_path: Path) -> None:
     """Its rest is trained on, and skip_first_batches() makes nothing twice."""
     make = loader_of("map", tmp_path / "data")
@@ -306,13 +282,3 @@ def test_a_loader_that_was_loaded_first(tmp_path: Path) -> None:
         prepared = prepare_loader(accelerator, loader)
         batches = skip_first_batches(prepared, number) if skips else prepared
         assert [seen(batch) for batch in batches] == whole[number:]
-
-
-def test_attributes_of_the_dataset_are_there() -> None:
-    """As users ask a DataLoader for its dataset's classes."""
-
-    class Labelled(list[int]):
-        classes = ("cat", "dog")
-
-    loader = prepare_loader(new_accelerator(), StatefulGPULoader(Labelled(range(4))))
-    assert loader.dataset.classes == ("cat", "dog")

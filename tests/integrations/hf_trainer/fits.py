@@ -15,8 +15,9 @@ from accelerate.state import AcceleratorState, GradientState
 from transformers import TrainerCallback, TrainingArguments
 
 from stateful_gpu_loader import StatefulGPULoader
+from stateful_gpu_loader.engine.torch_names import size_and_rank
 from stateful_gpu_loader.integrations.transformers import LoaderTrainer
-from tests.trainer_data import Brightness, image_loader, photos, seen, tars
+from tests.trainer_data import Brightness, image_loader, photos, samples_of, seen, tars
 
 EPOCHS = 2
 
@@ -46,12 +47,8 @@ class Model(torch.nn.Module):
     def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
         """The loss: float32 []."""
         if self.training:
-            places = range(len(labels))
-            self.batches.append(
-                [seen([pixel_values[i : i + 1], labels[i : i + 1]]) for i in places]
-                if self.each_sample
-                else seen([pixel_values, labels])
-            )
+            record = samples_of if self.each_sample else seen
+            self.batches.append(record([pixel_values, labels]))
             if len(self.batches) == self.breaks_at:
                 if self.killed:
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -140,3 +137,28 @@ def loader_of(kind: str, folder: Path, **given: Any) -> Callable[[], StatefulGPU
     given = {"batch_transform": named, **given}
     dataset: Any = tars(folder) if kind == "lanes" else photos(folder, 26)
     return lambda: image_loader(dataset, **given)
+
+
+def job(
+    dataset: Any,
+    folder: Path,
+    *,
+    save_at: int | None = None,
+    resume: int | None = None,
+    killed: bool = False,
+) -> tuple[list[Any], list[float]]:
+    """See tests/integrations/test_trainers_on_ranks.py."""
+    num_ranks, _ = size_and_rank()
+    loader = image_loader(dataset, batch_size=8 // num_ranks, batch_transform=named)
+    fitted = fit(
+        loader,
+        folder,
+        resume=None if resume is None else str(folder / f"checkpoint-{resume}"),
+        breaks_at=None if save_at is None else save_at + 1,
+        killed=killed,
+        each_sample=True,
+        max_steps=8,
+        **({"save_strategy": "no"} if save_at is None else {"save_steps": save_at}),
+        **({"ddp_backend": "gloo"} if num_ranks > 1 else {}),
+    )
+    return fitted.batches, fitted.weights

@@ -67,19 +67,46 @@ def test_checkpoints_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
     assert_refused(folder, make(), StateMismatch, "number of loaders .* has 2, expected was 1")
 
 
-@pytest.mark.parametrize("name", ["ignore_data_skip", "auto_find_batch_size"])
-def test_arguments_that_would_change_the_data_are_refused(name: str, tmp_path: Path) -> None:
-    make = loader_of("map", tmp_path / "data")
-    with pytest.raises(ValueError, match=rf"{name}=True\) with a loader. Remedy"):
-        LoaderTrainer(model=Model(), args=arguments(tmp_path, **{name: True}), train_loader=make())
+def trainer_with(folder: Path, given: dict[str, Any]) -> LoaderTrainer:
+    loader = loader_of("map", folder / "data", shuffle=True)()
+    return LoaderTrainer(model=Model(), args=arguments(folder, **given), train_loader=loader)
 
 
-def test_arguments_that_the_loader_has_are_told(tmp_path: Path) -> None:
-    """dataloader_num_workers and others are the loader's."""
-    given = arguments(tmp_path, dataloader_num_workers=3, per_device_train_batch_size=4)
-    make = loader_of("map", tmp_path / "data")
-    with pytest.warns(UserWarning, match="dataloader_num_workers=3.*has num_workers=0") as told:
-        LoaderTrainer(model=Model(), args=given, train_loader=make())
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"ignore_data_skip": True}, r"ignore_data_skip=True\) with a loader. Remedy"),
+        ({"auto_find_batch_size": True}, r"auto_find_batch_size=True\) with a loader. Remedy"),
+        ({"accelerator_config": {"split_batches": True}}, "split_batches=True.*Remedy"),
+        ({"accelerator_config": {"dispatch_batches": True}}, "dispatch_batches=True.*Remedy"),
+        ({"train_sampling_strategy": "group_by_length"}, "grouped by length.*Remedy"),
+    ],
+)
+def test_arguments_that_would_change_the_data_are_refused(
+    given: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=text):
+        trainer_with(tmp_path, given)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (
+            {"dataloader_num_workers": 3, "per_device_train_batch_size": 4},
+            "dataloader_num_workers=3.*has num_workers=0",
+        ),
+        ({"accelerator_config": {"even_batches": False}}, "even_batches=False.*has drop_last"),
+        ({"train_sampling_strategy": "sequential"}, "strategy=sequential.*has shuffle=True"),
+        ({"data_seed": 123}, "data_seed=123.*has seed="),
+    ],
+)
+def test_arguments_that_the_loader_has_are_told(
+    given: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    """Workers, batches and their order are the loader's."""
+    with pytest.warns(UserWarning, match=text) as told:
+        trainer_with(tmp_path, given)
     assert len(told) == 1
 
 
@@ -96,35 +123,6 @@ def test_two_sources_of_training_data_are_refused(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"data_collator=function is not used.*has collate_fn"):
         LoaderTrainer(data_collator=named, **given)
     LoaderTrainer(data_collator=named, eval_dataset=[1, 2], **given)
-
-
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        ({"accelerator_config": {"split_batches": True}}, "split_batches=True.*Remedy"),
-        ({"accelerator_config": {"dispatch_batches": True}}, "dispatch_batches=True.*Remedy"),
-        ({"train_sampling_strategy": "group_by_length"}, "grouped by length.*Remedy"),
-    ],
-)
-def test_other_ways_to_batch_are_refused(given: dict[str, Any], text: str, tmp_path: Path) -> None:
-    make = loader_of("map", tmp_path / "data")
-    with pytest.raises(ValueError, match=text):
-        LoaderTrainer(model=Model(), args=arguments(tmp_path, **given), train_loader=make())
-
-
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        ({"accelerator_config": {"even_batches": False}}, "even_batches=False.*has drop_last"),
-        ({"train_sampling_strategy": "sequential"}, "strategy=sequential.*has shuffle=True"),
-        ({"data_seed": 123}, "data_seed=123.*has seed="),
-    ],
-)
-def test_the_order_is_the_loaders(given: dict[str, Any], text: str, tmp_path: Path) -> None:
-    make = loader_of("map", tmp_path / "data", shuffle=True)
-    with pytest.warns(UserWarning, match=text) as told:
-        LoaderTrainer(model=Model(), args=arguments(tmp_path, **given), train_loader=make())
-    assert len(told) == 1
 
 
 class EndingEpochs(TrainerCallback):

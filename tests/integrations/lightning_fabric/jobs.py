@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import warnings
@@ -15,9 +14,10 @@ from typing import Any
 from lightning.fabric.strategies import ModelParallelStrategy
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.utils.data import DistributedSampler, RandomSampler
+from torch.utils.data import DistributedSampler
 
 from stateful_gpu_loader import FolderSource, StatefulGPULoader, StateMismatch, TarShards
+from stateful_gpu_loader.engine.torch_names import size_and_rank
 from stateful_gpu_loader.integrations.fabric import setup_dataloaders
 from tests.integrations.lightning_fabric.training import (
     END,
@@ -27,10 +27,9 @@ from tests.integrations.lightning_fabric.training import (
     built_in,
     interrupted_and_resumed,
     on_all_ranks,
-    samples_of,
     train,
 )
-from tests.trainer_data import image_loader
+from tests.trainer_data import image_loader, samples_of
 
 GLOBAL_BATCH = 4
 MIDDLE, END_OF_PASS, BETWEEN = (1, 3), (1, 6), (1, END)
@@ -124,60 +123,36 @@ def _loads_rank_0s_lanes(num_ranks: int, folder: Path) -> str:
     return said
 
 
-def train_and_be_killed(rank: int, num_ranks: int, folder: Path) -> None:
-    """Save in the second epoch, write down what was consumed, and end without a word."""
+def job(
+    dataset: Any,
+    folder: Path,
+    *,
+    save_at: int | None = None,
+    resume: int | None = None,
+    killed: bool = False,
+) -> tuple[list[Any], list[float]]:
+    """See tests/integrations/test_trainers_on_ranks.py."""
 
-    def end(record: Record, *, name: str, last: bool) -> None:
-        (folder / f"{name}-{rank}.json").write_text(json.dumps(record.batches))
-        if last:
-            os.kill(os.getpid(), signal.SIGKILL)
+    def end(record: Record) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
-    for name, make in KILLED.items():
-        train(
-            on_all_ranks(num_ranks),
-            adapted,
-            make(folder, num_ranks),
-            save_to=folder / name,
-            stop=(1, 2),
-            after_saving=partial(end, name=name, last=name == list(KILLED)[-1]),
-        )
-
-
-KILLED: dict[str, Callable[..., StatefulGPULoader[Any]]] = {
-    "map-style": map_style,
-    "lanes": in_lanes,
-}
-
-
-def resume_killed(rank: int, num_ranks: int, folder: Path) -> dict[str, Record]:
-    """On any number of ranks."""
-    return {
-        name: train(
-            on_all_ranks(num_ranks, "ddp" if num_ranks > 1 else "auto"),
-            adapted,
-            make(folder, num_ranks),
-            resume_from=folder / name,
-        )
-        for name, make in KILLED.items()
-    }
+    num_ranks, _ = size_and_rank()
+    record = train(
+        on_all_ranks(num_ranks, "ddp" if num_ranks > 1 else "auto"),
+        adapted,
+        image_loader(dataset, batch_size=8 // num_ranks),
+        save_to=None if save_at is None else folder / str(save_at),
+        stop=None if save_at is None else (0, save_at),
+        resume_from=None if resume is None else folder / str(resume),
+        epochs=2,
+        after_saving=end if killed else None,
+    )
+    return [samples for _, samples in record.batches], record.weights
 
 
-def resume_and_go_on(rank: int, num_ranks: int, folder: Path) -> dict[str, Any]:
-    """What was killed, refusals on another number of ranks, and a mesh."""
-    return {
-        "killed": resume_killed(rank, num_ranks, folder),
-        "refused": refusals(rank, num_ranks, folder),
-        "mesh": on_a_mesh(folder),
-    }
-
-
-def _undivided(fabric: Any, folder: Path) -> str:
-    loader = image_loader(dataset_of(folder), shuffle=None, sampler=RandomSampler(range(24)))
-    try:
-        adapted(fabric, loader)
-    except ValueError as error:
-        return str(error)
-    return "set up"
+def on_four(rank: int, num_ranks: int, folder: Path) -> dict[str, Any]:
+    """Refusals on another number of ranks than were saved, and a mesh."""
+    return {"refused": refusals(rank, num_ranks, folder), "mesh": on_a_mesh(folder)}
 
 
 def refusals(rank: int, num_ranks: int, folder: Path) -> dict[str, str]:
@@ -188,9 +163,6 @@ def refusals(rank: int, num_ranks: int, folder: Path) -> dict[str, str]:
     said = {"per rank": _said(fabric, folder / "adapter, divided by itself", loader)}
     if loader.state_dict() != before:
         said["per rank"] = "changed"
-    lanes = adapted(fabric, in_lanes(folder, num_ranks))
-    said["steps"] = _said_of_steps(lanes, rank)
-    said["undivided"] = _undivided(fabric, folder)
     whole = setup_dataloaders(fabric, map_style(folder, 1), use_distributed_sampler=False)
     said["left as it was"] = f"{whole.num_replicas}, {len(whole)} batches"
     return said
@@ -207,7 +179,7 @@ def on_a_mesh(folder: Path) -> dict[str, Any]:
         )
 
     found: dict[str, Any] = {}
-    for name, make in KILLED.items():
+    for name, make in (("map-style", map_style), ("lanes", in_lanes)):
         for division in (None, "auto"):
             fabric = on_all_ranks(4, strategy())
             undisturbed = _on_mesh(fabric, make(folder, 2, num_replicas=division))
@@ -246,15 +218,3 @@ def _said(fabric: Any, path: Path, loader: Any) -> str:
     except StateMismatch as error:
         return str(error)
     return "loaded"
-
-
-def _said_of_steps(loader: Any, rank: int) -> str:
-    """The ranks are at different steps when they save."""
-    batches = iter(loader)
-    for _ in range(1 + rank % 2):
-        next(batches)
-    try:
-        loader.state_dict()
-    except StateMismatch as error:
-        return str(error)
-    return "merged"

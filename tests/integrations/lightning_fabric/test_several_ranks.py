@@ -1,29 +1,14 @@
-"""Fabric's DDP on 2 ranks, killed and resumed on 2, 1 and 4; tensor-parallel groups."""
+"""Fabric's DDP on 2 ranks, with the adapter and without it; tensor-parallel groups."""
 
 from __future__ import annotations
 
-import json
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integrations.lightning_fabric.jobs import (
-    KILLED,
-    compare,
-    map_style,
-    resume_and_go_on,
-    resume_killed,
-    train_and_be_killed,
-)
-from tests.integrations.lightning_fabric.training import (
-    Record,
-    adapted,
-    one_process,
-    together,
-    train,
-)
+from tests.integrations.lightning_fabric.jobs import compare, map_style, on_four
+from tests.integrations.lightning_fabric.training import adapted, one_process, together, train
 from tests.rank_processes import on_ranks
 from tests.trainer_data import photos, tars
 
@@ -42,25 +27,8 @@ def two_ranks(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def killed(folder: Path) -> dict[str, list[list[Any]]]:
-    """What each of two ranks had consumed when they were killed."""
-    on_ranks(train_and_be_killed, 2, 2, folder, killed=True)
-    return {
-        name: [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in (0, 1)]
-        for name in KILLED
-    }
-
-
-@pytest.fixture(scope="module")
-def two_ranks_again(folder: Path, killed: dict[str, Any]) -> list[dict[str, Record]]:
-    return on_ranks(resume_killed, 2, 2, folder)
-
-
-@pytest.fixture(scope="module")
-def four_ranks(
-    folder: Path, two_ranks: list[dict[str, Any]], killed: dict[str, Any]
-) -> list[dict[str, Any]]:
-    return on_ranks(resume_and_go_on, 4, 4, folder)
+def four_ranks(folder: Path, two_ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return on_ranks(on_four, 4, 4, folder)
 
 
 @pytest.mark.parametrize(
@@ -133,42 +101,6 @@ def test_built_in_way_saves_the_lanes_of_rank_0_alone(two_ranks: list[dict[str, 
     assert "which serves lanes [1, 3] of 4" in two_ranks[1]["built in, lanes"]
 
 
-@pytest.mark.parametrize("name", list(KILLED))
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
-def test_killed_run_goes_on_on_another_number_of_ranks(
-    name: str,
-    num_ranks: int,
-    folder: Path,
-    killed: dict[str, Any],
-    two_ranks: list[dict[str, Any]],
-    request: pytest.FixtureRequest,
-) -> None:
-    """At the same global batch; of lanes each sample comes once, with its pixels."""
-    if num_ranks == 1:
-        after = [resume_killed(0, 1, folder)[name]]
-    elif num_ranks == 2:
-        after = [rank[name] for rank in request.getfixturevalue("two_ranks_again")]
-    else:
-        after = [rank["killed"][name] for rank in request.getfixturevalue("four_ranks")]
-    before = [Record([(epoch, samples) for epoch, samples in rank]) for rank in killed[name]]
-    situation = "adapter, lanes" if name == "lanes" else "adapter, divided by it"
-    undisturbed = [rank[situation]["undisturbed"] for rank in two_ranks]
-    for epoch in range(3):
-        wanted = together(undisturbed, epoch)
-        found = (
-            together(before, epoch) + together(after, epoch)
-            if epoch == 1
-            else together(before if epoch == 0 else after, epoch)
-        )
-        found = [sorted(map(tuple, step)) for step in found]
-        if name == "lanes" and num_ranks != 2:
-            assert sorted(chain(*found)) == sorted(chain(*wanted)), epoch
-        else:
-            assert found == wanted, epoch
-    if num_ranks == 2:
-        assert [rank.weights for rank in after] == [rank.weights for rank in undisturbed]
-
-
 def test_tensor_parallel_ranks_consume_the_same_batches(
     four_ranks: list[dict[str, Any]],
 ) -> None:
@@ -192,22 +124,6 @@ def test_states_of_each_rank_are_refused_on_another_number(
             "number of ranks differs: the state has 2, expected was 4"
             in rank["refused"]["per rank"]
         )
-
-
-def test_ranks_at_different_steps_are_refused_when_they_save(
-    four_ranks: list[dict[str, Any]],
-) -> None:
-    """With both positions, on every rank."""
-    for rank in four_ranks:
-        assert 'position differs: the state has 2, expected was "1, ' in rank["refused"]["steps"]
-
-
-def test_sampler_that_would_give_all_ranks_the_same_is_refused(
-    four_ranks: list[dict[str, Any]],
-) -> None:
-    """Before anything is trained on twice."""
-    for rank in four_ranks:
-        assert "num_replicas = 4, and the loader's RandomSampler" in rank["refused"]["undivided"]
 
 
 def test_loader_is_left_as_it_was_where_that_is_asked_for(four_ranks: list[dict[str, Any]]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,13 +12,13 @@ from lightning.fabric import Fabric
 from torch.utils.data import IterableDataset, get_worker_info
 
 from stateful_gpu_loader.integrations.fabric import setup_dataloaders
-from tests.trainer_data import Brightness
+from tests.trainer_data import Brightness, samples_of
 
 EPOCHS = 3
 END = -1
 """In place of a number of batches: behind the epoch's loop."""
 
-Samples: TypeAlias = tuple[tuple[int, str], ...]
+Samples: TypeAlias = list[tuple[int, str]]
 """Of one batch: each sample's number and a digest of its pixels."""
 SetUp: TypeAlias = Callable[..., Any]
 
@@ -128,14 +127,6 @@ def interrupted_and_resumed(
     first = train(make_fabric(), set_up, make_loader(), save_to=path, stop=stop, **arguments)
     second = train(make_fabric(), set_up, make_loader(), resume_from=path, **arguments)
     return Record(first.batches + second.batches, second.weights)
-
-
-def samples_of(batch: Any) -> Samples:
-    images, numbers = batch
-    return tuple(
-        (number, hashlib.blake2b(image.contiguous().numpy().tobytes(), digest_size=8).hexdigest())
-        for image, number in zip(images.detach().cpu(), numbers.tolist(), strict=True)
-    )
 
 
 def together(records: list[Record], epoch: int) -> list[list[tuple[int, str]]]:

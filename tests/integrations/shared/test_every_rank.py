@@ -70,44 +70,7 @@ def test_loader_alone_refuses_the_state_of_each_rank() -> None:
         loader_of().load_state_dict(of_ranks(0))
 
 
-def test_ranks_of_one_data_parallel_rank_count_once() -> None:
-    """And differ by nothing but the record of bad samples."""
-    equal, apart = zip(*on_ranks(_gather_twice, 2), strict=True)
-    assert all(state["position"] == 2 for state in equal)
-    assert all(
-        "position differs: the state has 4, expected was '2, as another process of data-parallel "
-        "rank 0'" in said
-        for said in apart
-    )
-
-
-def test_records_and_order_of_arrival_may_differ_from_rank_to_rank() -> None:
-    """The records of bad samples are united; without an order each rank keeps its state."""
-    for united, unordered in on_ranks(_gather_others, 2):
-        assert BadSamples.from_text(united["bad_samples"]).total == 2
-        assert unordered["num_ranks"] == 2
-
-
-def _gather_others(rank: int) -> list[dict[str, Any]]:
-    loader: StatefulGPULoader[Any] = StatefulGPULoader(_WithTensor(torch.arange(3)), seed=1)
-    loader.bad_samples.add((FoundBad(index=rank, position=rank, epoch=0, reason="no label"),))
-    unordered: StatefulGPULoader[Any] = StatefulGPULoader(
-        range(8), seed=1, num_replicas=2, rank=rank, in_order=False
-    )
-    batches = iter(unordered)
-    for _ in range(1 + rank):
-        next(batches)
-    return [state_of_all_ranks(loader), state_of_all_ranks(unordered)]
-
-
-def test_states_that_hold_tensors_are_compared_as_a_whole() -> None:
-    """Of the user's objects; equal ones are one state, others one for each rank."""
-    for equal, other in on_ranks(_gather_tensors, 2):
-        assert equal["format"] == "stateful_gpu_loader"
-        assert other["num_ranks"] == 2
-
-
-class _WithTensor(IterableDataset[int]):
+class WithTensor(IterableDataset[int]):
     def __init__(self, kept: torch.Tensor) -> None:
         self.kept = kept
 
@@ -121,23 +84,62 @@ class _WithTensor(IterableDataset[int]):
         self.kept = state["kept"]
 
 
-def _gather_tensors(rank: int) -> list[dict[str, Any]]:
-    kept = torch.arange(3), torch.arange(3) + rank
-    return [state_of_all_ranks(StatefulGPULoader(_WithTensor(tensor), seed=1)) for tensor in kept]
+@pytest.fixture(scope="module")
+def gathered() -> list[dict[str, Any]]:
+    """What each of two ranks gathers from loaders of several kinds."""
+    return on_ranks(_gather, 2)
 
 
-def _gather_twice(rank: int) -> tuple[dict[str, Any], str]:
-    """Two processes with the samples of one data-parallel rank; then one is a step ahead."""
-    loader: StatefulGPULoader[Any] = StatefulGPULoader(
+def _gather(rank: int) -> dict[str, Any]:
+    # Two processes with the samples of one data-parallel rank; then one is a step ahead.
+    one: StatefulGPULoader[Any] = StatefulGPULoader(
         range(8), batch_size=2, seed=1, num_replicas=1, rank=0
     )
-    batches = iter(loader)
+    batches = iter(one)
     next(batches)
-    equal = state_of_all_ranks(loader)
+    found: dict[str, Any] = {"equal": state_of_all_ranks(one)}
     for _ in range(rank):
         next(batches)
     try:
-        state_of_all_ranks(loader)
+        state_of_all_ranks(one)
     except StateMismatch as error:
-        return equal, str(error)
-    return equal, "merged"
+        found["apart"] = error.field, error.saved, error.present
+
+    bad: StatefulGPULoader[Any] = StatefulGPULoader(WithTensor(torch.arange(3)), seed=1)
+    bad.bad_samples.add((FoundBad(index=rank, position=rank, epoch=0, reason="no label"),))
+    found["united"] = state_of_all_ranks(bad)
+    unordered: StatefulGPULoader[Any] = StatefulGPULoader(
+        range(8), seed=1, num_replicas=2, rank=rank, in_order=False
+    )
+    batches = iter(unordered)
+    for _ in range(1 + rank):
+        next(batches)
+    found["unordered"] = state_of_all_ranks(unordered)
+    for name, kept in (("same", torch.arange(3)), ("other", torch.arange(3) + rank)):
+        found[name] = state_of_all_ranks(StatefulGPULoader(WithTensor(kept), seed=1))
+    return found
+
+
+def test_ranks_of_one_data_parallel_rank_count_once(gathered: list[dict[str, Any]]) -> None:
+    """And differ by nothing but the record of bad samples."""
+    for rank in gathered:
+        assert rank["equal"]["position"] == 2
+        field, saved, present = rank["apart"]
+        assert (field, saved) == ("position", 4)
+        assert present == "2, as another process of data-parallel rank 0"
+
+
+def test_records_and_order_of_arrival_may_differ_from_rank_to_rank(
+    gathered: list[dict[str, Any]],
+) -> None:
+    """The records of bad samples are united; without an order each rank keeps its state."""
+    for rank in gathered:
+        assert BadSamples.from_text(rank["united"]["bad_samples"]).total == 2
+        assert rank["unordered"]["num_ranks"] == 2
+
+
+def test_states_that_hold_tensors_are_compared_as_a_whole(gathered: list[dict[str, Any]]) -> None:
+    """Of the user's objects; equal ones are one state, others one for each rank."""
+    for rank in gathered:
+        assert rank["same"]["format"] == "stateful_gpu_loader"
+        assert rank["other"]["num_ranks"] == 2

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from stateful_gpu_loader import FolderSource, StatefulGPULoader, TarShards, gather_state_dict
 from stateful_gpu_loader import transforms as T
-from tests.integrations.torchrun.samples import samples_of
+from tests.trainer_data import samples_of
 
 GLOBAL_BATCH = 12
 EPOCHS = 2

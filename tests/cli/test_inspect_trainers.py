@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from accelerate import DataLoaderConfiguration
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -15,7 +16,16 @@ from stateful_gpu_loader.integrations.accelerate import prepare_loader
 from tests.cli.command import command
 from tests.integrations.hf_accelerate.loops import new_accelerator
 from tests.integrations.hf_trainer.fits import fit, named
+from tests.integrations.lightning.recorded_fits import (
+    OF_LIGHTNING,
+    every_step,
+)
+from tests.integrations.lightning.recorded_fits import (
+    fit as lightning_fit,
+)
 from tests.trainer_data import image_loader, photos
+
+pytestmark = [pytest.mark.filterwarnings(text) for text in OF_LIGHTNING]
 
 
 def inspected(path: Path) -> dict[str, dict[str, Any]]:
@@ -28,6 +38,22 @@ def inspected(path: Path) -> dict[str, dict[str, Any]]:
     return {
         f"{Path(each['path']).relative_to(path)} {each['where']}": each for each in found["states"]
     }
+
+
+def test_lightnings_own_record_counts_unless_the_callbacks_is_there(tmp_path: Path) -> None:
+    data, saved = photos(tmp_path / "photos"), tmp_path / "saved"
+    for name, built_in in (("alone", True), ("both", False)):
+        saves = every_step(saved / name, steps=2)
+        lightning_fit(lambda: image_loader(data), saves, built_in=built_in, max_steps=2)
+    found = inspected(saved)
+    record = "loops.fit_loop.state_dict.combined_loader.0"
+    assert {place: bool(each["note"]) for place, each in found.items()} == {
+        f"alone/step=2.ckpt {record}": False,
+        f"both/step=2.ckpt {record}": True,
+        "both/step=2.ckpt callbacks.LoaderStateCallback.train.0.state": False,
+    }
+    assert {each["container"] for each in found.values()} == {"Lightning checkpoint"}
+    assert {each["batches_seen"] for each in found.values()} == {2}
 
 
 def test_accelerates_folder_has_our_file_or_torchdatas_state(tmp_path: Path) -> None:

@@ -6,20 +6,18 @@ import logging
 import os
 import pickle
 import signal
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from lightning.pytorch import Callback
 
 from stateful_gpu_loader import DistributedShuffledSampler, TarShards
 from stateful_gpu_loader.engine.torch_names import size_and_rank
 from stateful_gpu_loader.integrations.lightning import LoaderStateCallback
-from tests.integrations.lightning.recorded_fits import Recorder, every_step, silent_trainer
+from tests.integrations.lightning.recorded_fits import Witness, every_step, silent_trainer
 from tests.rank_processes import on_ranks
-from tests.trainer_data import image_loader, photos, seen
+from tests.trainer_data import image_loader, photos, samples_of
 
 GLOBAL_BATCH_SIZE = 8
 LENGTHS = (6, 6, 6, 6)
@@ -31,14 +29,22 @@ Batches: TypeAlias = list[tuple[Sample, ...]]
 """Of one rank, or of all together."""
 
 
-@dataclass(frozen=True)
-class Loading:
-    """A kind of loader, and what Lightning is told to do with it."""
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One fit: of epochs of three global batches."""
 
-    kind: str
-    """"divided": ``num_replicas="auto"``; "default": not divided; "given": our distributed sampler;
-    "torch": torch's; "lanes": shards, divided."""
+    kind: str = "divided"
+    """"divided": ``num_replicas="auto"``; "undivided"; "given": our distributed sampler; "lanes":
+    shards, divided."""
     use_distributed_sampler: bool = True
+    callback: bool = False
+    """Whether there is a LoaderStateCallback."""
+    save: Path | None = None
+    """Where a checkpoint is written after every step."""
+    resume: Path | None = None
+    epochs: int = 3
+    killed_at: int | None = None
+    """Number of the batch in whose step every rank ends itself with SIGKILL."""
 
     def loader(self, folder: Path, num_ranks: int) -> Any:
         """The loader of a rank, over the files in ``folder``."""
@@ -53,25 +59,7 @@ class Loading:
         if self.kind == "given":
             sampler: Any = DistributedShuffledSampler(data, *size_and_rank(), seed=11)
             return image_loader(data, shuffle=None, sampler=sampler, **given)
-        if self.kind == "torch":
-            sampler = torch.utils.data.DistributedSampler(data, *size_and_rank())
-            return image_loader(data, shuffle=None, sampler=sampler, **given)
         return image_loader(data, **given)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """One fit: of epochs of three global batches."""
-
-    loading: Loading
-    save: Path | None = None
-    """Where a checkpoint is written after every step."""
-    resume: Path | None = None
-    callbacks: Callable[[], list[Callback]] = list
-    """Made anew in each rank."""
-    epochs: int = 3
-    killed_at: int | None = None
-    """Number of the batch in whose step every rank ends itself with SIGKILL."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +70,11 @@ class Found:
     """Trained on by this rank in this run."""
     is_same_loader: bool
     """Whether Lightning kept the loader it was given."""
-    public: dict[str, Any] = field(default_factory=dict)
+    public: dict[str, Any]
     """Of the loader that was trained on: some arguments, and the class of the sampler inside."""
 
 
-class RankRecorder(Recorder):
+class RankWitness(Witness):
     """Begins with an empty record: what is in the checkpoint is that of rank 0."""
 
     killed_at: int | None = None
@@ -99,14 +87,10 @@ class RankRecorder(Recorder):
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         """As the others, or the end of the process."""
-        if len(self.seen) == self.killed_at:
+        if len(self.trained) == self.killed_at:
             os.kill(os.getpid(), signal.SIGKILL)
-        images, numbers = batch
-        loss: torch.Tensor = self.model(images)
-        pairs = zip(images, numbers, strict=True)
-        samples = [seen((image, number[None])) for image, number in pairs]
-        self.seen.append(tuple((number, pixels) for (number,), pixels in samples))
-        return loss
+        self.trained.append(tuple(samples_of(batch)))
+        return (self.weight - batch[0].float().mean()) ** 2
 
 
 def fit_all(rank: int, folder: Path, runs: list[Run], notes: Path | None = None) -> list[Found]:
@@ -129,24 +113,23 @@ def fit_all(rank: int, folder: Path, runs: list[Run], notes: Path | None = None)
 
 def _fit(folder: Path, run: Run) -> Found:
     num_ranks, _ = size_and_rank()
-    loader = run.loading.loader(folder, num_ranks)
-    model = RankRecorder()
-    model.killed_at = run.killed_at
-    saves = [] if run.save is None else [every_step(run.save)]
+    loader = run.loader(folder, num_ranks)
+    witness = RankWitness()
+    witness.killed_at = run.killed_at
     trainer = silent_trainer(
-        *saves,
-        *run.callbacks(),
+        *([] if run.save is None else [every_step(run.save)]),
+        *([LoaderStateCallback()] if run.callback else []),
         max_epochs=run.epochs,
         strategy="ddp" if num_ranks > 1 else "auto",
         devices=num_ranks,
         num_nodes=1,
-        use_distributed_sampler=run.loading.use_distributed_sampler,
+        use_distributed_sampler=run.use_distributed_sampler,
     )
-    trainer.fit(model, loader, ckpt_path=run.resume, weights_only=True)
+    trainer.fit(witness, loader, ckpt_path=run.resume, weights_only=True)
     used: Any = trainer.train_dataloader
     public = {name: getattr(used, name) for name in ("seed", "num_workers", "on_epoch_boundary")}
     return Found(
-        seen=model.seen,
+        seen=witness.trained,
         is_same_loader=used is loader,
         public={
             **public,
@@ -157,14 +140,6 @@ def _fit(folder: Path, run: Run) -> Found:
     )
 
 
-def global_batches(ranks: list[Batches]) -> Batches:
-    """What all ranks together have trained on: rank r's i-th sample is the global i * R + r-th."""
-    return [
-        tuple(sample for samples in zip(*parts, strict=True) for sample in samples)
-        for parts in zip(*ranks, strict=True)
-    ]
-
-
 def fits(folder: Path, num_ranks: int, runs: dict[str, Run]) -> dict[str, list[Found]]:
     """What each rank found in each of the runs, which share one group; one rank needs none."""
     given = folder, list(runs.values())
@@ -173,10 +148,8 @@ def fits(folder: Path, num_ranks: int, runs: dict[str, Run]) -> dict[str, list[F
 
 
 def trained_on(found: list[Found]) -> Batches:
-    """The global batches of a run."""
-    return global_batches([rank.seen for rank in found])
-
-
-def state_callback() -> list[Callback]:
-    """The callback that keeps loaders' states, alone."""
-    return [LoaderStateCallback()]
+    """The global batches of a run: rank r's i-th sample is the global i * R + r-th."""
+    return [
+        tuple(sample for samples in zip(*parts, strict=True) for sample in samples)
+        for parts in zip(*(rank.seen for rank in found), strict=True)
+    ]

@@ -12,8 +12,9 @@ import torch
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
-from tests.integrations.lightning.every_hook import (
+from tests.integrations.lightning.recorded_fits import (
     OF_LIGHTNING,
+    READS_AGAIN,
     Witness,
     assert_exact_from_every_hook,
     fit,
@@ -29,8 +30,6 @@ from tests.integrations.lightning.streams import (
 )
 from tests.trainer_data import image_loader, photos, tars
 
-READS_AGAIN = "ignore:.* samples of the iterable dataset are read again"
-"""The loader's word on streams without a state, whose beginning has to be gone through."""
 pytestmark = [pytest.mark.filterwarnings(text) for text in (*OF_LIGHTNING, READS_AGAIN)]
 
 LOADERS = {

@@ -11,27 +11,22 @@ from lightning.pytorch.callbacks import OnExceptionCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
 
 from stateful_gpu_loader.integrations.lightning import LoaderStateCallback
-from tests.integrations.lightning.every_hook import (
+from tests.integrations.lightning.recorded_fits import (
     OF_LIGHTNING,
+    READS_AGAIN,
     Witness,
     assert_exact_from_every_hook,
+    assert_same,
+    every_epoch,
+    every_step,
     fit,
     saved_everywhere,
+    silent_trainer,
 )
-from tests.integrations.lightning.recorded_fits import every_epoch, every_step, silent_trainer
 from tests.integrations.lightning.streams import SizedStream, noisy, stream
-from tests.integrations.lightning.test_callback_situations import (
-    NO_LAST,
-    OF_EXCEPTIONS,
-    READS_AGAIN,
-    EpochEnds,
-    assert_same,
-)
+from tests.integrations.lightning.test_callback_situations import EpochEnds
 
-pytestmark = [
-    pytest.mark.filterwarnings(text)
-    for text in (*OF_LIGHTNING, OF_EXCEPTIONS, READS_AGAIN, NO_LAST)
-]
+pytestmark = [pytest.mark.filterwarnings(text) for text in (*OF_LIGHTNING, READS_AGAIN)]
 
 
 class TooLong(SizedStream):

@@ -21,19 +21,20 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.utilities import CombinedLoader
 
 from stateful_gpu_loader.integrations.lightning import LoaderStateCallback
-from tests.integrations.lightning.every_hook import OF_LIGHTNING, Witness, fit
-from tests.integrations.lightning.recorded_fits import every_epoch, every_step, silent_trainer
+from tests.integrations.lightning.recorded_fits import (
+    OF_LIGHTNING,
+    READS_AGAIN,
+    Witness,
+    assert_same,
+    every_step,
+    fit,
+    silent_trainer,
+)
 from tests.integrations.lightning.streams import Telling, noisy, stream
 from tests.patience import seconds
 from tests.prepared_processes import CONTEXT
 
-NO_LAST = "ignore:.*is set, but there is no last checkpoint available"
-OF_EXCEPTIONS = "ignore:`.fit.ckpt_path=None.` was called without a model"
-READS_AGAIN = "ignore:.* samples of the iterable dataset are read again"
-pytestmark = [
-    pytest.mark.filterwarnings(text)
-    for text in (*OF_LIGHTNING, OF_EXCEPTIONS, READS_AGAIN, NO_LAST)
-]
+pytestmark = [pytest.mark.filterwarnings(text) for text in (*OF_LIGHTNING, READS_AGAIN)]
 
 LOADERS: dict[str, Any] = {
     "sized": noisy,
@@ -41,28 +42,6 @@ LOADERS: dict[str, Any] = {
     "unsized, with state": partial(stream, kind=Telling),
 }
 each_loader = pytest.mark.parametrize("loader", LOADERS)
-
-
-def assert_same(found: Witness, undisturbed: Witness) -> None:
-    assert found.trained == undisturbed.trained
-    assert found.validated == undisturbed.validated
-    assert torch.equal(found.weight, undisturbed.weight)
-
-
-@each_loader
-def test_mid_epoch_by_steps(loader: str, tmp_path: Path) -> None:
-    make = LOADERS[loader]
-    undisturbed = fit(make, every_step(tmp_path))
-    for step in (1, 3, 5, 7, 14):
-        assert_same(fit(make, resume=tmp_path / f"step={step}.ckpt"), undisturbed)
-
-
-@each_loader
-def test_epoch_end(loader: str, tmp_path: Path) -> None:
-    make = LOADERS[loader]
-    undisturbed = fit(make, every_epoch(tmp_path))
-    for step in (5, 10, 15):
-        assert_same(fit(make, resume=tmp_path / f"step={step}.ckpt"), undisturbed)
 
 
 @each_loader
@@ -128,16 +107,6 @@ def test_exception_in_a_validation_step(validation: Any, tmp_path: Path) -> None
         )
     resumed = fit(noisy, validation=validation, resume=tmp_path / "on_exception.ckpt")
     assert_same(resumed, fit(noisy, validation=validation))
-
-
-@each_loader
-def test_by_time(loader: str, tmp_path: Path) -> None:
-    """An interval of no time has passed at every step."""
-    make = LOADERS[loader]
-    by_time = ModelCheckpoint(tmp_path, "{step}", train_time_interval=timedelta(0), save_top_k=-1)
-    undisturbed = fit(make, by_time)
-    for step in (2, 5, 9):
-        assert_same(fit(make, resume=tmp_path / f"step={step}.ckpt"), undisturbed)
 
 
 class Stopping(Callback):

@@ -1,7 +1,8 @@
 """Checkpoints in ``saved_before/``, of the first release with the callback, still resume exactly.
 
-They were written by :func:`tests.integrations.lightning.every_hook.saved_everywhere`, with the jobs
-below, torch 2.15 and Lightning 2.6.6. Never write them again: they stand for those that users have.
+They were written by :func:`tests.integrations.lightning.recorded_fits.saved_everywhere`, with the
+jobs below, torch 2.15 and Lightning 2.6.6. Never write them again: they stand for those that users
+have.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.integrations.lightning.every_hook import OF_LIGHTNING, fit
+from tests.integrations.lightning.recorded_fits import (
+    OF_LIGHTNING,
+    READS_AGAIN,
+    assert_same,
+    fit,
+)
 from tests.integrations.lightning.streams import Telling, called, noisy, stream
 
-READS_AGAIN = "ignore:.* samples of the iterable dataset are read again"
 pytestmark = [pytest.mark.filterwarnings(text) for text in (*OF_LIGHTNING, READS_AGAIN)]
 FOLDER = Path(__file__).with_name("saved_before")
 
@@ -51,6 +56,4 @@ def test_a_saved_checkpoint_still_resumes(name: str) -> None:
     saved = torch.load(FOLDER / f"{name}.ckpt", weights_only=True)
     assert 0 < len(saved["trained"]) < len(undisturbed.trained) or name == "in_a_validation"
     resumed = fit(make, resume=FOLDER / f"{name}.ckpt", **arguments)
-    assert resumed.trained == undisturbed.trained
-    assert resumed.validated == undisturbed.validated
-    assert torch.equal(resumed.weight, undisturbed.weight)
+    assert_same(resumed, undisturbed)

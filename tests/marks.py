@@ -46,6 +46,7 @@ COSTLY = {
     "engine/workers/test_users_programs.py::test_workers_end_with_the_main_process_though_a_child_of_it_lives",
     "integrations/test_dcp.py::test_lanes_deliver_every_sample_once",
     "integrations/test_dcp.py::test_map_style_keeps_its_global_batches",
+    "loader/test_conformance.py::test_from_each_execution_to_each_other",
     "loader/test_exits.py::test_a_new_interpreter_exits_quietly",
     "loader/test_exits.py::test_odder_ways_to_exit",
     "loader/test_faults.py::test_a_stopped_worker_is_found_by_the_timeout",

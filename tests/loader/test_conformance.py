@@ -34,7 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*samples of the iterable datase
 TWO: dict[str, Any] = {"num_workers": 2}
 QUICK = ("order", "dataset with state", "plain iterable", "shards, three lanes")
 """Kinds that the fast tests resume at every boundary."""
-ON_WORKERS = ("order", "dataset with state", "plain iterable", "shards, three lanes", "photographs")
+ON_WORKERS = ("order", "dataset with state", "shards, three lanes", "photographs")
 """Kinds that the fast tests resume on other workers."""
 POSITIONS = ("order: ", "sampler by position", "DALI's shard")
 """Kinds whose orders workers do not see; others show that requests under way are not counted."""
@@ -200,12 +200,13 @@ def test_from_each_execution_on_a_device_to_each_other(photos: Any, fake_gpu: Fa
 )
 def test_every_start_method_gives_the_same_stream(method: str, name: str, threads: int) -> None:
     """B2: with workers that persist, over a resume in the middle."""
-    make, workers = LOADERS[name], {**TWO, "multiprocessing_context": method}
+    make, kept = LOADERS[name], {**TWO, "persistent_workers": True}
+    workers = {**kept, "multiprocessing_context": method}
     if name in OF_IMAGES:
         workers |= {"worker_type": "process", "num_workers": 2 * threads}
         workers |= {"threads_per_process": threads} if threads > 1 else {}
-    expected, states = uninterrupted(make(**TWO) if is_tied(make) else make(), 2)
-    loader = make(**workers, persistent_workers=True)
+    expected, states = uninterrupted(make(**kept) if is_tied(make) else make(), 2)
+    loader = make(**workers)
     for place in ((0, 2), (1, 1)):
         loader.load_state_dict(through_json(states[place]))
         assert_same_rest(loader, expected, place, 2, method)

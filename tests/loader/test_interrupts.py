@@ -352,9 +352,10 @@ def test_another_iterator_begins_where_the_first_was_interrupted(kind: str) -> N
 )
 def test_a_handler_saves_the_place_before_or_after_the_batch(kind: str) -> None:
     for at in (0, 1):
-        assert_saved_whole(KINDS[kind], at=at, every=10)
+        assert_saved_whole(KINDS[kind], at=at, every=60)
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("kind", PROCESSES)
 def test_a_handler_saves_while_processes_work(kind: str) -> None:
     assert_saved_whole(PROCESSES[kind], at=0, every=40)

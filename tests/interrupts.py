@@ -47,6 +47,11 @@ class Place:
     """Names of the package's functions that led to this one, innermost first."""
 
     @property
+    def is_of_finalizer(self) -> bool:
+        """Whether ``__del__`` runs, under which the interpreter drops what a handler raises."""
+        return "__del__" in (self.function, *self.callers)
+
+    @property
     def source(self) -> str:
         return linecache.getline(_PACKAGE + self.file, self.line).strip()
 
@@ -132,14 +137,20 @@ class Interrupt:
             return
         if _opcode(frame) == "NOP" or os.getpid() != self._pid:
             return
-        if frame.f_code.co_name in _HOOKS_OF_FORKS or _is_of_finalizer(frame):
+        if frame.f_code.co_name in _HOOKS_OF_FORKS:
             return
         self.count += 1
         if self._at is None:
-            self.met.setdefault(_place(frame), self.count)
+            place = _place(frame)
+            if not place.is_of_finalizer:
+                self.met.setdefault(place, self.count)
         elif self.count == self._at:
-            self.where = _place(frame)
-            self._handler(self.where)
+            place = _place(frame)
+            if place.is_of_finalizer:
+                self._at += 1
+                return
+            self.where = place
+            self._handler(place)
 
 
 @contextmanager
@@ -203,13 +214,6 @@ def _place(frame: FrameType) -> Place:
 
 def _is_of_package(code: CodeType) -> bool:
     return code.co_filename.startswith(_PACKAGE)
-
-
-def _is_of_finalizer(frame: FrameType | None) -> bool:
-    """Whether ``__del__`` runs, under which the interpreter drops what a handler raises."""
-    while frame is not None and frame.f_code.co_name != "__del__":
-        frame = frame.f_back
-    return frame is not None
 
 
 @functools.cache

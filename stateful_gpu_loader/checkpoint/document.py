@@ -47,6 +47,7 @@ _NUM_HEAD_BYTES = 200
 """More bytes than any head has."""
 _NUM_DAMAGED = 8
 """A file that differs in up to so many of the first bytes is a damaged checkpoint, not foreign."""
+_FIELDS = ["format", "version", "length", "sha256", "time", "libraries", "states"]
 _BEFORE = "load the one before, or a copy"
 
 
@@ -77,6 +78,9 @@ class SavedState:
 def to_text(states: Mapping[str, SavedState]) -> str:
     """Write states, in their order, as one JSON text, of version 1.
 
+    Raises:
+        TypeError: a name is no text.
+
     >>> text = to_text({"rng": SavedState.of("stateful_gpu_loader.RNG", {"n": (1, 2)})})
     >>> text.splitlines()[3]
     '"rng": {"type": "stateful_gpu_loader.RNG", "state": {"n": {"$tuple": [1, 2]}}}'
@@ -86,6 +90,9 @@ def to_text(states: Mapping[str, SavedState]) -> str:
 
 def to_bytes(states: Mapping[str, SavedState]) -> bytes:
     """Write states, in their order, as the content of a file: raw bytes for tensors and arrays.
+
+    Raises:
+        TypeError: a name is no text.
 
     >>> import torch
     >>> content = to_bytes({"weights": SavedState.of(None, torch.zeros(1000))})
@@ -154,6 +161,8 @@ def _text(states: Mapping[str, SavedState], raw: bytearray | None) -> bytes:
     """All below the head; the data of tensors and arrays is appended to ``raw``, unless None."""
     lines = []
     for name, saved in states.items():
+        if not isinstance(name, str) or not typed_json.is_text(name):
+            raise TypeError(f"{name!r} is no name of a state. Remedy: use str without surrogates")
         entry = {"type": saved.type_name, "state": saved.form}
         lines.append(f"{typed_json.write(name)}: {typed_json.write(entry, raw)}")
     time = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -178,17 +187,21 @@ def _parsed(data: bytes, version: int) -> Any:
 
 
 def _states(found: Any) -> dict[str, SavedState]:
-    if not isinstance(found, dict) or not isinstance(found.get("states"), dict):
-        raise ValueError("no object of states")
+    if not isinstance(found, dict) or list(found) != _FIELDS:
+        raise ValueError(f"not the fields {_FIELDS}")
+    if not isinstance(found["states"], dict):
+        raise ValueError("states that are no object")
     return {name: _saved(name, entry) for name, entry in found["states"].items()}
 
 
 def _saved(name: str, entry: Any) -> SavedState:
-    is_entry = isinstance(entry, dict) and list(entry) == ["type", "state"]
-    kind = entry["type"] if is_entry else 0
-    if not isinstance(kind, str | None) or not typed_json.is_text(kind or ""):
+    if not typed_json.is_text(name):
+        raise ValueError(f"the name {name[:80]!r}, which has surrogates")
+    if not isinstance(entry, dict) or list(entry) != ["type", "state"]:
         raise ValueError(f"no type and state of {name[:80]!r}")
-    saved = SavedState(kind, entry["state"])
+    if not isinstance(entry["type"], str | None) or not typed_json.is_text(entry["type"] or ""):
+        raise ValueError(f"no name of the type of {name[:80]!r}")
+    saved = SavedState(entry["type"], entry["state"])
     try:
         _ = saved.state
     except ValueError as error:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from stateful_gpu_loader.errors import StateMismatch
-from stateful_gpu_loader.state.schema import Stateful
 from stateful_gpu_loader.state.typed_json import decode, encode, parse, write
+
+
+class _Stateful(Protocol):
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: Any, /) -> None: ...
 
 
 class TextState:
@@ -27,7 +31,7 @@ class TextState:
     '{"n": 3}'
     """
 
-    def get_state(self: Stateful, *, cuda_stream: Any = None) -> str:
+    def get_state(self: _Stateful, *, cuda_stream: Any = None) -> str:
         """``state_dict()`` as JSON.
 
         Args:
@@ -38,7 +42,7 @@ class TextState:
         """
         return write(encode(self.state_dict()))
 
-    def set_state(self: Stateful, state: str) -> None:
+    def set_state(self: _Stateful, state: str) -> None:
         """``load_state_dict`` with what :meth:`get_state` returned.
 
         Raises:

@@ -1,9 +1,9 @@
-"""Values of torch checkpoints as JSON that a person can read, and back.
+"""Values of torch checkpoints as JSON that a person can read, and back, to the last bit.
 
 None, bool, int, finite float, str, list and dict with str keys stay themselves. Any other value is
 an object with one key that begins with ``$``:
 
-    $float        "nan", "inf", "-inf"; in older texts 16 hexadecimal digits of another NaN
+    $float        "nan", "inf", "-inf", or 16 hexadecimal digits of another NaN
     $str          base64 of UTF-8 with surrogates, of a str that has any
     $bytes        base64
     $tuple        [items]
@@ -19,54 +19,64 @@ an object with one key that begins with ``$``:
 ``[first, end]``, a range of the raw bytes that follow the text.
 
 :func:`encode` copies a value into a form, which :func:`write` makes text; :func:`parse` reads text
-of unknown origin, and :func:`decode` makes the value. No form names a class or a function, so that
-reading executes nothing, and nothing is allocated that the text does not contain.
+of unknown origin, in time and memory in proportion to its length, and :func:`decode` makes the
+value. No form names a class or a function, so that reading executes nothing.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import math
 import re
+import struct
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NoReturn, TypeGuard, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from stateful_gpu_loader.state.tensors import bytes_of, tensor_of
-
 MAX_DEPTH = 64
 """Greatest nesting of containers in a value; in JSON, each may be up to four levels."""
 MAX_INT_BITS = 1024
 """Longest int, without its sign. (The longest in use are the 128 bits of a PCG64 generator.)"""
+MAX_JSON_DEPTH = 300
+"""Greatest nesting of arrays and objects in a text. Python's recursion limit is 1000 by default."""
+MAX_DIGITS = 400
+"""Longest run of digits in a number of a text."""
 
 _TENSOR_NAMES = (
     "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64",
     "float16 bfloat16 float32 float64 complex32 complex64 complex128",
     "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu",
 )
-TENSOR_DTYPES: list[torch.dtype] = [
-    getattr(torch, name) for names in _TENSOR_NAMES for name in names.split(" ")
-]
-"""Dtypes of the tensors that have a form."""
+TENSOR_DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name) for names in _TENSOR_NAMES for name in names.split(" ")
+}
+"""Dtypes of the tensors that have a form, by name."""
 
+_DTYPES = {str(v).removeprefix("torch."): v for v in vars(torch).values() if type(v) is torch.dtype}
 # Neither object arrays, which hold pointers, nor records, nor longdouble, whose bytes depend on the
 # machine, nor strings of length 0, whose number cannot be told from their bytes.
 _ARRAY_DTYPE = re.compile(
     r"\|b1|\|[iu]1|[<>][iu][248]|[<>]f[248]|[<>]c(8|16)"
     r"|[<>][mM]8(\[[0-9]{0,6}[a-zA-Z]{1,2}\])?|\|S[1-9][0-9]{0,8}|[<>]U[1-9][0-9]{0,8}"
 )
+_NO_DATA = ""
+"""The data of an empty tensor or array, in base64 and with raw bytes alike."""
+_CONTENT_FIELDS = {"dtype", "shape", "data"}
 _MAX_DIMS = 64
+_NUM_CODE_POINTS = 0x110000
 
 _MARK = "$"
 _METADATA = "_metadata"
 """The attribute of the OrderedDict that ``torch.nn.Module.state_dict`` returns."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_NON_FINITE = ("nan", "inf", "-inf")
+_NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_FLOAT_BITS = re.compile("[0-9a-f]{16}")
 _KEYS = (type(None), bool, int, float, str, bytes, tuple, frozenset, torch.Size, torch.dtype)
 _REMEDIES = {
     "defaultdict": "save dict(...) of it",
@@ -77,6 +87,16 @@ _REMEDIES = {
     "Parameter": "save its detach()",
     "Generator": "save its state, or register the generator by itself",
 }
+
+_TOO_MANY_DIGITS = re.compile(rb"(?<![0-9])[0-9]{%d}" % (MAX_DIGITS + 1))
+_BRACKETS = b"[]{}"
+_NO_BRACKETS = bytes(set(range(256)) - set(_BRACKETS))
+_OPENING = [ord("["), ord("{")]
+_BLOCK = 1 << 16
+
+_Within = tuple[int, ...]
+"""The ids of the containers around a value."""
+_Inner = TypeVar("_Inner")
 
 
 def encode(value: Any) -> Any:
@@ -102,7 +122,7 @@ def encode(value: Any) -> Any:
 arrays and tensors
     """
     try:
-        return _encode(value, 0)
+        return _encode(value, ())
     except _Misfit as misfit:
         raise TypeError(f"{misfit.place()} is {misfit.reason}") from None
 
@@ -111,7 +131,7 @@ def decode(form: Any) -> Any:
     """Make the value of a form, a fresh one at each call.
 
     Raises:
-        ValueError: the form has no value; the error names the place.
+        ValueError: ``encode`` never gives this form; the error names the place.
 
     >>> decode({"$tuple": [1, {"$bytes": "AQI="}]})
     (1, b'\\x01\\x02')
@@ -142,18 +162,23 @@ def write(form: Any, raw: bytearray | None = None) -> str:
     >>> write(encode(torch.tensor([1.5])), raw)
     '{"$tensor": {"dtype": "float32", "shape": [1], "data": [0, 4]}}'
     """
+    if raw is None:
+        return _TEXT_ENCODER.encode(form)
 
     def place(data: bytes) -> list[int] | str:
-        if raw is None or not data:
-            return _to_base64(data)
+        if not data:
+            return _NO_DATA
+        first = len(raw)
         raw.extend(data)
-        return [len(raw) - len(data), len(raw)]
+        return [first, len(raw)]
 
-    return json.dumps(form, allow_nan=False, default=place)
+    return json.JSONEncoder(allow_nan=False, default=place).encode(form)
 
 
 def parse(text: bytes, raw: memoryview | None = None) -> Any:
     """Parse JSON in UTF-8, of unknown origin.
+
+    Python's own parser lets the last of equal keys win, and more: see :func:`check_text`.
 
     Args:
         text: what :func:`write` returned.
@@ -164,33 +189,37 @@ def parse(text: bytes, raw: memoryview | None = None) -> Any:
         A form, to be decoded: its parts are not checked yet.
 
     Raises:
-        ValueError: it is no JSON, has equal keys in one object, of which Python's own parser lets
-            the last win, a literal that is no JSON (``NaN``), or nesting beyond Python's recursion
-            limit; or it does not fit to ``raw``.
+        ValueError: it is no JSON, or has equal keys in one object, a literal that is no JSON
+            (``NaN``), a number of more than :data:`MAX_DIGITS` digits, or nesting beyond
+            :data:`MAX_JSON_DEPTH`; or it does not fit to ``raw``.
 
     >>> parse(b'{"a": [1, 0.5]}')
     {'a': [1, 0.5]}
     >>> parse(b'{"a": 1, "a": 2}')
     Traceback (most recent call last):
         ...
-    ValueError: a key comes twice in one object of the keys ['a', 'a']
+    ValueError: the key 'a' comes twice in one object
     """
+    check_text(text)
     num_used = 0
 
     def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         nonlocal num_used
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            names = [name for name, _ in pairs]
-            raise ValueError(f"a key comes twice in one object of the keys {_brief(names)}")
-        content = found.get("$tensor", found.get("$array")) if len(found) == 1 else None
-        if raw is not None and isinstance(content, dict) and isinstance(content.get("data"), list):
-            content["data"] = _next_range(content["data"], raw, num_used)
-            num_used += len(content["data"])
+        found = _checked_object(pairs)
+        content = found.get("$tensor", found.get("$array"))
+        if len(found) == 1 and _is_content(content):
+            if raw is not None and content["data"] != _NO_DATA:
+                content["data"] = _next_range(content["data"], raw, num_used)
+                num_used += len(content["data"])
+            else:
+                with contextlib.suppress(_Misfit):  # decode() refuses it, and names the place
+                    content["data"] = _from_base64(content["data"])
         return found
 
     try:
-        form = json.loads(text.decode(), object_pairs_hook=object_of, parse_constant=_refused)
+        form = json.loads(
+            text.decode(), object_pairs_hook=object_of, parse_constant=_refuse_constant
+        )
     except RecursionError as error:
         raise ValueError("nesting too deep for what is left of the stack") from error
     if raw is not None and num_used < len(raw):
@@ -198,11 +227,18 @@ def parse(text: bytes, raw: memoryview | None = None) -> Any:
     return form
 
 
-def _next_range(data: list[Any], raw: memoryview, num_used: int) -> bytes:
-    first, end = data if len(data) == 2 else (None, None)
-    if first != num_used or type(end) is not int or not num_used <= end <= len(raw):
-        raise ValueError(f"{_brief(data)} instead of the next range of {len(raw)} raw bytes")
-    return bytes(raw[num_used:end])
+def check_text(text: bytes) -> None:
+    """Refuse JSON on which Python's own parser would spend quadratic time or the C stack.
+
+    Raises:
+        ValueError: it has a number of more than :data:`MAX_DIGITS` digits, or nesting beyond
+            :data:`MAX_JSON_DEPTH`.
+    """
+    outside = _outside_strings(text)
+    if (depth := _json_depth(outside)) > MAX_JSON_DEPTH:
+        raise ValueError(f"nesting of depth {depth}, of which {MAX_JSON_DEPTH} is read")
+    if _TOO_MANY_DIGITS.search(outside):
+        raise ValueError(f"a number of more than {MAX_DIGITS} digits")
 
 
 def is_text(value: str) -> bool:
@@ -213,65 +249,51 @@ def is_text(value: str) -> bool:
 # Values and forms -------------------------------------------------------------------------------
 
 
-class _Form(NamedTuple):
-    """How values of one type are written below a key with ``$``, and read back.
-
-    Both take the depth of nesting within the value.
-    """
-
-    kind: type
-    content_of: Callable[[Any, int], Any]
-    value_of: Callable[[Any, int], Any]
-    """May raise what :data:`_DAMAGE` holds, of a content that was never written."""
-
-
-_DAMAGE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
-
-
-def _encode(value: Any, depth: int) -> Any:
+def _encode(value: Any, within: _Within) -> Any:
     kind = type(value)
-    if value is None or kind is bool or (kind is str and is_text(value)):
-        return value
-    if kind is int:
-        return _checked_int(value)
-    if kind is float and math.isfinite(value):
-        return value
-    if kind is list:
-        return _each(_encode, value, depth)
-    if kind is dict and _stays_itself(value):
-        return dict(zip(value, _each(_encode, value.values(), depth, value), strict=True))
-    name = _NAMES.get(kind)
-    if kind is OrderedDict and vars(value):
-        name = "$state_dict"
-    if name is None and isinstance(value, np.generic) and np.asarray(value).dtype.kind not in "SU":
-        name = "$scalar"
-    if name is None:
-        remedy = _REMEDIES.get(kind.__name__, "save plain values, arrays and tensors")
-        raise _Misfit(f"a {kind.__name__}, which has no form in JSON. Remedy: {remedy}")
-    return {name: _FORMS[name].content_of(value, depth)}
+    if (leaf := _ENCODED_LEAVES.get(kind)) is not None:
+        return leaf(value)
+    if (container := _ENCODED_CONTAINERS.get(kind)) is not None:
+        if id(value) in within:
+            raise _Misfit("the same object as what holds it. Remedy: save values without circles")
+        if len(within) == MAX_DEPTH:
+            raise _Misfit(f"nested deeper than {MAX_DEPTH}. Remedy: save a flatter value")
+        return container(value, (*within, id(value)))
+    if isinstance(value, np.generic) and np.asarray(value).dtype.kind not in "SU":
+        content = _array_content(np.asarray(value))
+        return {"$scalar": {**content, "data": _to_base64(content["data"])}}
+    name = kind.__name__
+    remedy = _REMEDIES.get(name, "save plain values, arrays and tensors")
+    raise _Misfit(f"a {name}, which has no form in JSON. Remedy: {remedy}")
 
 
 def _decode(form: Any, depth: int) -> Any:
     kind = type(form)
-    if form is None or kind is bool or kind is str:
+    if form is None or kind is bool:
         return form
     if kind is int:
         return _checked_int(form)
-    if kind is float and math.isfinite(form):
+    if (kind is float and math.isfinite(form)) or (kind is str and is_text(form)):
         return form
     if kind is list:
-        return _each(_decode, form, depth)
+        return _each(_decode, form, _deeper(depth))
     if kind is not dict:
         raise _Misfit(f"{_brief(form)}, a {kind.__name__} that is never written")
     if _stays_itself(form):
-        return dict(zip(form, _each(_decode, form.values(), depth, form), strict=True))
+        values = _each(_decode, form.values(), _deeper(depth), form)
+        return dict(zip(form, values, strict=True))
     name, content = next(iter(form.items()))
-    if len(form) > 1 or name not in _FORMS:
-        raise _Misfit(f"{_brief(name)} is no type")
-    try:
-        return _FORMS[name].value_of(content, depth)
-    except _DAMAGE as error:
-        raise _Misfit(f"no {name}: {error}") from error
+    if len(form) == 1 and name in _DECODED_LEAVES:
+        return _DECODED_LEAVES[name](content)
+    if len(form) == 1 and name in _DECODED_CONTAINERS:
+        return _DECODED_CONTAINERS[name](content, _deeper(depth))
+    raise _Misfit(f"{_brief(name)} is no type")
+
+
+def _deeper(depth: int) -> int:
+    if depth == MAX_DEPTH:
+        raise _Misfit(f"nested deeper than {MAX_DEPTH}")
+    return depth + 1
 
 
 class _Misfit(Exception):
@@ -292,23 +314,16 @@ class _Misfit(Exception):
 
 
 def _each(
-    act: Callable[[Any, int], Any],
+    act: Callable[[Any, _Inner], Any],
     values: Iterable[Any],
-    depth: int,
+    inner: _Inner,
     keys: Iterable[Any] | None = None,
 ) -> list[Any]:
-    """``act(value, depth + 1)`` for all values of a container at a depth.
-
-    A misfit learns its value's key (None: its number).
-    """
-    if depth == MAX_DEPTH:
-        raise _Misfit(
-            f"nested deeper than {MAX_DEPTH}, or holds itself. Remedy: save a flatter value"
-        )
+    """``act(value, inner)`` for all values; a misfit learns its value's key (None: its number)."""
     done: list[Any] = []
     try:
         for value in values:
-            done.append(act(value, depth + 1))
+            done.append(act(value, inner))
     except _Misfit as misfit:
         misfit.keys.append(len(done) if keys is None else list(keys)[len(done)])
         raise
@@ -330,20 +345,57 @@ def _checked_int(value: int) -> int:
     return value
 
 
-def _float(content: Any, depth: int) -> float:
-    if content in _NON_FINITE:
-        return float(content)
-    return float(np.frombuffer(bytes.fromhex(content), ">f8").item())
+def _float_form(value: float) -> Any:
+    """A finite float itself; of another every bit, which tells one NaN from another."""
+    if math.isfinite(value):
+        return value
+    bits = struct.pack(">d", value)
+    for name, known in _NON_FINITE.items():
+        if bits == struct.pack(">d", known):
+            return {"$float": name}
+    return {"$float": bits.hex()}
 
 
-def _dtype_name(dtype: torch.dtype, depth: int = 0) -> str:
-    return str(dtype).removeprefix("torch.")
+def _float(content: Any) -> float:
+    if not isinstance(content, str):
+        raise _Misfit(f"{_brief(content)} is no float")
+    # A new object each time, because a set tells one NaN from another by its identity.
+    number = float(content) if content in _NON_FINITE else None
+    if _FLOAT_BITS.fullmatch(content):
+        (number,) = struct.unpack(">d", bytes.fromhex(content))
+    if number is None or _float_form(number) != {"$float": content}:
+        raise _Misfit(f"{_brief(content)} is no float")
+    return number
 
 
-def _dtype(name: Any, depth: int = 0) -> torch.dtype:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise _Misfit(f"{_brief(name)} is no dtype of torch {torch.__version__}")
+def _str_form(value: str) -> Any:
+    if is_text(value):
+        return value
+    return {"$str": _to_base64(value.encode("utf-8", "surrogatepass"))}
+
+
+def _str(content: Any) -> str:
+    try:
+        text = _from_base64(content).decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise _Misfit(str(error)) from error
+    if is_text(text):
+        raise _Misfit("a str that needs no $str")
+    return text
+
+
+def _size(content: Any) -> torch.Size:
+    if not isinstance(content, list) or not all(
+        type(length) is int and -(1 << 63) <= length < 1 << 63 for length in content
+    ):
+        raise _Misfit(f"{_brief(content)} is no torch.Size")
+    return torch.Size(content)
+
+
+def _dtype(content: Any) -> torch.dtype:
+    dtype = _DTYPES.get(content) if isinstance(content, str) else None
+    if dtype is None:
+        raise _Misfit(f"{_brief(content)} is no dtype of torch {torch.__version__}")
     return dtype
 
 
@@ -352,75 +404,137 @@ def _to_base64(data: bytes) -> str:
 
 
 def _from_base64(text: Any) -> bytes:
+    """The bytes of base64, if it is written as :func:`_to_base64` writes it."""
     if not isinstance(text, str):
         raise _Misfit(f"{_brief(text)} instead of base64")
-    return base64.b64decode(text, validate=True)
+    try:
+        data = base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise _Misfit(f"no base64: {error}") from error
+    # Bits of the last character that no byte uses would let two texts mean the same.
+    tail = len(data) % 3
+    last = _to_base64(data[-tail:]) if tail else ""
+    if len(text) != (len(data) + 2) // 3 * 4 or not text.endswith(last):
+        raise _Misfit("base64 that is written otherwise than usual")
+    return data
 
 
 # Tensors and arrays -----------------------------------------------------------------------------
 
 
-def _tensor_content(tensor: torch.Tensor, depth: int) -> dict[str, Any]:
+def _tensor_content(tensor: torch.Tensor) -> dict[str, Any]:
     if tensor.requires_grad:
         raise _Misfit("a tensor that requires grad. Remedy: detach() it")
     if tensor.layout is not torch.strided or tensor.is_nested:
         raise _Misfit("a sparse or nested tensor. Remedy: save its parts")
     if tensor.is_meta:
         raise _Misfit("a tensor on the meta device. Remedy: give it values")
-    if tensor.dtype not in TENSOR_DTYPES:
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in TENSOR_DTYPES:
         raise _Misfit(f"a tensor of {tensor.dtype}. Remedy: save it in another dtype")
     if tensor.ndim > _MAX_DIMS:
         raise _Misfit(f"a tensor of {tensor.ndim} dimensions. Remedy: save at most {_MAX_DIMS}")
-    data = bytes_of(tensor).tobytes()
-    return {"dtype": _dtype_name(tensor.dtype), "shape": list(tensor.shape), "data": data}
+    rows = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+    if rows.stride() != (1,):
+        # A tensor of one element or none is contiguous whatever its stride, but then it cannot be
+        # viewed as bytes.
+        rows = rows.clone(memory_format=torch.contiguous_format)
+    data = rows.view(torch.uint8).numpy().tobytes()
+    if tensor.dtype == torch.bool and not _are_bools(data):
+        raise _Misfit("a bool tensor with other bytes than 0 and 1. Remedy: compute it anew")
+    return {"dtype": name, "shape": list(tensor.shape), "data": data}
 
 
-def _tensor(content: Any, depth: int) -> torch.Tensor:
+def _tensor(content: Any) -> torch.Tensor:
     """A tensor on the CPU, contiguous."""
-    dtype = _dtype(content["dtype"])
-    if dtype not in TENSOR_DTYPES:
-        raise _Misfit(f"{dtype} is no dtype of a tensor that is written")
-    return tensor_of(bytearray(_data(content, dtype.itemsize)), dtype, content["shape"])
+    name, shape = _header(content)
+    if name not in TENSOR_DTYPES:
+        raise _Misfit(f"{_brief(name)} is no dtype of torch {torch.__version__}")
+    dtype = TENSOR_DTYPES[name]
+    data = _data(content, math.prod(shape) * dtype.itemsize)
+    if dtype == torch.bool and not _are_bools(data):
+        raise _Misfit("bools with other bytes than 0 and 1")
+    try:
+        if not data:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype).reshape(shape)
+    except (RuntimeError, TypeError) as error:
+        raise _Misfit(f"no tensor has the shape {_brief(shape)}") from error
 
 
-def _array_content(array: Any, depth: int) -> dict[str, Any]:
+def _array_content(array: npt.NDArray[Any]) -> dict[str, Any]:
     if not _ARRAY_DTYPE.fullmatch(array.dtype.str):
         raise _Misfit(f"an array of {array.dtype}. Remedy: save its fields, or a list")
-    return {"dtype": array.dtype.str, "shape": list(array.shape), "data": array.tobytes()}
+    data = array.tobytes()
+    if not _fits(data, array.dtype):
+        raise _Misfit(
+            f"an array of {array.dtype} with bytes of no such value. Remedy: compute it anew"
+        )
+    return {"dtype": array.dtype.str, "shape": list(array.shape), "data": data}
 
 
-def _array(content: Any, depth: int) -> npt.NDArray[Any]:
+def _array(content: Any) -> npt.NDArray[Any]:
     """An array in C order."""
-    if not _ARRAY_DTYPE.fullmatch(content["dtype"]):
-        raise _Misfit(f"{_brief(content['dtype'])} is no dtype of an array")
-    dtype = np.dtype(content["dtype"])
-    data = bytearray(_data(content, dtype.itemsize))
-    array: npt.NDArray[Any] = np.ndarray(content["shape"], dtype, data)
+    name, shape = _header(content)
+    try:
+        dtype = np.dtype(name) if _ARRAY_DTYPE.fullmatch(name) else None
+    except (TypeError, ValueError):
+        dtype = None
+    if dtype is None or dtype.str != name:
+        raise _Misfit(f"{_brief(name)} is no dtype of an array")
+    data = _data(content, math.prod(shape) * dtype.itemsize)
+    if not _fits(data, dtype):
+        raise _Misfit(f"bytes that are no {name}")
+    try:
+        array: npt.NDArray[Any] = np.ndarray(shape, dtype, bytearray(data))
+    except ValueError as error:
+        raise _Misfit(f"no array has the shape {_brief(shape)}") from error
     return array
 
 
-def _scalar_content(scalar: np.generic, depth: int) -> dict[str, Any]:
-    content = _array_content(np.asarray(scalar), depth)
-    return {**content, "data": _to_base64(content["data"])}
-
-
-def _scalar(content: Any, depth: int) -> np.generic:
-    array = _array(content, depth)
-    if array.ndim or array.dtype.kind in "SU":
+def _scalar(content: Any) -> np.generic:
+    array = _array(content)
+    if array.ndim or array.dtype.kind in "SU" or not array.dtype.isnative:
         raise _Misfit("no scalar")
     return cast("np.generic", array[()])
 
 
-def _data(content: dict[str, Any], itemsize: int) -> bytes:
-    """The data, which must be as long as shape and dtype say: nothing else is allocated."""
-    data, shape = content["data"], content["shape"]
-    if not isinstance(shape, list) or len(shape) > _MAX_DIMS:
+def _is_content(content: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(content, dict) and content.keys() == _CONTENT_FIELDS
+
+
+def _header(content: Any) -> tuple[str, tuple[int, ...]]:
+    if not _is_content(content):
+        raise _Misfit(f"an object of other keys than {sorted(_CONTENT_FIELDS)}")
+    dtype, shape = content["dtype"], content["shape"]
+    if not isinstance(dtype, str):
+        raise _Misfit(f"{_brief(dtype)} instead of a dtype")
+    lengths = shape if isinstance(shape, list) and len(shape) <= _MAX_DIMS else [None]
+    if not all(type(length) is int and 0 <= length < 1 << 63 for length in lengths):
         raise _Misfit(f"{_brief(shape)} instead of a shape")
+    return dtype, tuple(lengths)
+
+
+def _data(content: dict[str, Any], num_bytes: int) -> bytes:
+    data = content["data"]
     data = data if isinstance(data, bytes) else _from_base64(data)
-    num_bytes = math.prod(shape) * itemsize
     if len(data) != num_bytes:
-        raise _Misfit(f"{len(data)} bytes instead of {_brief(num_bytes)}")
+        raise _Misfit(f"{len(data)} bytes instead of {num_bytes}")
     return data
+
+
+def _fits(data: bytes, dtype: np.dtype[Any]) -> bool:
+    """Whether the bytes are values: a bool is 0 or 1, a character a code point."""
+    if dtype.kind == "b":
+        return _are_bools(data)
+    if dtype.kind != "U":
+        return True
+    points = np.frombuffer(data, f"{dtype.str[0]}u4")
+    return int(points.max(initial=0)) < _NUM_CODE_POINTS
+
+
+def _are_bools(data: bytes) -> bool:
+    return int(np.frombuffer(data, np.uint8).max(initial=0)) <= 1
 
 
 # Containers -------------------------------------------------------------------------------------
@@ -443,96 +557,185 @@ def _check_key(value: Any) -> None:
             _check_key(item)
 
 
-def _encoded_key(value: Any, depth: int) -> Any:
-    form = _encode(value, depth)
+def _list_form(value: Any, within: _Within) -> list[Any]:
+    return _each(_encode, value, within)
+
+
+def _dict_form(value: dict[Any, Any], within: _Within) -> dict[str, Any]:
+    if _stays_itself(value):
+        return dict(zip(value, _each(_encode, value.values(), within, value), strict=True))
+    return {"$dict": _pairs_form(value, within)}
+
+
+def _ordered_form(value: OrderedDict[Any, Any], within: _Within) -> dict[str, Any]:
+    attributes = vars(value)
+    if attributes.keys() - {_METADATA}:
+        raise _Misfit(f"an OrderedDict with attributes {sorted(attributes)}. Remedy: delete them")
+    if not attributes:
+        return {"$ordered": _pairs_form(value, within)}
+    metadata = _each(_encode, attributes.values(), within, attributes)
+    return {"$state_dict": [_pairs_form(value, within), *metadata]}
+
+
+def _pairs_form(value: dict[Any, Any], within: _Within) -> list[list[Any]]:
+    keys = _each(_key_form, value, within, value)
+    values = _each(_encode, value.values(), within, value)
+    return [list(pair) for pair in zip(keys, values, strict=True)]
+
+
+def _set_form(value: Any, within: _Within) -> list[Any]:
+    # Sorted, because the order of a set of strings differs from process to process.
+    return sorted(_each(_key_form, value, within), key=write)
+
+
+def _key_form(value: Any, within: _Within) -> Any:
+    form = _encode(value, within)
     _check_key(value)
     return form
 
 
-def _decoded_key(form: Any, depth: int) -> Any:
+def _dict(content: Any, depth: int) -> dict[Any, Any]:
+    found = dict(_pairs(content, depth))
+    if len(found) < len(content) or _stays_itself(found):
+        raise _Misfit("a dict with equal keys, or that needs no $dict")
+    return found
+
+
+def _ordered(content: Any, depth: int) -> OrderedDict[Any, Any]:
+    return OrderedDict(_distinct(content, depth))
+
+
+def _state_dict(content: Any, depth: int) -> OrderedDict[Any, Any]:
+    if not isinstance(content, list) or len(content) != 2:
+        raise _Misfit("no state of a module")
+    found = _ordered(content[0], depth)
+    vars(found)[_METADATA] = _decode(content[1], depth)
+    return found
+
+
+def _counter(content: Any, depth: int) -> Counter[Any]:
+    # Counter(pairs) would count the pairs.
+    return Counter(dict(_distinct(content, depth)))
+
+
+def _distinct(content: Any, depth: int) -> list[tuple[Any, Any]]:
+    pairs = _pairs(content, depth)
+    if len(dict(pairs)) < len(pairs):
+        raise _Misfit("equal keys")
+    return pairs
+
+
+def _pairs(content: Any, depth: int) -> list[tuple[Any, Any]]:
+    if not isinstance(content, list) or not all(type(v) is list and len(v) == 2 for v in content):
+        raise _Misfit("no list of pairs")
+    keys = _each(_key, (pair[0] for pair in content), depth)
+    values = _each(_decode, (pair[1] for pair in content), depth, keys)
+    return list(zip(keys, values, strict=True))
+
+
+def _set(content: Any, depth: int) -> set[Any]:
+    found = set(_items(_key, content, depth))
+    # Only the order that was written, so that equal values have one text.
+    if len(found) < len(content) or sorted(content, key=write) != content:
+        raise _Misfit("a set with equal items, or not in order")
+    return found
+
+
+def _key(form: Any, depth: int) -> Any:
     key = _decode(form, depth)
     _check_key(key)
     return key
 
 
-def _items_of(value: Any, depth: int) -> list[Any]:
-    return _each(_encode, value, depth)
+def _items(act: Callable[[Any, int], Any], content: Any, depth: int) -> list[Any]:
+    if not isinstance(content, list):
+        raise _Misfit(f"{_brief(content)} instead of a list")
+    return _each(act, content, depth)
 
 
-def _sorted_items_of(value: Any, depth: int) -> list[Any]:
-    # Sorted, because the order of a set of strings differs from process to process.
-    return sorted(_each(_encoded_key, value, depth), key=write)
+_ENCODED_LEAVES: dict[type, Callable[[Any], Any]] = {
+    type(None): lambda value: value,
+    bool: lambda value: value,
+    int: _checked_int,
+    float: _float_form,
+    str: _str_form,
+    bytes: lambda value: {"$bytes": _to_base64(value)},
+    torch.Size: lambda value: {"$size": list(value)},
+    torch.dtype: lambda value: {"$dtype": str(value).removeprefix("torch.")},
+    torch.Tensor: lambda value: {"$tensor": _tensor_content(value)},
+    np.ndarray: lambda value: {"$array": _array_content(value)},
+}
+_DECODED_LEAVES: dict[str, Callable[[Any], Any]] = {
+    "$float": _float,
+    "$str": _str,
+    "$bytes": _from_base64,
+    "$size": _size,
+    "$dtype": _dtype,
+    "$tensor": _tensor,
+    "$array": _array,
+    "$scalar": _scalar,
+}
+_ENCODED_CONTAINERS: dict[type, Callable[[Any, _Within], Any]] = {
+    list: _list_form,
+    tuple: lambda value, within: {"$tuple": _list_form(value, within)},
+    set: lambda value, within: {"$set": _set_form(value, within)},
+    frozenset: lambda value, within: {"$frozenset": _set_form(value, within)},
+    dict: _dict_form,
+    OrderedDict: _ordered_form,
+    Counter: lambda value, within: {"$counter": _pairs_form(value, within)},
+}
+_DECODED_CONTAINERS: dict[str, Callable[[Any, int], Any]] = {
+    "$tuple": lambda content, depth: tuple(_items(_decode, content, depth)),
+    "$set": _set,
+    "$frozenset": lambda content, depth: frozenset(_set(content, depth)),
+    "$dict": _dict,
+    "$ordered": _ordered,
+    "$state_dict": _state_dict,
+    "$counter": _counter,
+}
 
 
-def _pairs_of(value: dict[Any, Any], depth: int) -> list[list[Any]]:
-    keys = _each(_encoded_key, value, depth, value)
-    values = _each(_encode, value.values(), depth, value)
-    return [list(pair) for pair in zip(keys, values, strict=True)]
+# JSON text --------------------------------------------------------------------------------------
+
+_TEXT_ENCODER = json.JSONEncoder(allow_nan=False, default=_to_base64)
 
 
-def _dict(content: Any, depth: int) -> dict[Any, Any]:
-    keys = _each(_decoded_key, (key for key, _ in content), depth)
-    values = _each(_decode, (value for _, value in content), depth, keys)
-    return dict(zip(keys, values, strict=True))
+def _outside_strings(text: bytes) -> bytes:
+    """What lies outside strings, exactly so as far as the text is JSON."""
+    if b"\\" in text:
+        text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    return b'"'.join(text.split(b'"')[::2])
 
 
-def _state_dict_content(value: OrderedDict[Any, Any], depth: int) -> list[Any]:
-    attributes = vars(value)
-    if attributes.keys() != {_METADATA}:
-        raise _Misfit(f"an OrderedDict with attributes {sorted(attributes)}. Remedy: delete them")
-    metadata = _each(_encode, attributes.values(), depth, attributes)
-    return [_pairs_of(value, depth), *metadata]
+def _json_depth(outside: bytes) -> int:
+    """The depth of nesting; at least that, where there are few brackets."""
+    brackets = outside.translate(None, _NO_BRACKETS)
+    if len(brackets) <= MAX_JSON_DEPTH:
+        return len(brackets)
+    greatest = level = 0
+    for first in range(0, len(brackets), _BLOCK):
+        found = np.frombuffer(brackets[first : first + _BLOCK], np.uint8)
+        levels = level + np.cumsum(np.where(np.isin(found, _OPENING), 1, -1))
+        greatest, level = max(greatest, int(levels.max())), int(levels[-1])
+    return greatest
 
 
-def _state_dict(content: Any, depth: int) -> OrderedDict[Any, Any]:
-    pairs, metadata = content
-    found = OrderedDict(_dict(pairs, depth))
-    vars(found)[_METADATA] = _decode(metadata, depth + 1)
+def _checked_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        shown = repr(twice if len(twice) <= 60 else f"{twice[:60]}...")
+        raise ValueError(f"the key {shown} comes twice in one object")
     return found
 
 
-_FORMS = {
-    "$float": _Form(float, lambda value, depth: repr(value), _float),
-    "$str": _Form(
-        str,
-        lambda value, depth: _to_base64(value.encode("utf-8", "surrogatepass")),
-        lambda content, depth: _from_base64(content).decode("utf-8", "surrogatepass"),
-    ),
-    "$bytes": _Form(
-        bytes,
-        lambda value, depth: _to_base64(value),
-        lambda content, depth: _from_base64(content),
-    ),
-    "$size": _Form(
-        torch.Size,
-        lambda value, depth: list(value),
-        lambda content, depth: torch.Size(content),
-    ),
-    "$dtype": _Form(torch.dtype, _dtype_name, _dtype),
-    "$tensor": _Form(torch.Tensor, _tensor_content, _tensor),
-    "$array": _Form(np.ndarray, _array_content, _array),
-    "$scalar": _Form(np.generic, _scalar_content, _scalar),
-    "$tuple": _Form(tuple, _items_of, lambda content, depth: tuple(_each(_decode, content, depth))),
-    "$set": _Form(
-        set,
-        _sorted_items_of,
-        lambda content, depth: set(_each(_decoded_key, content, depth)),
-    ),
-    "$frozenset": _Form(
-        frozenset,
-        _sorted_items_of,
-        lambda content, depth: frozenset(_each(_decoded_key, content, depth)),
-    ),
-    "$dict": _Form(dict, _pairs_of, _dict),
-    "$ordered": _Form(
-        OrderedDict, _pairs_of, lambda content, depth: OrderedDict(_dict(content, depth))
-    ),
-    # Counter(pairs) would count the pairs.
-    "$counter": _Form(Counter, _pairs_of, lambda content, depth: Counter(_dict(content, depth))),
-    "$state_dict": _Form(OrderedDict, _state_dict_content, _state_dict),
-}
-_NAMES = {form.kind: name for name, form in _FORMS.items() if name != "$state_dict"}
+def _next_range(data: Any, raw: memoryview, num_used: int) -> bytes:
+    first, end = data if type(data) is list and len(data) == 2 else (None, None)
+    if type(first) is int and type(end) is int and num_used == first <= end <= len(raw):
+        return bytes(raw[first:end])
+    raise ValueError(f"{_brief(data)} instead of the next range of {len(raw)} raw bytes")
 
 
-def _refused(literal: str) -> NoReturn:
+def _refuse_constant(literal: str) -> NoReturn:
     raise ValueError(f"{literal} is no JSON")

@@ -33,7 +33,7 @@ from stateful_gpu_loader.engine.resume.rank_states import comparable
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.state.schema import FORMAT, says_own_format
 from stateful_gpu_loader.state.torchdata import is_torchdata_state
-from stateful_gpu_loader.state.typed_json import decode, encode, parse, write
+from stateful_gpu_loader.state.typed_json import check_text, decode, encode, parse, write
 from stateful_gpu_loader.tools import distributed_checkpoint, torch_file
 from stateful_gpu_loader.tools.distributed_checkpoint import Key, Unread, with_tensors
 from stateful_gpu_loader.tools.pickle_machine import MAX_DEPTH, Expansion
@@ -289,7 +289,9 @@ def _content(file: Path) -> tuple[str, Any]:
             saved = document.from_text(read_checkpoint(str(file)))
             return _kind_of_checkpoint(file), {name: one.state for name, one in saved.items()}
         if beginning[:1] == b"{" and _names_a_state(opened):
-            return JSON, json.loads(read_regular(file, _MAX_JSON_BYTES))
+            text = read_regular(file, _MAX_JSON_BYTES)
+            check_text(text)
+            return JSON, json.loads(text)
         is_zip = beginning[:2] == b"PK"
         if is_zip and not _has_mark(torch_file.Archive.of(opened, size_of(opened)).pickle):
             return "", None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +85,16 @@ def test_nothing_is_empty(data: bytes | str) -> None:
         (WHOLE + b"\n", "1 bytes follow its end"),
         (WHOLE + WHOLE, f"{len(WHOLE)} bytes follow its end"),
         (WHOLE.replace(b"\n", b"\r\n"), "its first line is not as it was written"),
+        (WHOLE.replace(b"\n", b""), "its first line is not as it was written"),
+        (b" " + WHOLE, "its first line is not as it was written"),
         (b"\xef\xbb\xbf" + WHOLE, "its first line is not as it was written"),
         (WHOLE.replace(b'"2.4.6"', b'"2.4.7"'), "its checksum does not fit"),
+        (WHOLE.replace(b'": ', b'" :'), "its first line is not as it was written"),
+        (json.dumps(json.loads(WHOLE), indent=2), "its first line is not as it was written"),
         (json.dumps(json.loads(WHOLE), sort_keys=True), "its first line is not as it was written"),
         (json.dumps(REVERSED), "its JSON was written anew by another program"),
     ],
-    ids=range(7),
+    ids=range(11),
 )
 def test_a_text_that_another_program_wrote_anew_is_altered(data: bytes, reason: str) -> None:
     assert f"the checkpoint was altered: {reason}" in refusal(data)
@@ -100,12 +105,14 @@ def test_a_text_that_another_program_wrote_anew_is_altered(data: bytes, reason: 
     [
         (b'{"version": 2, "states": {"reader": {"state": "CgQ", "type": "File"}}}', "JSON of an"),
         (b"[1, 2, 3]", "JSON of another format"),
+        (b"3", "JSON of another format"),
         (b"PK\x03\x04 what torch.save() writes", r"no JSON; it begins with b'PK\x03\x04"),
         (b"hello", "no JSON; it begins with b'hello'"),
+        (b"\xff" * 100, "no JSON; it begins with"),
         (b"[" * 100_000, "no JSON; it begins with"),
         ("\ud800", "no JSON; it begins with"),
     ],
-    ids=range(6),
+    ids=range(8),
 )
 def test_what_never_was_a_checkpoint_is_foreign(data: bytes | str, reason: str) -> None:
     message = refusal(data)
@@ -146,14 +153,18 @@ def test_forged_contents_are_otherwise_right() -> None:
         ([2, 6], b"abcdef", "[2, 6] instead of the next range"),
         ([3, 7], b"abcdef", "[3, 7] instead of the next range"),
         ([3, 2], b"abcdef", "[3, 2] instead of the next range"),
+        ([3, 1 << 62], b"abcdef", "instead of the next range"),
         ([3, 6, 6], b"abcdef", "[3, 6, 6] instead of the next range"),
         ([3, 6.0], b"abcdef", "[3, 6.0] instead of the next range"),
+        ([3.0, 6], b"abcdef", "[3.0, 6] instead of the next range"),
+        ([3, 3], b"abc", "state[1] is no value: 0 bytes instead of 3"),
         ("", b"abc", "state[1] is no value: 0 bytes instead of 3"),
-        (6, b"abc", "6 instead of base64"),
+        (6, b"abcdef", "6 instead of the next range"),
+        ("AQID", b"abc", "'AQID' instead of the next range"),
         ([3, 6], b"abcdefgh", "2 raw bytes of no tensor or array"),
         ([3, 5], b"abcde", "state[1] is no value: 2 bytes instead of 3"),
     ],
-    ids=range(11),
+    ids=range(15),
 )
 def test_raw_bytes_are_used_in_order_and_once(data: Any, raw: bytes, reason: str) -> None:
     """Else a few bytes of text could claim the same raw bytes a thousand times."""
@@ -170,19 +181,31 @@ def test_ranges_of_raw_bytes_are_of_version_2_alone() -> None:
     "rest",
     [
         TIME + '"states": {"a": {"type": null, "state": 1}, "a": {"type": null, "state": 2}}',
+        TIME + '"states": {"a": {"type": null, "state": {"b": 1, "b": 2}}}',
+        TIME + '"states": {"a": {"type": null, "state": NaN}}',
+        TIME + '"states": {"a": {"type": null, "state": 1e999}}',
+        TIME + '"states": {"a": {"type": null, "state": ' + "9" * 100_000 + "}}",
+        TIME + '"states": {"a": {"type": null, "state": ' + "9" * 350 + "}}",
         TIME + '"states": {"a": {"type": null, "state": ' + "[" * 100_000 + "}}",
+        TIME + '"states": {"a": {"type": null, "state": ' + "[" * 100 + "]" * 100 + "}}",
         TIME + '"states": {"a": {"type": null, "state": {"$reduce": ["os.system", "true"]}}}',
         TIME + '"states": {"a": {"type": null, "state": "\ud800"}}',
-        TIME + '"states": {"a": {"type": 1, "state": 1}}',
+        TIME + '"states": {"a": {"type": null, "state": "\\ud800"}}',
+        TIME + '"states": {"\\ud800": {"type": null, "state": 1}}',
         TIME + '"states": {"a": {"type": "\\ud800", "state": 1}}',
+        TIME + '"states": {"a": {"type": 1, "state": 1}}',
         TIME + '"states": {"a": {"type": null}}',
+        TIME + '"states": {"a": {"state": 1, "type": null}}',
         TIME + '"states": {"a": {"type": null, "state": 1, "more": 1}}',
         TIME + '"states": {"a": [null, 1]}',
         TIME + '"states": []',
+        TIME + '"states": {}, "more": 1',
+        '"states": {}',
+        TIME + '"states": {}, "version": 1',
         TIME + '"states": {',
         "",
     ],
-    ids=range(12),
+    ids=range(24),
 )
 def test_a_forged_content_is_refused(rest: str) -> None:
     """The checksum is no signature, so what follows it is trusted no more."""
@@ -190,6 +213,18 @@ def test_a_forged_content_is_refused(rest: str) -> None:
     assert "is whole, and holds what cannot be read here: " in message
     assert "Remedy: install the versions" in message
     assert len(message) < 1000
+
+
+def test_a_forged_claim_of_a_gigabyte_allocates_nothing() -> None:
+    claim: Any = {"$tensor": {"dtype": "float32", "shape": [1 << 28], "data": "AAAA"}}
+    states = {"a": {"type": None, "state": claim}}
+    data = forged(TIME + f'"states": {json.dumps(states)}')
+    tracemalloc.start()
+    try:
+        assert "3 bytes instead of 1073741824" in refusal(data)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

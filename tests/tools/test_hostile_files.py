@@ -332,8 +332,8 @@ def test_a_state_at_two_places_is_found_at_both(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("1" * 100_000, "integer string conversion"),
-        ("[" * 100_000 + "]" * 100_000, "nested too deeply"),
+        ("1" * 100_000, "a number of more than 400 digits"),
+        ("[" * 100_000 + "]" * 100_000, "nesting of depth"),
     ],
 )
 def test_hostile_json_is_refused(tmp_path: Path, content: str, reason: str) -> None:

@@ -61,6 +61,7 @@ _MOST_SAMPLED = 1024
 _MOST_COLUMNS = 32
 _DEEPEST = 16
 _BLOCK = 1 << 24
+_PIECE = 4096
 _LONGEST_PATH = 4096
 
 _BYTES = (bytes, bytearray, memoryview, array.array)
@@ -253,7 +254,10 @@ class Contents:
         self._pay((_PER_TEXT if is_str else _PER_PATH) * len(things))
         texts = things if is_str else list(map(_text, things))
         lengths = np.fromiter(map(len, texts), "<i8", len(texts))
-        self._pay(int(lengths.sum()))
+        if not self._pays(int(lengths.sum())):
+            self.is_sampled = True
+            texts = [texts[i][:_PIECE] for i in spread(len(texts), _MOST_SAMPLED)]
+            self._put("sample", lengths.tobytes())
         below = self._below_their_folder(texts)
         if below is not texts:
             lengths = np.fromiter(map(len, below), "<i8", len(below))
@@ -292,7 +296,10 @@ class Contents:
             self._pay(sum(view.nbytes for view in views))
             things = [view.tobytes() for view in views]
         lengths = np.fromiter(map(len, things), "<i8", len(things))
-        self._pay(int(lengths.sum()))
+        if not self._pays(int(lengths.sum())):
+            self.is_sampled = True
+            things = [things[i][:_PIECE] for i in spread(len(things), _MOST_SAMPLED)]
+            self._put("sample", lengths.tobytes())
         self._put("", lengths.tobytes(), b"".join(things))
 
     def _add_written(self, things: list[Any]) -> None:
@@ -369,10 +376,13 @@ class Contents:
             return
         self._put(f"{dtype} {tuple(given.shape)}")
         size = math.prod(given.shape) * given.dtype.itemsize
-        self._pay(size * (_PER_MAPPED_BYTE if _is_mapped(given) else 1))
         try:
-            for block in _blocks(given):
-                self._digest.add(block)
+            if not self._pays(size * (_PER_MAPPED_BYTE if _is_mapped(given) else 1)):
+                self.is_sampled = True
+                self._put("sample", _encoded(self._text_of(given)))
+            else:
+                for block in _blocks(given):
+                    self._digest.add(block)
         except (TypeError, ValueError, RuntimeError, NotImplementedError):
             self._put("unreadable", _encoded(self._text_of(given)))
 

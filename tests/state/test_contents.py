@@ -202,25 +202,6 @@ def test_a_dataset_that_is_repeated_is_read_once(monkeypatch: pytest.MonkeyPatch
     assert not describe_dataset(ConcatDataset([part] * 20)).is_sampled
 
 
-def test_a_sample_has_the_length_and_the_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contents, "MOST_COST", 200_000)
-    names = [f"{number:06d}" for number in range(10_000)]
-    for make in (
-        list,
-        deque,
-        lambda given: dict(enumerate(given)).values(),
-        lambda given: "".join(given) * 4,
-        lambda given: "".join(given).encode() * 4,
-        lambda given: np.array([int(each) for each in given] * 4),
-        lambda given: torch.tensor([int(each) for each in given] * 4),
-    ):
-        found: set[str | None] = set()
-        for given in (names, names[1:], ["999999", *names[1:]], [*names[:-1], "999999"]):
-            assert described(make(given)).is_sampled, make
-            found.add(described(make(given)).content)
-        assert len(found) == 4, make
-
-
 class _LongSequence(list[Any]):
     """A list that may not be gone through."""
 

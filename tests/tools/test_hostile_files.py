@@ -237,21 +237,6 @@ def test_a_file_whose_entries_claim_more_than_it_holds_is_refused(
     assert reason in guarded_search(path).reasons[0]
 
 
-def test_a_zip_with_two_directories_is_refused(tmp_path: Path) -> None:
-    """torch goes where the last record but one points, and zipfile to the record before it."""
-    path = tmp_path / "a.pt"
-    torch.save({MARK: after(1)}, path)
-    content = path.read_bytes()
-    first, end = content.index(b"PK\x01\x02"), content.index(b"PK\x06\x06")
-    entries = content[first:end]
-    record = content[end : end + 48] + struct.pack("<Q", end + 56)
-    locator = b"PK\x06\x07" + struct.pack("<IQI", 0, end, 1)
-    assert content[end + 40 : end + 56] == struct.pack("<QQ", len(entries), first)
-    path.write_bytes(content[: end + 56] + entries + record + locator + content[-22:])
-    (reason,) = guarded_search(path).reasons
-    assert "directory at another place" in reason
-
-
 def test_a_file_of_old_torch_claims_no_more_than_it_holds(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     torch.save({MARK: torch.zeros(1000)}, path, _use_new_zipfile_serialization=False)

@@ -293,7 +293,7 @@ def _content(file: Path) -> tuple[str, Any]:
             check_text(text)
             return JSON, json.loads(text)
         is_zip = beginning[:2] == b"PK"
-        if is_zip and not _has_mark(torch_file.Archive.of(opened, size_of(opened)).pickle):
+        if is_zip and not _has_mark(torch_file.Zip.of(opened, size_of(opened)).read_pickle(opened)):
             return "", None
         if is_zip or (beginning[:1] == b"\x80" and _names_a_state(opened)):
             opened.seek(0)

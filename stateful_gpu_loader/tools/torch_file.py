@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import pickle
 import struct
-import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,63 +34,81 @@ from stateful_gpu_loader.tools.pickle_machine import (
 _MAX_DIRECTORY = 64 << 20
 """Size of the largest directory of a zip that is read: some 800,000 entries."""
 _END, _END_64, _LOCATOR_64 = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
-_NUM_END, _NUM_LOCATOR, _NUM_END_64 = 22, 20, 56
+_ENTRY, _LOCAL = b"PK\x01\x02", b"PK\x03\x04"
+_NUM_END, _NUM_LOCATOR, _NUM_END_64, _NUM_ENTRY, _NUM_LOCAL = 22, 20, 56, 46, 30
+_IS_IN_64 = 0xFFFFFFFF
+_STORED = 0
 _MAGIC = 0x1950A86A20F9469CFC6C
 """First value of a file that is no zip, as torch before 1.6 wrote it."""
 
 
 @dataclass(frozen=True)
-class Archive:
-    """Zip of ``torch.save``, whose entries fit into the file."""
+class Entry:
+    """One file inside a zip."""
 
-    pickle: bytes
-    """Pickle of all values but the numbers of tensors; empty if this is no file of torch."""
-    folder: str
-    """Folder of the pickle, in lower case."""
-    sizes: dict[str, int]
-    """Number of bytes in each entry, by its name in lower case. torch ignores the case."""
+    name: str
+    method: int
+    """Method of compression; 0 if the bytes are stored as they are."""
+    stored: int
+    """Number of bytes in the zip."""
+    size: int
+    """Number of bytes when unpacked."""
+    header: int
+    """Place of the local header before the bytes."""
+
+
+@dataclass(frozen=True)
+class Zip:
+    """Directory of a zip of ``torch.save``, whose entries fit into the file."""
+
+    entries: dict[str, Entry]
+    """By name in lower case."""
+    pickle: Entry | None
+    """Entry with all values but the numbers of tensors; None if this is no file of torch."""
 
     @classmethod
-    def of(cls, file: BinaryIO, num_bytes: int) -> Archive:
-        """Read the directory and the pickle of an open file.
+    def of(cls, file: BinaryIO, num_bytes: int) -> Zip:
+        """Read the directory of an open file.
 
         Raises:
-            Exception: of many types, if the zip is damaged, or an entry is compressed or exceeds
-                the file.
+            ValueError: the directory is damaged, or an entry is compressed or exceeds the file.
         """
-        first = _directory(file, num_bytes)
-        with zipfile.ZipFile(file) as archive:
-            entries = archive.infolist()
-            sizes = {entry.orig_filename.lower(): entry.file_size for entry in entries}
-            found = [one for one in entries if one.orig_filename.lower().endswith("/data.pkl")]
-            if not found:
-                return cls(b"", "", sizes)
-            if archive.start_dir != first:
-                raise ValueError("its zip has a directory at another place than it says")
-            if len(sizes) < len(entries) or len(found) > 1:
-                raise ValueError("its zip has two entries of the same name")
-            for entry in entries:
-                if (
-                    entry.compress_type != zipfile.ZIP_STORED
-                    or entry.compress_size != entry.file_size
-                ):
-                    raise ValueError(
-                        f"its entry {entry.filename[:100]!r} is compressed, as torch never does it"
-                    )
-                if entry.header_offset + entry.file_size > first:
-                    raise ValueError(f"its entry {entry.filename[:100]!r} lies outside the file")
-            if (total := sum(sizes.values())) > num_bytes:
-                raise ValueError(f"its entries claim {total} bytes of the {num_bytes} in the file")
-            if found[0].file_size > MAX_BYTES:
-                raise ValueError(
-                    f"its pickle has {found[0].file_size} bytes, and {MAX_BYTES} are read"
-                )
-            name = found[0].orig_filename.lower()
-            return cls(archive.read(found[0]), name.removesuffix("data.pkl"), sizes)
+        entries = list(_entries(file, num_bytes))
+        # torch finds an entry whatever the case of its name.
+        pickles = [entry for entry in entries if entry.name.lower().endswith("/data.pkl")]
+        found = {entry.name.lower(): entry for entry in entries}
+        if not pickles:
+            return cls(found, None)
+        if len(found) < len(entries) or len(pickles) > 1:
+            raise ValueError("its zip has two entries of the same name")
+        packed = next((one for one in entries if one.method or one.stored != one.size), None)
+        if packed is not None:
+            raise ValueError(f"its entry {packed.name!r} is compressed, as torch never does it")
+        if (total := sum(entry.size for entry in entries)) > num_bytes:
+            raise ValueError(f"its entries claim {total} bytes of the {num_bytes} in the file")
+        if pickles[0].size > MAX_BYTES:
+            raise ValueError(f"its pickle has {pickles[0].size} bytes, and {MAX_BYTES} are read")
+        return cls(found, pickles[0])
+
+    def read_pickle(self, file: BinaryIO) -> bytes:
+        """Return the bytes of the pickle; empty if there is none."""
+        if self.pickle is None:
+            return b""
+        file.seek(self.pickle.header)
+        head = file.read(_NUM_LOCAL)
+        if head[:4] != _LOCAL:
+            raise ValueError(f"its entry {self.pickle.name!r} has no header")
+        file.seek(sum(struct.unpack("<HH", head[26:30])), os.SEEK_CUR)
+        content = file.read(self.pickle.size)
+        if len(content) < self.pickle.size:
+            raise ValueError(f"its entry {self.pickle.name!r} is cut")
+        return content
 
     def num_bytes_of(self, key: Any) -> int:
         """Return the number of bytes stored for a storage of this key."""
-        return self.sizes.get(f"{self.folder}data/{key}".lower(), 0)
+        folder = "" if self.pickle is None else self.pickle.name.lower().removesuffix("data.pkl")
+        entry = self.entries.get(f"{folder}data/{key}".lower())
+        return 0 if entry is None else entry.size
 
 
 def load(content: bytes) -> Any:
@@ -118,8 +136,8 @@ def check(file: BinaryIO, num_bytes: int) -> None:
         ValueError: it is damaged, or claims more memory than it has bytes.
     """
     if file.read(2) == b"PK":
-        archive = Archive.of(file, num_bytes)
-        read_pickle(archive.pickle, _admitted, _Storages(archive, num_bytes).find)
+        archive = Zip.of(file, num_bytes)
+        read_pickle(archive.read_pickle(file), _admitted, _Storages(archive, num_bytes).find)
         return
     file.seek(0)
     stream = Bounded(file, num_bytes)
@@ -140,7 +158,7 @@ class _Storage:
 class _Storages:
     """Storages that a pickle refers to, each as large as the file says."""
 
-    def __init__(self, archive: Archive | None, num_bytes: int) -> None:
+    def __init__(self, archive: Zip | None, num_bytes: int) -> None:
         self._archive = archive
         self._left = num_bytes
         self._found: dict[str, int] = {}
@@ -242,7 +260,7 @@ def _bytes_like(*given: Any) -> Any:
     return bytearray(*given)
 
 
-def _encoded(text: str, encoding: str) -> bytes:
+def encoded(text: str, encoding: str) -> bytes:
     """Return bytes as protocols 0 to 2 write them; other encodings would import modules."""
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"bytes are encoded as {encoding!r} and not as latin1")
@@ -260,19 +278,13 @@ def _empty_tensor(*given: Any) -> Instance:
     raise ValueError("its pickle creates a tensor without numbers")
 
 
-def _ordered_dict(items: Any = ()) -> OrderedDict[Any, Any]:
-    pairs = list(items.items() if isinstance(items, dict) else items)
-    keys = checked_keys(key for key, _ in pairs)
-    return OrderedDict(zip(keys, (value for _, value in pairs), strict=True))
-
-
 _CALLS: dict[tuple[str, str], Any] = {
-    ("collections", "OrderedDict"): _ordered_dict,
-    ("collections", "Counter"): lambda items=(): Counter(_ordered_dict(items)),
+    ("collections", "OrderedDict"): lambda items=(): OrderedDict(_pairs(items)),
+    ("collections", "Counter"): lambda items=(): Counter(dict(_pairs(items))),
     ("builtins", "set"): lambda items=(): set(checked_keys(items)),
     ("builtins", "bytearray"): _bytes_like,
     ("builtins", "complex"): complex,
-    ("_codecs", "encode"): _encoded,
+    ("_codecs", "encode"): encoded,
     ("torch", "Size"): _size,
     ("torch", "Tensor"): _empty_tensor,
     ("torch", "device"): lambda *given: Instance("device"),
@@ -293,6 +305,12 @@ _CALLS: dict[tuple[str, str], Any] = {
     },
 }
 """Functions that files of torch.save name, and those that are called in their place."""
+
+
+def _pairs(items: Any) -> list[tuple[Any, Any]]:
+    pairs = list(items.items() if isinstance(items, dict) else items)
+    keys = checked_keys(key for key, _ in pairs)
+    return list(zip(keys, (value for _, value in pairs), strict=True))
 
 
 def _admitted(module: str, name: str) -> Any:
@@ -325,11 +343,33 @@ def _nothing(module: str, name: str) -> Any:
     raise pickle.UnpicklingError(f"it names {shown}, which is not executed")
 
 
-def _directory(file: BinaryIO, num_bytes: int) -> int:
-    """Return the place of a zip's directory, which ends where the record of its end begins.
+def _entries(file: BinaryIO, num_bytes: int) -> list[Entry]:
+    """Return the entries of a zip's directory, which ends where the record of its end begins."""
+    first, size = _directory(file, num_bytes)
+    file.seek(first)
+    content = file.read(size)
+    found, place = [], 0
+    while place < len(content):
+        head = content[place : place + _NUM_ENTRY]
+        if len(head) < _NUM_ENTRY or head[:4] != _ENTRY:
+            raise ValueError("its zip has a damaged directory")
+        (method,) = struct.unpack("<H", head[10:12])
+        stored, unpacked = struct.unpack("<II", head[20:28])
+        num_name, num_extra, num_comment = struct.unpack("<HHH", head[28:34])
+        (header,) = struct.unpack("<I", head[42:46])
+        place += _NUM_ENTRY
+        name = content[place : place + num_name].decode("utf-8", "backslashreplace")
+        extra = content[place + num_name : place + num_name + num_extra]
+        unpacked, stored, header = _in_64_bits(extra, unpacked, stored, header)
+        if header + stored > first:
+            raise ValueError(f"its entry {name[:100]!r} lies outside the file")
+        found.append(Entry(name, method, stored, unpacked, header))
+        place += num_name + num_extra + num_comment
+    return found
 
-    zipfile and torch would search for another one.
-    """
+
+def _directory(file: BinaryIO, num_bytes: int) -> tuple[int, int]:
+    """Return the place and the size of a zip's directory."""
     file.seek(max(0, num_bytes - _NUM_END))
     end = file.read(_NUM_END)
     if len(end) < _NUM_END or end[:4] != _END:
@@ -351,7 +391,26 @@ def _directory(file: BinaryIO, num_bytes: int) -> int:
         raise ValueError("its zip has a directory at another place than it says")
     if size > _MAX_DIRECTORY:
         raise ValueError(f"its zip has a directory of {size} bytes; {_MAX_DIRECTORY} are read")
-    return int(first)
+    return first, size
+
+
+def _in_64_bits(extra: bytes, *numbers: int) -> tuple[int, ...]:
+    """Return the numbers of an entry, of which the long ones stand in an extra field."""
+    place, long = 0, b""
+    while place + 4 <= len(extra):
+        kind, size = struct.unpack("<HH", extra[place : place + 4])
+        if kind == 1:
+            long = extra[place + 4 : place + 4 + size]
+        place += 4 + size
+    found = []
+    for number in numbers:
+        if number == _IS_IN_64:
+            if len(long) < 8:
+                raise ValueError("its zip has a damaged directory")
+            (number,) = struct.unpack("<Q", long[:8])
+            long = long[8:]
+        found.append(number)
+    return tuple(found)
 
 
 def load_plain(content: bytes) -> Any:
@@ -373,9 +432,10 @@ def load_plain(content: bytes) -> Any:
     return read_pickle(content, _plain_admitted)
 
 
-def _plain_admitted(module: str, name: str) -> Any:
-    known = (module, name) in _PLAIN_CALLS
-    return Function(_PLAIN_CALLS[module, name]) if known else _nothing(module, name)
+def _plain_admitted(module: str, name: str) -> Function:
+    if (module, name) not in _ADMITTED:
+        raise pickle.UnpicklingError(f"it names {module}.{name}"[:200] + ", which is not executed")
+    return Function(_ADMITTED[module, name])
 
 
 def _plain_tensor(storage: Any, offset: Any, size: Any, stride: Any, *more: Any) -> torch.Tensor:
@@ -388,10 +448,21 @@ def _plain_tensor(storage: Any, offset: Any, size: Any, stride: Any, *more: Any)
     return tensor
 
 
-_PLAIN_CALLS: dict[tuple[str, str], Callable[..., Any]] = {
-    ("builtins", "bytes"): lambda: b"",  # as protocols 0 to 2 write bytes of length 0
-    ("_codecs", "encode"): _encoded,
-    ("collections", "OrderedDict"): _ordered_dict,
+def _dict(items: Any = ()) -> OrderedDict[Any, Any]:
+    pairs = list(items)
+    keys = checked_keys(key for key, _ in pairs)
+    return OrderedDict(zip(keys, (value for _, value in pairs), strict=True))
+
+
+def _no_bytes() -> bytes:
+    """Return bytes of length 0, as protocols 0 to 2 write them."""
+    return b""
+
+
+_ADMITTED: dict[tuple[str, str], Callable[..., Any]] = {
+    ("builtins", "bytes"): _no_bytes,
+    ("_codecs", "encode"): encoded,
+    ("collections", "OrderedDict"): _dict,
     ("torch._utils", "_rebuild_tensor_v2"): _plain_tensor,
     ("torch.storage", "_load_from_bytes"): load,
 }

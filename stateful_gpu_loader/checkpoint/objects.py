@@ -22,7 +22,16 @@ from stateful_gpu_loader.state.text_state import TextState
 _OURS = "stateful_gpu_loader."
 _DALI = "nvidia.dali."
 _MAIN = "__main__"
-_MOVED = {"stateful_gpu_loader.rng.RNG": "stateful_gpu_loader.RNG"}
+_MOVED = {
+    "stateful_gpu_loader.rng.RNG": "stateful_gpu_loader.RNG",
+    **{
+        f"stateful_gpu_loader.{name}": f"stateful_gpu_loader.samplers.{name}"
+        for name in (
+            *("BalancedSampler", "MixtureSampler", "RepeatedSampler", "ShardSampler"),
+            "SubsetSampler",
+        )
+    },
+}
 """Types that have another name in files of older versions."""
 _METHODS = (
     ("state_dict", "load_state_dict"),

@@ -404,6 +404,9 @@ class FramedShards(FileShards, EncodedShards):
         is_counted = is_compressed(path)
         with closing(records_from(path, cursor, partial(self._records, path))) as records:
             for (payload, place), after in records:
+                if not is_counted:
+                    # Its number is known only where reading began at the file's first record.
+                    place = place._replace(record=None)
                 at = place.record if is_counted else place.offset
                 name = f"{path}, {'record' if is_counted else 'byte'} {at}"
                 yield sample_or_error(self._sample, payload, place, at, name), after

@@ -6,14 +6,15 @@ import os
 import random
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from stateful_gpu_loader import RNG, ShuffledSampler, StatefulGPULoader
-from stateful_gpu_loader.checkpoint import Checkpoint
+from stateful_gpu_loader import RNG, ShuffledSampler, StatefulGPULoader, samplers
+from stateful_gpu_loader.checkpoint import Checkpoint, objects
 from stateful_gpu_loader.checkpoint.document import SavedState
 from stateful_gpu_loader.checkpoint.objects import Stateful, type_name
 from stateful_gpu_loader.errors import CheckpointError
@@ -200,3 +201,24 @@ def test_state_on_a_gpu_is_saved_from_and_put_back_onto_it() -> None:
     assert module.weight.device.type == "cuda"
     assert torch.equal(module.weight, before)
     assert torch.equal(torch.rand(3, device="cuda", generator=generator), drawn)
+
+
+MOVED = {
+    "BalancedSampler": lambda: samplers.BalancedSampler([0, 1] * 8, seed=1),
+    "RepeatedSampler": lambda: samplers.RepeatedSampler(range(3), 2, seed=1),
+    "SubsetSampler": lambda: samplers.SubsetSampler([1, 2], seed=1),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_file_that_names_a_class_at_the_root_loads_since_it_has_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    saved, loaded = Checkpoint(), Checkpoint()
+    saved.register(MOVED[name](), "sampler")
+    with monkeypatch.context() as before:
+        before.setattr(objects, "_type_names", lambda thing: [f"stateful_gpu_loader.{name}"])
+        saved.collect()
+        path = saved.save(str(tmp_path / "run.json"))
+    loaded.load(path)
+    loaded.register(MOVED[name](), "sampler")

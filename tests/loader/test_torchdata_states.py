@@ -248,6 +248,17 @@ def test_every_state_of_a_batch_sampler(kind: Callable[[], Any], execution: dict
     assert_finishes_the_epoch(theirs, ours, execution)
 
 
+def test_another_batch_size_adds_no_pass_after_a_users_sampler() -> None:
+    theirs, ours = both(partial(StatefulSampler, 6), batch_size=2)
+    states, _ = torchdata_run(theirs())
+    after = loaded(ours(), states[3])
+    _, larger = both(partial(StatefulSampler, 6), batch_size=4)
+    resumed = loaded(larger(), states[3])
+    for _ in range(3):
+        one, other = ([i for batch in each for i in plain(batch)] for each in (after, resumed))
+        assert one == other
+
+
 def test_a_sampler_whose_state_torchdata_has_left_out_is_refused() -> None:
     """It asks neither torch's BatchSampler nor what is inside it."""
     theirs, ours = both(lambda: BatchSampler(StatefulSampler(LENGTH), 2, False), batch_sampler=True)

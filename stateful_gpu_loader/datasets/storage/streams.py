@@ -115,6 +115,7 @@ class Lookahead:
         read: reads the file.
         end: of the file, in bytes.
         window: the smallest that is read at a time; it grows where it holds many pieces.
+        largest: the largest window.
 
     >>> file = np.arange(100, dtype=np.uint8)
     >>> pieces = Lookahead(lambda offset, size: file[offset : offset + size], 100, window=10)
@@ -122,8 +123,11 @@ class Lookahead:
     (b'\\x03\\x04', b'abc')
     """
 
-    def __init__(self, read: Read, end: int, *, window: int) -> None:
+    def __init__(
+        self, read: Read, end: int, *, window: int, largest: int = _LARGEST_WINDOW
+    ) -> None:
         self._read = read
+        self._largest = largest
         self._end = end
         self._smallest = window
         self._window_size = window
@@ -147,7 +151,7 @@ class Lookahead:
 
     def _refill(self, offset: int, size: int) -> None:
         if self._served > 1:
-            self._window_size = min(self._window_size * 4, _LARGEST_WINDOW)
+            self._window_size = min(self._window_size * 4, self._largest)
         else:
             self._window_size = max(self._window_size // 4, self._smallest)
         length = max(size, min(self._window_size, self._end - offset))

@@ -75,13 +75,13 @@ class Reader(Protocol):
 class RangeReader:
     """Reads windows of a file whose size is known, and skips what lies between them.
 
-    A window is at least 4 KiB of a local file, which skips the contents of images, and 8 MiB of a
-    remote one, where a request takes as long as that transfer.
+    A window is 4 KiB of a local file, which skips the contents of images even where several headers
+    lie together, and 8 MiB of a remote one, where a request takes as long as that transfer.
     """
 
     def __init__(self, files: OpenFiles, path: str, size: int) -> None:
         window = _REMOTE_WINDOW if is_url(path) else _LOCAL_WINDOW
-        self._pieces = Lookahead(partial(files.read, path), size, window=window)
+        self._pieces = Lookahead(partial(files.read, path), size, window=window, largest=window)
         self._size = size
         self.position = 0
 

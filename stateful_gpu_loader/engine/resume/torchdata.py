@@ -160,15 +160,18 @@ def _sampler(config: LoaderConfig, saved: TorchdataState) -> bytes | None:
 
 
 def _ended_with_a_short_batch(saved: TorchdataState, sampler: Any, batch_size: int | None) -> bool:
-    """Whether the last batch at the snapshot was not full, so that the sampler had ended.
+    """Whether the sampler had ended at the snapshot.
 
-    Its state may then already be that of its next pass.
+    Its state may then already be that of its next pass. torchdata does not save the batch size,
+    which may have changed, so it is used only if nothing else decides.
     """
     samples = saved.samples
     if not samples or not saved.requests:
         return False
-    is_whole = samples == _length_of(sampler)
-    return samples % saved.requests > 0 or (is_whole and samples % (batch_size or 1) > 0)
+    if samples % saved.requests:
+        return True
+    is_short = 0 < saved.requests * (batch_size or 1) - samples < (batch_size or 1)
+    return is_short and samples == _length_of(sampler)
 
 
 def _length_of(sampler: Any) -> int | None:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import zstandard
 
+from stateful_gpu_loader import TFRecordShards
+from tests.datasets.record_files import tfrecord_frame
 from tests.datasets.record_kinds import KINDS, Kind, items, rest
 
 IMAGES = [bytes([i]) * (40 + 3 * i) for i in range(9)]
@@ -146,3 +148,13 @@ def test_the_fingerprint_is_of_names_and_choice(kind: Kind, path: Path) -> None:
     assert kind.shards(elsewhere).fingerprint() == first
     others = {kind.shards(paths[::-1]).fingerprint(), kind.shards(paths, target=None).fingerprint()}
     assert len(others - {first}) == 2
+
+
+def test_a_malformed_record_has_the_same_reason_wherever_reading_begins(tmp_path: Path) -> None:
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(b"".join(tfrecord_frame(b"\xff") for _ in range(3)))
+    shards = TFRecordShards(str(path))
+    whole = list(shards.read_shard(path.name, 0))
+    (reason, after), *_ = shards.read_shard(path.name, whole[0][1])
+    assert isinstance(reason, ValueError)
+    assert (str(reason), after) == (str(whole[1][0]), whole[1][1])

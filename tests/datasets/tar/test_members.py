@@ -7,13 +7,17 @@ import io
 import struct
 import tarfile
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stateful_gpu_loader.datasets.storage.memory import Bytes
+from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
 from stateful_gpu_loader.datasets.tar.members import (
     Members,
+    RangeReader,
     StreamReader,
     parse_header,
     parse_number,
@@ -55,6 +59,31 @@ def patched(data: bytes, changes: dict[int, bytes], at: int = 0) -> bytes:
     block[148:156] = b" " * 8
     block[148:156] = b"%06o\0 " % sum(block)
     return data[:at] + bytes(block) + data[at + 512 :]
+
+
+class Counting(OpenFiles):
+    """Counts the bytes that are read."""
+
+    num_bytes = 0
+
+    def read(self, path: str, offset: int, size: int) -> Bytes:
+        self.num_bytes += size
+        return super().read(path, offset, size)
+
+
+def test_headers_that_lie_together_are_read_without_the_contents_after_them(
+    tmp_path: Path,
+) -> None:
+    path, size = tmp_path / "a.tar", 100_000
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        for number in range(20):
+            member = tarfile.TarInfo(f"{number}.jpg")
+            member.size, member.mtime = size, 1.5  # which takes a header of its own
+            tar.addfile(member, io.BytesIO(bytes(size)))
+    files = Counting()
+    reader = RangeReader(files, str(path), path.stat().st_size)
+    assert len(list(Members(reader, str(path)))) == 20
+    assert files.num_bytes < 20 * 4 * 4096
 
 
 @pytest.mark.parametrize("tar_format", FORMATS)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from benchmarks import photographs, results
 
@@ -21,11 +22,27 @@ class Arguments:
     """The folder of the JSON files."""
     data: Path
     """The folder of the photographs."""
+    load_average: float = field(default_factory=results.load_average)
+    """Runnable processes of the machine in the minute before the first round."""
 
     @property
     def warm_up_rounds(self) -> int:
         """Rounds that do not count."""
         return 0 if self.quick else 1
+
+    def make_results(self, benchmark: str, **found: Any) -> results.Results:
+        """Results of a run with these arguments; ``found`` are the other fields."""
+        return results.Results(
+            benchmark=benchmark,
+            rounds=self.rounds,
+            quick=self.quick,
+            load_average=self.load_average,
+            **found,
+        )
+
+    def report(self, benchmark: str, **found: Any) -> None:
+        """Write the JSON file from :meth:`make_results`, and print medians, ratios and aims."""
+        self.make_results(benchmark, **found).write_and_tell(self.output)
 
 
 def parse(description: str | None, rounds: int, given: Sequence[str] | None) -> Arguments:

@@ -20,11 +20,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
 
+import numpy as np
 from PIL import Image
 
-from benchmarks.arguments import Arguments, parse
+from benchmarks.arguments import parse
 from benchmarks.cold_process import (
     BATCH_SIZE,
     FIRST_BATCH,
@@ -35,11 +35,12 @@ from benchmarks.cold_process import (
     TORCH,
 )
 from benchmarks.harness import Contestant, alternate
+from benchmarks.markdown import Content, aims_table, as_table, cell, medians_of, short
 from benchmarks.photographs import photograph_folder
 from benchmarks.processes import ROOT
 from benchmarks.progress import progress_bar
-from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
-from benchmarks.summary import ratio
+from benchmarks.results import Aim, Measurement, compared
+from benchmarks.summary import summarise
 from stateful_gpu_loader import FolderSource
 from stateful_gpu_loader.datasets.folder import KEPT_FROM
 from stateful_gpu_loader.datasets.storage.index_files import YOUNG
@@ -110,7 +111,6 @@ class ColdStarts:
 def main(given: Sequence[str] | None = None) -> None:
     """Run the benchmark and write ``cold.json``."""
     arguments = parse(__doc__, rounds=9, given=given)
-    before = load_average()
     num_images, num_classes = (KEPT_FROM, 10) if arguments.quick else (1_000_000, 1_000)
     arguments.data.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=arguments.data.resolve(), prefix="cold-") as place:
@@ -131,8 +131,50 @@ def main(given: Sequence[str] | None = None) -> None:
     every = {measurement_name(SECONDS, name): found for name, found in values.items()}
     # Rounds before the first that counts are reported as well.
     every |= {name: found[-arguments.rounds :] for name, found in starts.found.items()}
-    results = _results(arguments, every, num_images, num_classes, before)
-    results.write_and_tell(arguments.output)
+    measurements = [
+        Measurement(name=key, label=f"{LABELS[name]}, {what}", unit=UNITS[what], values=every[key])
+        for key in every
+        for what, _, name in [key.partition(" ")]
+    ]
+    comparisons = compared(
+        measurements,
+        [
+            (measurement_name(what, name), measurement_name(what, IMAGE_FOLDER))
+            for what in (SECONDS, LISTING, MEMORY)
+            for name in (KEPT, FIRST)
+        ],
+    )
+    listing = next(each.ratio for each in comparisons if each.of == f"{LISTING} {FIRST}")
+    arguments.report(
+        "cold",
+        settings={
+            "num_images": num_images,
+            "num_classes": num_classes,
+            "different_files": min(_DIFFERENT, num_images),
+            "batch_size": BATCH_SIZE,
+            "num_workers": NUM_WORKERS,
+            "size": SIZE,
+        },
+        measurements=measurements,
+        comparisons=comparisons,
+        aims=[
+            *(
+                Aim.at_most(
+                    f"with a kept listing, seconds beyond {what}",
+                    summarise(np.subtract(values[KEPT], values[other]).tolist()).median,
+                    AIM_SECONDS,
+                    "s",
+                )
+                for other, what in (
+                    (IMAGE_FOLDER, "torch's own first batch"),
+                    (OUR_IMPORTS, "what it imports"),
+                )
+            ),
+            Aim.at_most(
+                "listing for the first time, CPU time beside ImageFolder's", listing, AIM_LISTING
+            ),
+        ],
+    )
 
 
 def write_folder(folder: Path, num_images: int, num_classes: int, data: Path) -> None:
@@ -171,70 +213,32 @@ def measurement_name(what: str, name: str) -> str:
     return f"{what} {name}"
 
 
-def _results(
-    arguments: Arguments,
-    every: dict[str, list[float]],
-    num_images: int,
-    num_classes: int,
-    before: float,
-) -> Results:
-    def beyond(one: str, other: str) -> float:
-        pairs = (every[measurement_name(SECONDS, name)] for name in (one, other))
-        return median(mine - theirs for mine, theirs in zip(*pairs, strict=True))
-
-    comparisons = [
-        Comparison(of=of, to=to, ratio=ratio(every[of], every[to]))
-        for what in (SECONDS, LISTING, MEMORY)
-        for name in (KEPT, FIRST)
-        for of, to in [(measurement_name(what, name), measurement_name(what, IMAGE_FOLDER))]
-    ]
-    listing = next(each.ratio for each in comparisons if each.of == f"{LISTING} {FIRST}")
-    differences = {
-        "with a kept listing, seconds beyond torch's own first batch": beyond(KEPT, IMAGE_FOLDER),
-        "with a kept listing, seconds beyond what it imports": beyond(KEPT, OUR_IMPORTS),
-    }
-    aims = [
-        Aim(
-            what=what,
-            aim=f"< {AIM_SECONDS:g} s",
-            reached=f"{seconds:.2f} s",
-            met=seconds < AIM_SECONDS,
-        )
-        for what, seconds in differences.items()
-    ]
-    aims.append(
-        Aim(
-            what="listing for the first time, CPU time beside ImageFolder's",
-            aim=f"<= {AIM_LISTING:g} times",
-            reached=f"{listing.median:.2f} [{listing.low:.2f}, {listing.high:.2f}]",
-            met=listing.median <= AIM_LISTING,
-        )
+def cold_section(content: Content) -> str:
+    """Time and memory of every start, and what is left of them without the imports."""
+    settings, found = content["settings"], medians_of(content)
+    rows = []
+    for name, label in LABELS.items():
+        names = {what: measurement_name(what, name) for what in UNITS}
+        row = [label, f"{short(found[names[SECONDS]])} s"]
+        for what in (SECONDS, CPU, MEMORY):
+            imports = IMPORTS_OF.get(name)
+            if imports is None:
+                row.append("")
+                continue
+            beyond = found[names[what]] - found[measurement_name(what, imports)]
+            row.append(f"{short(beyond)} {'MiB' if what == MEMORY else 's'}")
+        rows.append([*row, cell(found, names[LISTING], "s")])
+    introduction = (
+        f"**Cold starts**: from the beginning of a Python process to the first batch of "
+        f"{settings['batch_size']} of a folder of {settings['num_images']:,} small JPEG files in "
+        f"{settings['num_classes']:,} classes, shuffled, {settings['num_workers']} workers, a "
+        f"random crop resized to {settings['size']}x{settings['size']}. What lies beyond the "
+        "imports is the difference to a process that imports the same and ends. CPU time and "
+        "memory are those of all processes; files and folders come from the system's cache."
     )
-    return Results(
-        benchmark="cold",
-        rounds=arguments.rounds,
-        quick=arguments.quick,
-        settings={
-            "num_images": num_images,
-            "num_classes": num_classes,
-            "different_files": min(_DIFFERENT, num_images),
-            "batch_size": BATCH_SIZE,
-            "num_workers": NUM_WORKERS,
-            "size": SIZE,
-        },
-        measurements=[
-            Measurement(
-                name=key,
-                label=f"{LABELS[key.partition(' ')[2]]}, {key.partition(' ')[0]}",
-                unit=UNITS[key.partition(" ")[0]],
-                values=found,
-            )
-            for key, found in every.items()
-        ],
-        comparisons=comparisons,
-        aims=aims,
-        load_average=before,
-    )
+    head = ["", "first batch", "beyond the imports", "CPU time beyond", "memory beyond"]
+    table = as_table([*head, "CPU time of the listing"], rows)
+    return f"{introduction}\n\n{table}\n\n{aims_table(content)}"
 
 
 if __name__ == "__main__":

@@ -8,27 +8,27 @@ random crop resized to 224x224, flipped every other time, normalised to float32.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from benchmarks.arguments import Arguments, parse
+from benchmarks.arguments import parse
 from benchmarks.execution_paths import (
     batch_by_batch,
     image_by_image,
     requests_of,
     seconds_to_execute,
 )
-from benchmarks.harness import Contestant, alternate, quieten_peers
-from benchmarks.photograph_loaders import MEAN, SIZE, STD
-from benchmarks.photographs import HEIGHT, QUALITY, WIDTH, PhotographFolder, photograph_folder
-from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
-from benchmarks.summary import ratio, summarise
-from stateful_gpu_loader import FolderSource
-from stateful_gpu_loader import transforms as T
+from benchmarks.harness import Contestant, measured, quieten_peers
+from benchmarks.markdown import Content, as_table, medians_of
+from benchmarks.photograph_loaders import STD, folder_source, recipes
+from benchmarks.photographs import PhotographFolder, photograph_folder
+from benchmarks.results import Aim, compared
+from benchmarks.summary import summarise
 from stateful_gpu_loader.decoders import available, make_decoder, probe
 from stateful_gpu_loader.records import Request
+from stateful_gpu_loader.transforms import Compose
 
 NUM_THREADS = 2
 LEVEL = 1 / (255 * min(STD))
@@ -50,14 +50,13 @@ def name_of(what: str, decoder: str) -> str:
 def main(given: Sequence[str] | None = None) -> None:
     """Run the benchmark and write ``executors.json``."""
     arguments = parse(__doc__, rounds=7, given=given)
-    before = load_average()
     quieten_peers()
     num_images, batch_size, num_batches = (12, 4, 4) if arguments.quick else (256, 64, 8)
     folder = photograph_folder(num_images, arguments.data)
     requests = requests_of(num_images, batch_size, num_batches)
     decoders = available()
     _check(folder, decoders, requests[0])
-    values = alternate(
+    measurements = measured(
         [
             Contestant(
                 name=name_of(what, decoder),
@@ -67,21 +66,43 @@ def main(given: Sequence[str] | None = None) -> None:
             for decoder in decoders
             for what, execute in _executions(folder, decoder).items()
         ],
-        rounds=arguments.rounds,
+        arguments,
         title="executors",
-        warm_up_rounds=arguments.warm_up_rounds,
+        unit="images/s",
     )
-    results = _results(arguments, folder, requests, decoders, values, before)
-    path = results.write(arguments.output)
-    for measurement in results.measurements:
-        print(f"{measurement.label:32} {summarise(measurement.values).median:8.0f} images/s")
-    for comparison in results.comparisons:
-        print(f"{comparison.of:24} {comparison.ratio.median:6.2f} of {comparison.to}")
-    print(f"wrote {path.name}")
+    medians = {found.name: summarise(found.values).median for found in measurements}
+    fastest = max(decoders, key=lambda decoder: medians[name_of(IMAGES, decoder)])
+    auto = name_of(IMAGES, decoders[0]), name_of(IMAGES, fastest)
+    arguments.report(
+        "executors",
+        settings={
+            **folder.settings,
+            "batch_size": batch_size,
+            "num_batches": num_batches,
+            "num_threads": NUM_THREADS,
+            "decoders": decoders,
+        },
+        measurements=measurements,
+        comparisons=compared(
+            measurements,
+            [
+                (name_of(what, decoder), name_of(reference, decoder))
+                for decoder in decoders
+                for what, reference in ((IMAGES, DECODING), (BATCHES, DECODING), (IMAGES, BATCHES))
+            ],
+        ),
+        aims=[
+            Aim.at_least(
+                f'"auto" ({decoders[0]}) beside the fastest decoder ({fastest})',
+                compared(measurements, [auto])[0].ratio,
+                0.95,
+            )
+        ],
+    )
 
 
 def _executions(folder: PhotographFolder, decoder_name: str) -> dict[str, Callable[[Request], Any]]:
-    source, recipes = _source(folder), _recipes()
+    source, augment = folder_source(folder), Compose(recipes())
     decoder = make_decoder(decoder_name)
 
     def decode_alone(request: Request) -> None:
@@ -91,19 +112,9 @@ def _executions(folder: PhotographFolder, decoder_name: str) -> dict[str, Callab
 
     return {
         DECODING: decode_alone,
-        IMAGES: image_by_image(source, decoder, recipes),
-        BATCHES: batch_by_batch(source, decoder, recipes),
+        IMAGES: image_by_image(source, decoder, augment),
+        BATCHES: batch_by_batch(source, decoder, augment),
     }
-
-
-def _source(folder: PhotographFolder) -> FolderSource:
-    return FolderSource.from_paths(
-        [str(file) for file in folder.files], list(folder.targets), folder.root
-    )
-
-
-def _recipes() -> T.Compose:
-    return T.Compose([T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD)])
 
 
 def _images_a_second(
@@ -128,62 +139,24 @@ def _check(folder: PhotographFolder, decoders: list[str], request: Request) -> N
             )
 
 
-def _results(
-    arguments: Arguments,
-    folder: PhotographFolder,
-    requests: list[Request],
-    decoders: list[str],
-    values: Mapping[str, list[float]],
-    before: float,
-) -> Results:
-    pairs = [
-        (name_of(what, decoder), name_of(reference, decoder))
-        for decoder in decoders
-        for what, reference in ((IMAGES, DECODING), (BATCHES, DECODING), (IMAGES, BATCHES))
+def executors_section(content: Content) -> str:
+    """Images a second, one row a decoder, one column a way."""
+    settings = content["settings"]
+    medians = medians_of(content)
+    rows = [
+        [
+            decoder,
+            *(f"{medians[name_of(what, decoder)]:,.0f}" for what in LABELS),
+        ]
+        for decoder in settings["decoders"]
     ]
-    fastest = max(decoders, key=lambda name: summarise(values[name_of(IMAGES, name)]).median)
-    comparisons = [
-        Comparison(of=of, to=to, ratio=ratio(values[of], values[to])) for of, to in pairs
-    ]
-    auto = values[name_of(IMAGES, decoders[0])]
-    of_fastest = ratio(auto, values[name_of(IMAGES, fastest)]).median
-    return Results(
-        benchmark="executors",
-        rounds=arguments.rounds,
-        quick=arguments.quick,
-        settings={
-            "num_files": len(folder.files),
-            "originals": folder.originals,
-            "mean_bytes": round(folder.mean_bytes),
-            "width": WIDTH,
-            "height": HEIGHT,
-            "quality": QUALITY,
-            "batch_size": len(requests[0].indices),
-            "num_batches": len(requests),
-            "num_threads": NUM_THREADS,
-            "decoders": decoders,
-        },
-        measurements=[
-            Measurement(
-                name=name_of(what, decoder),
-                label=f"{LABELS[what]}, {decoder}",
-                unit="images/s",
-                values=values[name_of(what, decoder)],
-            )
-            for decoder in decoders
-            for what in LABELS
-        ],
-        comparisons=comparisons,
-        aims=[
-            Aim(
-                what=f'"auto" ({decoders[0]}) beside the fastest decoder ({fastest})',
-                aim=">= 95%",
-                reached=f"{of_fastest:.0%}",
-                met=of_fastest >= 0.95,
-            )
-        ],
-        load_average=before,
+    introduction = (
+        "**Decoders and execution paths on the CPU**: images per second of "
+        f"{settings['mean_bytes'] / 1000:.0f} KB files, {settings['num_threads']} threads, random "
+        "crop resized to 224x224, flip, normalised float32. Image by image is what worker threads "
+        "do; batch by batch is the code of the device stage, as torch runs it without a GPU."
     )
+    return f"{introduction}\n\n{as_table(['', *LABELS.values()], rows)}"
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +24,9 @@ from benchmarks import bench_overhead
 from benchmarks.arguments import Arguments, parse
 from benchmarks.bench_overhead import BATCH_SIZE, BUSY, OURS, TORCH, TORCHDATA, TRIVIAL
 from benchmarks.datasets import BusyNumbers, Numbers, turns_of
-from benchmarks.harness import Contestant, alternate, quieten_peers, seconds_a_batch
-from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
-from benchmarks.summary import ratio, summarise
+from benchmarks.harness import Contestant, measured, quieten_peers, seconds_a_batch
+from benchmarks.markdown import Content, aims_table, as_table, medians_of, short, times_of
+from benchmarks.results import Aim, Measurement, compared
 from benchmarks.user_states import Buffered, DrawingSampler, Recent
 from stateful_gpu_loader import StatefulGPULoader
 
@@ -50,7 +50,8 @@ DATASETS: dict[str, Callable[[Numbers], Dataset[int]]] = {
 STATE_AIM = 1.0
 
 _SPARE = 8
-_MORE_ROUNDS = {"fork": 4, "spawn": 1, "states": 2}
+_MORE_ROUNDS = {"fork": 4, "spawn": 1}
+_MORE_ROUNDS_OF_STATES = 2
 """What is quick is measured more often."""
 
 
@@ -163,19 +164,34 @@ class Stateful:
 def main(given: Sequence[str] | None = None) -> None:
     """Run the benchmark and write ``faults.json``."""
     arguments = parse(__doc__, rounds=9, given=given)
-    before = load_average()
     quieten_peers()
     turns = turns_of(bench_overhead.SECONDS_A_SAMPLE)
-    measurements, comparisons, aims = [], [], []
-    for part in (_recovery, _states):
-        found = part(arguments, turns)
-        measurements += found.measurements
-        comparisons += found.comparisons
-        aims += found.aims
-    results = Results(
-        benchmark="faults",
-        rounds=arguments.rounds,
-        quick=arguments.quick,
+    measurements = [*_recoveries(arguments, turns), *_states(arguments, turns)]
+    recoveries = [
+        (start_name(RECOVERY, method, cost), start_name(FRESH, method, cost))
+        for method in START_METHODS
+        for cost in COSTS
+    ]
+    aims = {
+        (state_name(OURS, state, cost), state_name(TORCHDATA, state, cost)): (
+            f"time of StatefulDataLoader, {STATES[state]}, {COSTS[cost]}"
+        )
+        for cost in COSTS
+        for state in STATES
+        if state != NO_STATE
+    }
+    without = {
+        cost: [
+            (state_name(OURS, NO_STATE, cost), state_name(loader, NO_STATE, cost))
+            for loader in (TORCHDATA, TORCH)
+        ]
+        for cost in COSTS
+    }
+    aims[without[BUSY][1]] = f"time of torch's DataLoader, no state, {COSTS[BUSY]}"
+    pairs = dict.fromkeys([*recoveries, *without[BUSY], *without[TRIVIAL], *aims])
+    comparisons = compared(measurements, pairs)
+    arguments.report(
+        "faults",
         settings={
             "batch_size": BATCH_SIZE,
             "num_workers": NUM_WORKERS,
@@ -184,16 +200,12 @@ def main(given: Sequence[str] | None = None) -> None:
         },
         measurements=measurements,
         comparisons=comparisons,
-        aims=aims,
-        load_average=before,
+        aims=[
+            Aim.at_most(what, found.ratio, STATE_AIM)
+            for found in comparisons
+            if (what := aims.get((found.of, found.to))) is not None
+        ],
     )
-    path = results.write(arguments.output)
-    for measurement in measurements:
-        median = summarise(measurement.values).median
-        print(f"{measurement.label:70} {median:10.1f} {measurement.unit}")
-    for aim in aims:
-        print(f"{aim.what}: {aim.reached} (aim {aim.aim}){'' if aim.met else ' MISSED'}")
-    print(f"wrote {path.name}")
 
 
 def start_name(what: str, method: str, cost: str) -> str:
@@ -206,99 +218,45 @@ def state_name(loader: str, state: str, cost: str) -> str:
     return f"{loader} state={state} {cost}"
 
 
-_Aims = Mapping[tuple[str, str], tuple[str, float] | None]
-"""Of a pair of measurements, what is hoped for and the limit; None compares them and no more."""
+def _recoveries(arguments: Arguments, turns: int) -> list[Measurement]:
+    return [
+        measurement
+        for method in START_METHODS[: 1 if arguments.quick else None]
+        for measurement in measured(
+            [
+                contestant
+                for cost in COSTS
+                for contestant in Start(
+                    method=method, cost=cost, turns=turns, delivered=4 if arguments.quick else 20
+                ).contestants()
+            ],
+            arguments,
+            title=method,
+            unit="ms",
+            rounds=arguments.rounds * (1 if arguments.quick else _MORE_ROUNDS[method]),
+        )
+    ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Part:
-    """What one part has to say."""
-
-    measurements: list[Measurement]
-    comparisons: list[Comparison]
-    aims: list[Aim]
-
-
-def _recovery(arguments: Arguments, turns: int) -> _Part:
-    part = _Part(measurements=[], comparisons=[], aims=[])
-    for method in START_METHODS[: 1 if arguments.quick else None]:
-        starts = [
-            Start(method=method, cost=cost, turns=turns, delivered=4 if arguments.quick else 20)
-            for cost in COSTS
-        ]
-        contestants = [each for start in starts for each in start.contestants()]
-        pairs = {
-            (start_name(RECOVERY, method, cost), start_name(FRESH, method, cost)): None
-            for cost in COSTS
-        }
-        _measure(part, contestants, arguments, kind=method, title=method, unit="ms", aims=pairs)
-    return part
-
-
-def _states(arguments: Arguments, turns: int) -> _Part:
+def _states(arguments: Arguments, turns: int) -> list[Measurement]:
     timed = {BUSY: 2, TRIVIAL: 8} if arguments.quick else {BUSY: 50, TRIVIAL: 500}
-    part = _Part(measurements=[], comparisons=[], aims=[])
-    for cost in COSTS:
-        cases = [
-            Stateful(state=state, cost=cost, turns=turns, timed=timed[cost]) for state in STATES
-        ]
-        contestants = [each for case in cases for each in case.contestants()]
-        aims: dict[tuple[str, str], tuple[str, float] | None] = {
-            (state_name(OURS, state, cost), state_name(TORCHDATA, state, cost)): (
-                f"time of StatefulDataLoader, {STATES[state]}, {COSTS[cost]}",
-                STATE_AIM,
-            )
-            for state in STATES
-        }
-        none = state_name(OURS, NO_STATE, cost)
-        aims[none, state_name(TORCHDATA, NO_STATE, cost)] = None
-        aims[none, state_name(TORCH, NO_STATE, cost)] = (
-            (f"time of torch's DataLoader, no state, {COSTS[cost]}", STATE_AIM)
-            if cost == BUSY
-            else None
+    return [
+        measurement
+        for cost in COSTS
+        for measurement in measured(
+            [
+                contestant
+                for state in STATES
+                for contestant in Stateful(
+                    state=state, cost=cost, turns=turns, timed=timed[cost]
+                ).contestants()
+            ],
+            arguments,
+            title=f"states, {COSTS[cost]}",
+            unit="us a batch",
+            rounds=arguments.rounds * (1 if arguments.quick else _MORE_ROUNDS_OF_STATES),
         )
-        title = f"states, {COSTS[cost]}"
-        _measure(
-            part, contestants, arguments, kind="states", title=title, unit="us a batch", aims=aims
-        )
-    return part
-
-
-def _measure(
-    part: _Part,
-    contestants: Sequence[Contestant],
-    arguments: Arguments,
-    *,
-    kind: str,
-    title: str,
-    unit: str,
-    aims: _Aims,
-) -> None:
-    """Alternate, and compare the pairs that are keys of ``aims``."""
-    more = 1 if arguments.quick else _MORE_ROUNDS[kind]
-    values = alternate(
-        contestants,
-        rounds=arguments.rounds * more,
-        title=title,
-        warm_up_rounds=arguments.warm_up_rounds,
-    )
-    part.measurements.extend(
-        Measurement(name=each.name, label=each.label, unit=unit, values=values[each.name])
-        for each in contestants
-    )
-    for (of, to), wanted in aims.items():
-        found = ratio(values[of], values[to])
-        part.comparisons.append(Comparison(of=of, to=to, ratio=found))
-        if wanted is not None:
-            what, limit = wanted
-            part.aims.append(
-                Aim(
-                    what=what,
-                    aim=f"<= {limit:g} times",
-                    reached=f"{found.median:.3f} [{found.low:.3f}, {found.high:.3f}]",
-                    met=found.median <= limit,
-                )
-            )
+    ]
 
 
 def _overhead(cost: str, timed: int, turns: int) -> bench_overhead.Setting:
@@ -307,6 +265,55 @@ def _overhead(cost: str, timed: int, turns: int) -> bench_overhead.Setting:
 
 def _numbers(cost: str, n: int, turns: int) -> Numbers:
     return BusyNumbers(n, turns) if cost == BUSY else Numbers(n)
+
+
+def faults_section(content: Content) -> str:
+    """Two tables: recovery beside a fresh start, and user states."""
+    settings = content["settings"]
+    introduction = (
+        f"**Faults**: {settings['num_workers']} workers, batches of {settings['batch_size']}. "
+        "Recovery is the time from the SIGKILL of a worker to the first batch of those that "
+        "replace them all, a fresh start that from `iter()` of a new loader to its first batch. "
+        "Once there was an aim of 1.2 fresh starts; it served nobody, since the difference is 30 "
+        "to 60 ms for each worker that dies, and was retired."
+    )
+    states = (
+        "Time a batch where user objects have states, which are taken with every batch; a state "
+        "of 1 MB is a tensor."
+    )
+    parts = [introduction, _recovery_table(content), states, _states_table(content)]
+    return "\n\n".join([*parts, aims_table(content)])
+
+
+def _recovery_table(content: Content) -> str:
+    medians = medians_of(content)
+    rows = []
+    for method in START_METHODS:
+        for cost, label in COSTS.items():
+            fresh, recovery = (start_name(what, method, cost) for what in (FRESH, RECOVERY))
+            if recovery in medians:
+                times = [f"{short(medians[name])} ms" for name in (fresh, recovery)]
+                rows.append([f"{method}, {label}", *times, times_of(content, recovery, fresh)])
+    return as_table(["", "fresh start", "recovery", "ratio"], rows)
+
+
+def _states_table(content: Content) -> str:
+    medians = medians_of(content)
+    loaders = (TORCH, TORCHDATA, OURS)
+    rows = []
+    for cost, cost_label in COSTS.items():
+        for state, label in STATES.items():
+            keys = {loader: state_name(loader, state, cost) for loader in loaders}
+            cells = [f"{short(medians[key])} us" if key in medians else "" for key in keys.values()]
+            rows.append(
+                [
+                    f"{label}, {cost_label}",
+                    *cells,
+                    *(times_of(content, keys[OURS], keys[peer]) for peer in loaders[:2]),
+                ]
+            )
+    labels = [bench_overhead.LABELS[loader] for loader in loaders]
+    return as_table(["", *labels, *(f"ours to {label}" for label in labels[:2])], rows)
 
 
 if __name__ == "__main__":

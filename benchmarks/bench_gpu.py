@@ -35,7 +35,6 @@ from benchmarks.gpu.throughput import (
 from benchmarks.harness import quieten_peers
 from benchmarks.photograph_loaders import Pass
 from benchmarks.photographs import photograph_folder
-from benchmarks.results import load_average
 
 BATCH_SIZE, NUM_WORKERS = 256, 16
 
@@ -65,10 +64,9 @@ def measure(name: str, parts: Mapping[str, Part], arguments: Arguments) -> None:
     if not torch.cuda.is_available():
         print("this benchmark needs a GPU, and torch sees none", file=sys.stderr)
         raise SystemExit(2)
-    before = load_average()
     quieten_peers()
     work = _work(arguments)
-    results = GpuResults(arguments, work, before, name=name)
+    results = GpuResults(arguments, work, name)
     results.details["kernels"] = kernels_in_use(DEVICE)
     if (why := no_result(results.details["kernels"])) is not None:
         results.notes.append(why)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,7 @@ from typing import Any
 
 from benchmarks.arguments import Arguments, parse
 from benchmarks.format_writers import TAR
-from benchmarks.harness import Contestant, alternate, seconds_a_batch
+from benchmarks.harness import Contestant, measured, seconds_a_batch
 from benchmarks.lane_loaders import (
     BATCH_SIZE,
     IMAGES,
@@ -36,10 +35,10 @@ from benchmarks.lane_loaders import (
     Pass,
 )
 from benchmarks.processes import run_apart
-from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
+from benchmarks.results import Aim, Comparison, Measurement, compared
 from benchmarks.source_files import ROWS, photograph_files, under_more_names
 from benchmarks.source_readers import has_webdataset
-from benchmarks.summary import ratio
+from benchmarks.summary import summarise
 from stateful_gpu_loader import StatefulGPULoader
 
 NUM_WORKERS = (0, 2)
@@ -80,7 +79,6 @@ def resume_name(who: str, place: float) -> str:
 def main(given: Sequence[str] | None = None) -> None:
     """Run the benchmark and write ``lanes.json``."""
     arguments = parse(__doc__, rounds=9, given=given)
-    before = load_average()
     num_shards = 100 if arguments.quick else NUM_SHARDS
     lanes = [min(num_lanes, num_shards) for num_lanes in NUM_LANES]
     measurements = [
@@ -96,8 +94,22 @@ def main(given: Sequence[str] | None = None) -> None:
         paths = under_more_names(files.paths(TAR), Path(folder), _TIMES)
         measurements += run_apart(arguments.quick, measure_rates, paths, arguments)
         measurements += run_apart(arguments.quick, measure_resume, paths, arguments)
-    results = _results(arguments, num_shards, lanes, len(paths), measurements, before)
-    results.write_and_tell(arguments.output)
+    batches = state_name("batch", max(lanes)), state_name("batch", min(lanes))
+    comparisons = compared(measurements, [*_pairs(), batches])
+    arguments.report(
+        "lanes",
+        settings={
+            "num_shards": num_shards,
+            "num_lanes": list(lanes),
+            "num_tars": len(paths),
+            "samples_a_tar": ROWS,
+            "batch_size": BATCH_SIZE,
+            "places": list(PLACES),
+        },
+        measurements=measurements,
+        comparisons=comparisons,
+        aims=[*_state_aims(lanes, measurements), *_ratio_aims(comparisons, batches)],
+    )
 
 
 def measure_state(num_shards: int, num_lanes: int, arguments: Arguments) -> list[Measurement]:
@@ -137,7 +149,7 @@ def measure_state(num_shards: int, num_lanes: int, arguments: Arguments) -> list
         unit="bytes a lane",
         values=[size],
     )
-    return [sized, *_alternated(contestants, arguments, label, "us")]
+    return [sized, *measured(contestants, arguments, title=label, unit="us")]
 
 
 def measure_rates(paths: Sequence[str], arguments: Arguments) -> list[Measurement]:
@@ -158,7 +170,7 @@ def measure_rates(paths: Sequence[str], arguments: Arguments) -> list[Measuremen
                     ),
                 )
             )
-    return _alternated(contestants, arguments, "lanes", "samples/s")
+    return measured(contestants, arguments, title="lanes", unit="samples/s")
 
 
 def measure_resume(paths: Sequence[str], arguments: Arguments) -> list[Measurement]:
@@ -190,7 +202,7 @@ def measure_resume(paths: Sequence[str], arguments: Arguments) -> list[Measureme
         for who, way in ways.items()
         for place in PLACES
     ]
-    return _alternated(contestants, arguments, "resume of lanes", "ms")
+    return measured(contestants, arguments, title="resume of lanes", unit="ms")
 
 
 def _samples_a_second(
@@ -219,54 +231,6 @@ def _milliseconds(started: float, batch: Sequence[Any]) -> float:
     return seconds * 1e3
 
 
-def _alternated(
-    contestants: Sequence[Contestant], arguments: Arguments, title: str, unit: str
-) -> list[Measurement]:
-    values = alternate(
-        contestants,
-        rounds=arguments.rounds,
-        title=title,
-        warm_up_rounds=arguments.warm_up_rounds,
-    )
-    return [
-        Measurement(name=each.name, label=each.label, unit=unit, values=values[each.name])
-        for each in contestants
-    ]
-
-
-def _results(
-    arguments: Arguments,
-    num_shards: int,
-    lanes: Sequence[int],
-    num_tars: int,
-    measurements: Sequence[Measurement],
-    before: float,
-) -> Results:
-    values = {measurement.name: measurement.values for measurement in measurements}
-    comparisons = [
-        Comparison(of=of, to=to, ratio=ratio(values[of], values[to]))
-        for of, to in [*_pairs(), _pair_of_batches(lanes)]
-        if of in values and to in values
-    ]
-    return Results(
-        benchmark="lanes",
-        rounds=arguments.rounds,
-        quick=arguments.quick,
-        settings={
-            "num_shards": num_shards,
-            "num_lanes": list(lanes),
-            "num_tars": num_tars,
-            "samples_a_tar": ROWS,
-            "batch_size": BATCH_SIZE,
-            "places": list(PLACES),
-        },
-        measurements=measurements,
-        comparisons=comparisons,
-        aims=[*_state_aims(lanes, values), *_ratio_aims(comparisons, _pair_of_batches(lanes))],
-        load_average=before,
-    )
-
-
 def _pairs() -> Iterator[tuple[str, str]]:
     for work, num_workers in itertools.product(WORKS, NUM_WORKERS):
         yield rate_name(OURS, work, num_workers), rate_name(PEER[work], work, num_workers)
@@ -274,27 +238,14 @@ def _pairs() -> Iterator[tuple[str, str]]:
         yield resume_name(who, PLACES[1]), resume_name(who, PLACES[0])
 
 
-def _pair_of_batches(lanes: Sequence[int]) -> tuple[str, str]:
-    """Return the measurements of a batch with the most lanes, and with the fewest."""
-    return state_name("batch", max(lanes)), state_name("batch", min(lanes))
-
-
-def _state_aims(lanes: Sequence[int], values: dict[str, Sequence[float]]) -> Iterator[Aim]:
+def _state_aims(lanes: Sequence[int], measurements: Sequence[Measurement]) -> Iterator[Aim]:
+    medians = {found.name: summarise(found.values).median for found in measurements}
     for num_lanes in lanes:
-        size = values[state_name("bytes a lane", num_lanes)][0]
-        yield Aim(
-            what=f"size of the state as JSON, {num_lanes:,} lanes",
-            aim=f"< {BYTES_AIM} bytes a lane",
-            reached=f"{size:.1f} bytes a lane",
-            met=size < BYTES_AIM,
-        )
-    taking = statistics.median(values[state_name("state_dict()", max(lanes))])
-    yield Aim(
-        what=f"state_dict() of {max(lanes):,} lanes",
-        aim=f"<= {STATE_AIM:,} us",
-        reached=f"{taking:,.0f} us",
-        met=taking <= STATE_AIM,
-    )
+        size = medians[state_name("bytes a lane", num_lanes)]
+        what = f"size of the state as JSON, {num_lanes:,} lanes"
+        yield Aim.at_most(what, size, BYTES_AIM, "bytes a lane")
+    taking = medians[state_name("state_dict()", max(lanes))]
+    yield Aim.at_most(f"state_dict() of {max(lanes):,} lanes", taking, STATE_AIM, "us")
 
 
 def _ratio_aims(
@@ -302,36 +253,18 @@ def _ratio_aims(
 ) -> Iterator[Aim]:
     trivial = {rate_name(OURS, TRIVIAL, workers): workers for workers in NUM_WORKERS}
     for found in comparisons:
-        reached = f"{found.ratio.median:.2f} [{found.ratio.low:.2f}, {found.ratio.high:.2f}]"
+        work = found.of.removeprefix(f"{OURS} ")
         if found.of == resume_name(OURS, PLACES[1]):
-            yield Aim(
-                what=f"first batch at {PLACES[1]:.0%} beside that at 0%",
-                aim=f"<= {RESUME_AIM:g} times",
-                reached=reached,
-                met=found.ratio.median <= RESUME_AIM,
-            )
+            what = f"first batch at {PLACES[1]:.0%} beside that at 0%"
+            yield Aim.at_most(what, found.ratio, RESUME_AIM)
         elif (found.of, found.to) == pair_of_batches:
-            yield Aim(
-                what="a batch with the most lanes beside one with the fewest",
-                aim=f"<= {BATCH_AIM:g} times",
-                reached=reached,
-                met=found.ratio.median <= BATCH_AIM,
-            )
+            what = "a batch with the most lanes beside one with the fewest"
+            yield Aim.at_most(what, found.ratio, BATCH_AIM)
         elif found.of in trivial:
             aim = TRIVIAL_AIMS[trivial[found.of]]
-            yield Aim(
-                what=f"rate beside StatefulDataLoader, {found.of.removeprefix(f'{OURS} ')}",
-                aim=f">= {aim:g} times",
-                reached=reached,
-                met=found.ratio.median >= aim,
-            )
+            yield Aim.at_least(f"rate beside StatefulDataLoader, {work}", found.ratio, aim)
         elif found.to.startswith(WEBDATASET) and found.of.startswith(OURS):
-            yield Aim(
-                what=f"rate beside webdataset, {found.of.removeprefix(f'{OURS} ')}",
-                aim=f">= {RATE_AIM:g} times",
-                reached=reached,
-                met=found.ratio.median >= RATE_AIM,
-            )
+            yield Aim.at_least(f"rate beside webdataset, {work}", found.ratio, RATE_AIM)
 
 
 if __name__ == "__main__":

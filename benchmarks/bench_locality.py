@@ -11,18 +11,17 @@ from __future__ import annotations
 import functools
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
 from benchmarks.arguments import Arguments, parse
 from benchmarks.format_writers import PARQUET, TAR
-from benchmarks.harness import Contestant, alternate
+from benchmarks.harness import Contestant, measured
 from benchmarks.processes import run_apart
-from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
+from benchmarks.results import Aim, Measurement, compared
 from benchmarks.source_files import FORMATS, ROWS, photograph_files, under_more_names
-from benchmarks.summary import ratio
 from stateful_gpu_loader.datasets.parquet.source import ParquetSource
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
 from stateful_gpu_loader.datasets.tar.source import TarSource
@@ -57,7 +56,6 @@ def measurement_name(what: str, name: str, order: str) -> str:
 def main(given: Sequence[str] | None = None) -> None:
     """Run the benchmark and write ``locality.json``."""
     arguments = parse(__doc__, rounds=7, given=given)
-    before = load_average()
     num_samples, num_images = (192, 12) if arguments.quick else (2048, 256)
     files = photograph_files(num_samples, num_images, arguments.data)
     measurements = []
@@ -65,8 +63,30 @@ def main(given: Sequence[str] | None = None) -> None:
         for name in READ_FORMATS:
             paths = under_more_names(files.paths(name), Path(folder), _TIMES)
             measurements += run_apart(arguments.quick, measure, name, paths, arguments)
-    results = _results(arguments, files.num_samples * _TIMES, measurements, before)
-    results.write_and_tell(arguments.output)
+    arguments.report(
+        "locality",
+        settings={
+            "num_samples": files.num_samples * _TIMES,
+            "samples_a_block": ROWS,
+            "windows": list(WINDOWS.values()),
+            "cache_bytes": _CACHE_BYTES,
+        },
+        measurements=measurements,
+        comparisons=compared(
+            measurements,
+            [
+                (measurement_name("rate", name, order), measurement_name("rate", name, EVERYTHING))
+                for name in READ_FORMATS
+                for order in ORDERS[:-1]
+            ],
+        ),
+        aims=[
+            # Under a window each byte is read about once, as without shuffling.
+            Aim.at_most(found.label, found.values[0], 1.5, "bytes")
+            for found in measurements
+            if found.name.startswith("bytes") and found.name.endswith(tuple(WINDOWS))
+        ],
+    )
 
 
 def measure(name: str, paths: Sequence[str], arguments: Arguments) -> list[Measurement]:
@@ -89,16 +109,8 @@ def measure(name: str, paths: Sequence[str], arguments: Arguments) -> list[Measu
         )
         for order in ORDERS
     ]
-    values = alternate(
-        contestants,
-        rounds=arguments.rounds,
-        title=f"locality, {FORMATS[name]}",
-        warm_up_rounds=arguments.warm_up_rounds,
-    )
-    return found + [
-        Measurement(name=each.name, label=each.label, unit="samples/s", values=values[each.name])
-        for each in contestants
-    ]
+    title = f"locality, {FORMATS[name]}"
+    return found + measured(contestants, arguments, title=title, unit="samples/s")
 
 
 @dataclass
@@ -175,48 +187,6 @@ def _samples_a_second(name: str, paths: Sequence[str], order: str, is_quick: boo
     for index in indices[ROWS : ROWS + count]:
         source.read(index)
     return count / (time.perf_counter() - started)
-
-
-def _results(
-    arguments: Arguments, num_samples: int, measurements: Sequence[Measurement], before: float
-) -> Results:
-    values = {measurement.name: measurement.values for measurement in measurements}
-    comparisons = [
-        Comparison(of=of, to=to, ratio=ratio(values[of], values[to]))
-        for name in READ_FORMATS
-        for order in ORDERS
-        for of in [measurement_name("rate", name, order)]
-        for to in [measurement_name("rate", name, EVERYTHING)]
-        if order != EVERYTHING
-    ]
-    return Results(
-        benchmark="locality",
-        rounds=arguments.rounds,
-        quick=arguments.quick,
-        settings={
-            "num_samples": num_samples,
-            "samples_a_block": ROWS,
-            "windows": list(WINDOWS.values()),
-            "cache_bytes": _CACHE_BYTES,
-        },
-        measurements=measurements,
-        comparisons=comparisons,
-        aims=list(_aims(values)),
-        load_average=before,
-    )
-
-
-def _aims(values: dict[str, Sequence[float]]) -> Iterator[Aim]:
-    """Under a window each byte is read about once, as without shuffling."""
-    for name in READ_FORMATS:
-        for order in WINDOWS:
-            reached = values[measurement_name("bytes", name, order)][0]
-            yield Aim(
-                what=f"{FORMATS[name]}, {order}: bytes read for a byte of image",
-                aim="<= 1.5",
-                reached=f"{reached:.2f}",
-                met=reached <= 1.5,
-            )
 
 
 if __name__ == "__main__":

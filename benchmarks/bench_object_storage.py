@@ -20,14 +20,12 @@ from typing import Any
 
 from benchmarks.arguments import Arguments, parse
 from benchmarks.format_writers import TAR, write
-from benchmarks.harness import Contestant, alternate, quieten_peers
-from benchmarks.photograph_loaders import MEAN, SIZE, STD
+from benchmarks.harness import Contestant, measured, quieten_peers
+from benchmarks.photograph_loaders import recipes
 from benchmarks.photographs import photograph_folder
-from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
+from benchmarks.results import Aim, Measurement, compared
 from benchmarks.s3_server import BUCKET, serving, set_latency
-from benchmarks.summary import ratio
 from stateful_gpu_loader import ShuffledSampler, StatefulGPULoader, TarShards, TarSource
-from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.samplers import Blocks
 
 BATCH_SIZE, NUM_WORKERS = 64, 4
@@ -63,7 +61,6 @@ def main(given: Sequence[str] | None = None) -> None:
         return
     quieten_peers()
     warnings.filterwarnings("ignore", message=".*create 4 worker processes")
-    before = load_average()
     cores = sorted(os.sched_getaffinity(0))
     num_tars, samples_a_tar = (2, 128) if arguments.quick else (_NUM_TARS, _SAMPLES_A_TAR)
     pictures = photograph_folder(12 if arguments.quick else _NUM_IMAGES, arguments.data)
@@ -78,21 +75,12 @@ def main(given: Sequence[str] | None = None) -> None:
             _use_server(port)
             measurements = _measured(tars, Path(folder, "indices"), port, arguments)
             os.sched_setaffinity(0, cores)
-    values = {found.name: found.values for found in measurements}
-    comparisons = [
-        Comparison(
-            of=rate_name(way, place),
-            to=rate_name(way, LOCAL),
-            ratio=ratio(values[rate_name(way, place)], values[rate_name(way, LOCAL)]),
-        )
-        for way in WAYS
-        for place in LATENCIES
-        if rate_name(way, place) in values
-    ]
-    Results(
-        benchmark="object_storage",
-        rounds=arguments.rounds,
-        quick=arguments.quick,
+    comparisons = compared(
+        measurements,
+        [(rate_name(way, place), rate_name(way, LOCAL)) for way in WAYS for place in LATENCIES],
+    )
+    arguments.report(
+        "object_storage",
         settings={
             "batch_size": BATCH_SIZE,
             "num_workers": NUM_WORKERS,
@@ -103,19 +91,13 @@ def main(given: Sequence[str] | None = None) -> None:
         measurements=measurements,
         comparisons=comparisons,
         aims=[
-            Aim(
-                what=f"{WAYS[way]}, {AIMED_AT} ms, beside local files",
-                aim=f">= {AIM:.0%}",
-                reached=f"{found.ratio.median:.0%} [{found.ratio.low:.0%}, {found.ratio.high:.0%}]",
-                met=found.ratio.median >= AIM,
-            )
+            Aim.at_least(f"{WAYS[way]}, {AIMED_AT} ms, beside local files", found.ratio, AIM)
             for way in WAYS
             for found in comparisons
             if found.of == rate_name(way, AIMED_AT)
         ],
         notes=["The loader and the server have one core each."],
-        load_average=before,
-    ).write_and_tell(arguments.output)
+    )
 
 
 def _use_server(port: int) -> None:
@@ -143,7 +125,7 @@ def _measured(tars: Path, indices: Path, port: int, arguments: Arguments) -> lis
         spent.setdefault(f"{REQUESTS} {name}", []).append(num_requests / in_all)
         return number / seconds
 
-    contestants, labels = [], {}
+    contestants = []
     latencies = LATENCIES[:1] if arguments.quick else LATENCIES
     for way, label in WAYS.items():
         timed = _TIMED_SLOW if way == SAMPLES else _TIMED
@@ -155,38 +137,32 @@ def _measured(tars: Path, indices: Path, port: int, arguments: Arguments) -> lis
             contestants.append(
                 Contestant(
                     name=name,
-                    label=label,
+                    label=f"{label}, {place if place == LOCAL else f'{place} ms'}",
                     measure=functools.partial(rate, name, make, waits, timed),
                 )
             )
-            labels[name] = f"{label}, {place if place == LOCAL else f'{place} ms'}"
-    values = alternate(
+    measurements = measured(
         contestants,
-        rounds=arguments.rounds,
+        arguments,
         title="object storage",
+        unit="images/s",
         warm_up_rounds=0,  # each measurement has a beginning that does not count
     )
-    spent_then = {name: found[-arguments.rounds :] for name, found in spent.items()}
     alone = rate_name("alone", AIMED_AT)
     make = functools.partial(_loader, SAMPLES, urls, indices, source=_AloneSource)
-    values[alone] = [rate(alone, make, AIMED_AT, _TIMED_SLOW)]
-    labels[alone] = f"{ALONE}, {AIMED_AT} ms"
-    spent_then |= {key: found for key, found in spent.items() if key.endswith(alone)}
+    values = [rate(alone, make, AIMED_AT, _TIMED_SLOW)]
+    label = f"{ALONE}, {AIMED_AT} ms"
+    measurements.append(Measurement(name=alone, label=label, unit="images/s", values=values))
     units = {CPU: "ms an image", REQUESTS: "an image"}
-    return [
-        *(
-            Measurement(name=name, label=labels[name], unit="images/s", values=found)
-            for name, found in values.items()
-        ),
-        *(
-            Measurement(
-                name=name,
-                label=f"{labels[name.partition(' ')[2]]}, {name.partition(' ')[0]}",
-                unit=units[name.partition(" ")[0]],
-                values=found,
-            )
-            for name, found in spent_then.items()
-        ),
+    return measurements + [
+        Measurement(
+            name=f"{what} {found.name}",
+            label=f"{found.label}, {what}",
+            unit=unit,
+            values=spent[f"{what} {found.name}"],
+        )
+        for what, unit in units.items()
+        for found in measurements
     ]
 
 
@@ -202,7 +178,7 @@ def _timed(batches: Iterator[Any], warm_up: int, number: int) -> tuple[float, fl
 def _loader(
     way: str, paths: list[str], indices: Path, *, source: type[TarSource] = TarSource
 ) -> StatefulGPULoader[Any]:
-    transform = [T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD)]
+    transform = recipes()
     own: dict[str, Any] = {"batch_size": BATCH_SIZE, "seed": 1, "num_workers": NUM_WORKERS}
     if way == SHARDS:
         shards = TarShards(paths)

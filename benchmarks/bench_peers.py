@@ -26,8 +26,7 @@ from benchmarks.peers.process import NUMBERS, PHOTOGRAPHS, Order
 from benchmarks.peers.roster import ENTRIES, OURS, Entry
 from benchmarks.photographs import photograph_folder
 from benchmarks.progress import progress_bar
-from benchmarks.results import Comparison, Measurement, Results, load_average
-from benchmarks.summary import ratio
+from benchmarks.results import Measurement, compared, load_average
 
 IMAGES, CPU, FIRST, MEMORY, STATE, RESTORE = (
     "images",
@@ -134,14 +133,12 @@ def main(given: Sequence[str] | None = None) -> None:
     """Run the benchmark and write ``peers.json``."""
     arguments = parse(__doc__, rounds=7, given=given)
     sizes = QUICK if arguments.quick else FULL
-    before = load_average()
     benchmark = PeersBenchmark(sizes, arguments)
     found = [Found(entry) for entry in ENTRIES]
     for step in (benchmark.build, benchmark.compare, benchmark.restore):
         _each(found, step)
     benchmark.time(found)
-    results = _results(arguments, benchmark, found, before)
-    results.write_and_tell(arguments.output)
+    _report(arguments, benchmark, found)
 
 
 class PeersBenchmark:
@@ -383,9 +380,7 @@ def measurement_name(loader: str, what: str, workers: int, n: int | None = None)
     return f"{loader} {what}{length} workers={workers}"
 
 
-def _results(
-    arguments: Arguments, benchmark: PeersBenchmark, every: Sequence[Found], before: float
-) -> Results:
+def _report(arguments: Arguments, benchmark: PeersBenchmark, every: Sequence[Found]) -> None:
     sizes = benchmark.sizes
     measurements = [
         Measurement(
@@ -399,26 +394,17 @@ def _results(
         for found in every
         for name, values in found.values.items()
     ]
-    rates = {m.name: m.values for m in measurements if m.unit == UNITS[IMAGES]}
-    comparisons = [
-        Comparison(
-            of=measurement_name(OURS, IMAGES, workers),
-            to=measurement_name(found.entry.name, IMAGES, workers),
-            ratio=ratio(
-                rates[measurement_name(OURS, IMAGES, workers)],
-                rates[measurement_name(found.entry.name, IMAGES, workers)],
-            ),
+    pairs = [
+        (
+            measurement_name(OURS, IMAGES, workers),
+            measurement_name(found.entry.name, IMAGES, workers),
         )
         for found in every
         for workers in sizes.num_workers
         if found.entry.name != OURS
-        and measurement_name(found.entry.name, IMAGES, workers) in rates
-        and measurement_name(OURS, IMAGES, workers) in rates
     ]
-    return Results(
-        benchmark="peers",
-        rounds=arguments.rounds,
-        quick=arguments.quick,
+    arguments.report(
+        "peers",
         settings={
             "num_files": len(benchmark.folder.files),
             "mean_bytes": round(benchmark.folder.mean_bytes),
@@ -433,8 +419,7 @@ def _results(
             "loaders": [_described(found) for found in every],
         },
         measurements=measurements,
-        comparisons=comparisons,
-        load_average=before,
+        comparisons=compared(measurements, pairs),
     )
 
 

@@ -22,12 +22,11 @@ from torch.utils.data import DataLoader
 from benchmarks import photograph_loaders as loaders
 from benchmarks.arguments import parse
 from benchmarks.datasets import Numbers
-from benchmarks.harness import Contestant, alternate, quieten_peers, seconds_a_batch
+from benchmarks.harness import Contestant, measured, quieten_peers, seconds_a_batch
 from benchmarks.photograph_loaders import Pass
 from benchmarks.photographs import photograph_folder
 from benchmarks.processes import ROOT
-from benchmarks.results import Comparison, Measurement, Results, load_average
-from benchmarks.summary import ratio
+from benchmarks.results import compared
 from stateful_gpu_loader import StatefulGPULoader
 
 _NUMBERS = {(1, 0): 2000, (16, 0): 1000, (256, 0): 200, (16, 2): 1000}
@@ -40,7 +39,6 @@ _OURS, _TORCH = "ours", "torch"
 def main(given: Sequence[str] | None = None) -> None:
     """Run the benchmark and write ``quick.json``."""
     arguments = parse(__doc__, rounds=7, given=given)
-    before = load_average()
     quieten_peers()
     timed, num_images, batch_size = (4, 8, 4) if arguments.quick else (8, 64, 32)
     work = Pass(
@@ -60,7 +58,9 @@ def main(given: Sequence[str] | None = None) -> None:
         prepared = functools.partial(loaders.ours_prepared, work, Path(folder))
         for _ in prepared():
             pass
-        photographs = functools.partial(_milliseconds, timed, _pillow(work))
+        photographs = functools.partial(
+            _milliseconds, timed, functools.partial(loaders.torch_with_pillow, work)
+        )
         for name, start in {
             "photographs": functools.partial(loaders.ours, work, decoder="auto"),
             "photographs, prepared": prepared,
@@ -70,43 +70,23 @@ def main(given: Sequence[str] | None = None) -> None:
             functools.partial(_import_seconds, "stateful_gpu_loader"),
             functools.partial(_import_seconds, "torch, torchvision, torchdata.stateful_dataloader"),
         )
-        contestants = [
-            Contestant(name=f"{who} {name}", label=f"{who}, {name}", measure=measure)
-            for name, both in pairs.items()
-            for who, measure in zip((_OURS, _TORCH), both, strict=True)
-        ]
-        values = alternate(
-            contestants,
-            rounds=arguments.rounds,
-            title="quick",
-            warm_up_rounds=arguments.warm_up_rounds,
-        )
-    found = {name: ratio(values[f"{_OURS} {name}"], values[f"{_TORCH} {name}"]) for name in pairs}
-    results = Results(
-        benchmark="quick",
-        rounds=arguments.rounds,
-        quick=arguments.quick,
+        measurements = []
+        numbers = [name for name in pairs if name != _IMPORT]
+        for unit, names in {"ms a batch": numbers, "CPU s": [_IMPORT]}.items():
+            contestants = [
+                Contestant(name=f"{who} {name}", label=f"{who}, {name}", measure=measure)
+                for name in names
+                for who, measure in zip((_OURS, _TORCH), pairs[name], strict=True)
+            ]
+            measurements += measured(contestants, arguments, title="quick", unit=unit)
+    arguments.report(
+        "quick",
         settings={},
-        measurements=[
-            Measurement(
-                name=each.name,
-                label=each.label,
-                unit="CPU s" if each.name.endswith(f" {_IMPORT}") else "ms a batch",
-                values=values[each.name],
-            )
-            for each in contestants
-        ],
-        comparisons=[
-            Comparison(of=f"{_OURS} {name}", to=f"{_TORCH} {name}", ratio=each)
-            for name, each in found.items()
-        ],
-        aims=[],
-        load_average=before,
+        measurements=measurements,
+        comparisons=compared(
+            measurements, [(f"{_OURS} {name}", f"{_TORCH} {name}") for name in pairs]
+        ),
     )
-    path = results.write(arguments.output)
-    for name, each in found.items():
-        print(f"{name:32} {each.median:6.2f} times torch's time [{each.low:.2f}, {each.high:.2f}]")
-    print(f"wrote {path.name}")
 
 
 def _numbers(loader: Any, batch_size: int, num_workers: int, timed: int) -> float:
@@ -131,10 +111,6 @@ def _import_seconds(modules: str) -> float:
     if process.returncode:
         raise RuntimeError(f"import {modules}: ended with {process.returncode}. Remedy: install it")
     return usage.ru_utime + usage.ru_stime
-
-
-def _pillow(work: Pass) -> Callable[[], Iterator[Any]]:
-    return functools.partial(loaders.torch_with_pillow, work)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ many images a second any number of machines can send to one loader.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import time
@@ -21,13 +22,12 @@ import psutil
 import torch
 
 from benchmarks import photograph_loaders as loaders
-from benchmarks.arguments import Arguments, parse
-from benchmarks.harness import Contestant, alternate, quieten_peers, seconds_a_batch
+from benchmarks.arguments import parse
+from benchmarks.harness import Contestant, measured, quieten_peers, seconds_a_batch
+from benchmarks.markdown import Content, aims_table, as_table, comparisons_of, medians_of
 from benchmarks.photograph_loaders import MEAN, SIZE, STD, Pass
 from benchmarks.photographs import photograph_folder
-from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
-from benchmarks.summary import ratio
-from stateful_gpu_loader import FolderSource, StatefulGPULoader
+from benchmarks.results import Aim, Measurement, compared
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.engine.makers.last_recipes import LastRecipes
 from stateful_gpu_loader.engine.makers.memory import BatchMemory
@@ -50,6 +50,8 @@ LOST_ACTOR, LOST_NODE = "lost actor", "lost node"
 BYTES = "bytes"
 INTAKE = {"uint8": "copied as uint8", "float32": "normalised to float32"}
 AIM = 0.9
+BYTES_AIM = 0.26
+"""Of the bytes of an image of float32."""
 _WARM_UP, _SPARE = 8, 8
 
 
@@ -109,7 +111,6 @@ class _Node:
 def main(given: Sequence[str] | None = None) -> None:
     """Run the benchmark and write ``ray.json``."""
     arguments = parse(__doc__, rounds=7, given=given)
-    before = load_average()
     quieten_peers()
     timed, num_images, batch_size = (4, 8, 4) if arguments.quick else (16, 256, 64)
     work = Pass(
@@ -135,16 +136,16 @@ def main(given: Sequence[str] | None = None) -> None:
         seconds = seconds_a_batch(batches, warm_up=_WARM_UP - 1, timed=timed)
         return work.batch_size / seconds
 
-    rates = alternate(
+    measurements = measured(
         [
             Contestant(
                 name=name, label=LABELS[name], measure=functools.partial(measure, name, start)
             )
             for name, start in starts.items()
         ],
-        rounds=arguments.rounds,
+        arguments,
         title="workers of a cluster",
-        warm_up_rounds=arguments.warm_up_rounds,
+        unit="images/s",
     )
     recoveries = {
         LOST_ACTOR: [_recovery(work, _kill_actors) for _ in range(arguments.rounds)],
@@ -152,28 +153,56 @@ def main(given: Sequence[str] | None = None) -> None:
     }
     intakes = {name: _intake(node, name, 4 if arguments.quick else 64) for name in INTAKE}
     node.end()
-    results = _results(arguments, work, before, rates, firsts, recoveries, intakes)
-    results.write_and_tell(arguments.output)
+    pairs = [(one, other) for one in (ACTORS_HERE, ACTORS) for other in (PROCESSES, TORCH)]
+    comparisons = compared(measurements, pairs)
+    an_image = _CountingCluster.num_bytes / max(1, _CountingCluster.num_answers) / batch_size
+    more = (
+        (f"{FIRST} {{}}", "first batch, {}", "ms", LABELS, firsts),
+        ("{}", "recovery from a {}", "s", {name: name for name in recoveries}, recoveries),
+        ("intake {}", "taken in, {}", "images/s", INTAKE, intakes),
+        ("{}", "{}", "bytes", {BYTES: "bytes an image"}, {BYTES: [an_image]}),
+    )
+    for key, label, unit, labels, found in more:
+        measurements += [
+            Measurement(
+                name=key.format(name), label=label.format(labels[name]), unit=unit, values=values
+            )
+            for name, values in found.items()
+        ]
+    arguments.report(
+        "ray",
+        settings={
+            "num_files": len(work.folder.files),
+            "mean_bytes": round(work.folder.mean_bytes),
+            "batch_size": work.batch_size,
+            "num_workers": work.num_workers,
+            "size": SIZE,
+        },
+        measurements=measurements,
+        comparisons=comparisons,
+        aims=[
+            *(
+                Aim.at_least(f"{LABELS[found.of]} beside worker processes", found.ratio, AIM)
+                for found in comparisons
+                if found.to == PROCESSES
+            ),
+            Aim.at_most(
+                "bytes an image over the wire", an_image, BYTES_AIM * 12 * SIZE * SIZE, "bytes"
+            ),
+        ],
+    )
 
 
 def _ours(work: Pass, **given: Any) -> Iterator[Any]:
-    loader: StatefulGPULoader[Any] = StatefulGPULoader(
-        FolderSource.from_paths(work.files, work.targets, work.folder.root),
-        batch_size=work.batch_size,
-        shuffle=True,
-        num_workers=given.pop("num_workers", work.num_workers),
-        seed=42,
-        transform=[T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD)],
-        **given,
-    )
-    return iter(loader)
+    return loaders.ours_of(loaders.source_of(work), work, **given)
 
 
 def _recovery(work: Pass, lose: Callable[[], None]) -> float:
     """Seconds until the next batch comes of a worker that has taken the place of the only one."""
     import warnings
 
-    batches = _ours(work, num_workers=1, worker_type=RayWorkers(max_in_flight=1, resources=AWAY))
+    workers = RayWorkers(max_in_flight=1, resources=AWAY)
+    batches = _ours(dataclasses.replace(work, num_workers=1), worker_type=workers)
     next(batches)
     began = time.perf_counter()
     lose()
@@ -209,78 +238,40 @@ def _intake(node: _Node, name: str, num_batches: int) -> list[float]:
     return found
 
 
-def _results(
-    arguments: Arguments,
-    work: Pass,
-    before: float,
-    rates: dict[str, list[float]],
-    firsts: dict[str, list[float]],
-    recoveries: dict[str, list[float]],
-    intakes: dict[str, list[float]],
-) -> Results:
-    measurements = [
-        Measurement(name=name, label=LABELS[name], unit="images/s", values=found)
-        for name, found in rates.items()
+def ray_section(content: Content) -> str:
+    """Rates and first batches, bytes, recoveries, and what one thread takes in."""
+    settings, medians = content["settings"], medians_of(content)
+    ratios = {
+        (of, found["to"]): f"{found['ratio']['median']:.2f}x"
+        for of in (ACTORS_HERE, ACTORS)
+        for found in comparisons_of(content, of)
+    }
+    rows = [
+        [
+            label,
+            f"{medians[name]:,.0f}",
+            *(ratios.get((of, name), "") for of in (ACTORS_HERE, ACTORS)),
+            f"{medians[f'{FIRST} {name}']:,.0f}",
+        ]
+        for name, label in LABELS.items()
     ]
-    measurements += [
-        Measurement(
-            name=f"{FIRST} {name}", label=f"first batch, {LABELS[name]}", unit="ms", values=found
-        )
-        for name, found in firsts.items()
-    ]
-    measurements += [
-        Measurement(name=name, label=f"recovery from a {name}", unit="s", values=found)
-        for name, found in recoveries.items()
-    ]
-    measurements += [
-        Measurement(
-            name=f"intake {name}", label=f"taken in, {INTAKE[name]}", unit="images/s", values=found
-        )
-        for name, found in intakes.items()
-    ]
-    counted = _CountingCluster
-    an_image = counted.num_bytes / max(1, counted.num_answers) / work.batch_size
-    measurements.append(
-        Measurement(name=BYTES, label="bytes an image", unit="bytes", values=[an_image])
+    on = ("actors on the same node against it", "on another node")
+    head = ["", "images/s", *on, "ms to the first batch"]
+    an_image = medians[BYTES]
+    taken = " and ".join(
+        f"{medians[f'intake {name}']:,.0f} {label}" for name, label in INTAKE.items()
     )
-    pairs = [(one, other) for one in (ACTORS_HERE, ACTORS) for other in (PROCESSES, TORCH)]
-    ratios = {pair: ratio(rates[pair[0]], rates[pair[1]]) for pair in pairs}
-    return Results(
-        benchmark="ray",
-        rounds=arguments.rounds,
-        quick=arguments.quick,
-        settings={
-            "num_files": len(work.folder.files),
-            "mean_bytes": round(work.folder.mean_bytes),
-            "batch_size": work.batch_size,
-            "num_workers": work.num_workers,
-            "size": SIZE,
-        },
-        measurements=measurements,
-        comparisons=[
-            Comparison(of=one, to=other, ratio=found) for (one, other), found in ratios.items()
-        ],
-        aims=[
-            *(
-                Aim(
-                    what=f"{where} beside worker processes",
-                    aim=f">= {AIM} times",
-                    reached=f"{beside.median:.2f} [{beside.low:.2f}, {beside.high:.2f}]",
-                    met=beside.median >= AIM,
-                )
-                for where, beside in (
-                    ("actors on the same node", ratios[ACTORS_HERE, PROCESSES]),
-                    ("actors on another node", ratios[ACTORS, PROCESSES]),
-                )
-            ),
-            Aim(
-                what="bytes an image over the wire, beside float32",
-                aim="<= 0.26",
-                reached=f"{an_image / (12 * SIZE * SIZE):.3f}",
-                met=an_image <= 0.26 * 12 * SIZE * SIZE,
-            ),
-        ],
-        load_average=before,
+    return (
+        f"{settings['num_workers']} workers on the cores of one machine, JPEG files of "
+        f"{settings['mean_bytes'] / 1000:.0f} KB, cropped to {settings['size']}x{settings['size']} "
+        f"and normalised, batches of {settings['batch_size']}.\n\n{as_table(head, rows)}\n\n"
+        f"An image crosses as {an_image / 1000:,.0f} KB, {an_image / (12 * SIZE**2):.0%} "
+        f"of float32. The only worker of a loader was lost, and the next batch came "
+        f"{medians[LOST_ACTOR]:.1f} s after its actor was killed, most of it the start of another "
+        f"Python that imports torch, and {medians[LOST_NODE]:.1f} s after its node was, most of it "
+        "the time until Ray holds a node that sends no heartbeats for lost. One thread takes in "
+        f"{taken} images a second, which is what any number of machines can send to one loader of "
+        f"this machine.\n\n{aims_table(content)}"
     )
 
 

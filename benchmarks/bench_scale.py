@@ -23,7 +23,7 @@ from benchmarks.arguments import Arguments, parse
 from benchmarks.datasets import Numbers
 from benchmarks.memory import PeakGrowth
 from benchmarks.processes import run_apart
-from benchmarks.results import Aim, Measurement, Results, load_average
+from benchmarks.results import Aim, Measurement
 from benchmarks.summary import summarise
 from stateful_gpu_loader import (
     DistributedShuffledSampler,
@@ -165,7 +165,6 @@ def states_name(what: str, whose: str, ranks: int) -> str:
 def main(given: Sequence[str] | None = None) -> None:
     """Run the benchmark and write ``scale.json``."""
     arguments = parse(__doc__, rounds=3, given=given)
-    before = load_average()
     quick = [Case(kind=SHUFFLED), Case(kind=MIXTURE, parts=10), Case(kind=LANES, n=8192)]
     measurements = [
         found
@@ -174,10 +173,8 @@ def main(given: Sequence[str] | None = None) -> None:
     ]
     for ranks in NUMS_RANKS[:1] if arguments.quick else NUMS_RANKS[1:]:
         measurements += run_apart(arguments.quick, measure_states, ranks, arguments)
-    Results(
-        benchmark="scale",
-        rounds=arguments.rounds,
-        quick=arguments.quick,
+    arguments.report(
+        "scale",
         settings={
             "batch_size": BATCH_SIZE,
             "samples": SAMPLES,
@@ -189,8 +186,7 @@ def main(given: Sequence[str] | None = None) -> None:
         measurements=measurements,
         aims=list(_aims({found.name: found for found in measurements})),
         notes=["Times are CPU time."],
-        load_average=before,
-    ).write_and_tell(arguments.output)
+    )
 
 
 def measure(case: Case, arguments: Arguments) -> list[Measurement]:
@@ -345,13 +341,7 @@ def _aims(by_name: dict[str, Measurement]) -> Iterator[Aim]:
     )
     for what, reached, limit, unit in limits:
         if reached is not None:
-            shown = f"{reached:,.0f}" if reached >= 100 else f"{reached:.3g}"
-            yield Aim(
-                what=what,
-                aim=f"<= {limit:,} {unit}",
-                reached=f"{shown} {unit}",
-                met=reached <= limit,
-            )
+            yield Aim.at_most(what, reached, limit, unit)
 
 
 if __name__ == "__main__":

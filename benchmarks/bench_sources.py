@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from benchmarks.arguments import Arguments, parse
+from benchmarks.arguments import parse
 from benchmarks.processes import run_apart
-from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
+from benchmarks.results import Aim, Comparison, compared
 from benchmarks.source_files import (
     FORMATS,
     ROWS,
@@ -38,7 +38,6 @@ from benchmarks.source_resume import (
     measure_resume,
     resume_name,
 )
-from benchmarks.summary import ratio
 
 AIM = 1.0
 """Of the rate of each reference."""
@@ -49,7 +48,6 @@ RESUME_AIM = 1.2
 def main(given: Sequence[str] | None = None) -> None:
     """Run the benchmark and write ``sources.json``."""
     arguments = parse(__doc__, rounds=9, given=given)
-    before = load_average()
     num_samples, num_images, num_records = (
         (192, 12, 1280) if arguments.quick else (2048, 256, 1_000_000)
     )
@@ -63,27 +61,9 @@ def main(given: Sequence[str] | None = None) -> None:
     measurements += run_apart(arguments.quick, measure_indices, files, arguments)
     for name in SMALL_FORMATS:
         measurements += run_apart(arguments.quick, measure_resume, name, small, arguments)
-    results = _results(arguments, files, small, measurements, before)
-    results.write_and_tell(arguments.output)
-
-
-def _results(
-    arguments: Arguments,
-    files: SourceFiles,
-    small: SourceFiles,
-    measurements: Sequence[Measurement],
-    before: float,
-) -> Results:
-    values = {measurement.name: measurement.values for measurement in measurements}
-    comparisons = [
-        Comparison(of=of, to=to, ratio=ratio(values[of], values[to]))
-        for of, to in [*_rate_pairs(files), *_index_pairs(), *_resume_pairs()]
-        if of in values and to in values
-    ]
-    return Results(
-        benchmark="sources",
-        rounds=arguments.rounds,
-        quick=arguments.quick,
+    comparisons = compared(measurements, [*_rate_pairs(files), *_index_pairs(), *_resume_pairs()])
+    arguments.report(
+        "sources",
         settings={
             "num_samples": files.num_samples,
             "mean_bytes": round(files.num_bytes / files.num_samples),
@@ -103,7 +83,6 @@ def _results(
             "rec2idx is not measured: it needs MXNet, which is no longer maintained.",
             "StatefulDataLoader's states were reached over samples that cost nothing.",
         ],
-        load_average=before,
     )
 
 
@@ -138,22 +117,12 @@ def _aims(files: SourceFiles, comparisons: Sequence[Comparison]) -> Iterator[Aim
             for ours in our_readers(name, files):
                 if ours.has_threads:
                     continue
-                reached = found[measurement_name(name, ours.name), to]
-                yield Aim(
-                    what=f"{label}: {ours.label} beside {reference.label} in order",
-                    aim=f">= {AIM:g} times",
-                    reached=f"{reached.median:.2f} [{reached.low:.2f}, {reached.high:.2f}]",
-                    met=reached.median >= AIM,
-                )
+                what = f"{label}: {ours.label} beside {reference.label} in order"
+                yield Aim.at_least(what, found[measurement_name(name, ours.name), to], AIM)
     for name in SMALL_FORMATS:
-        pair = tuple(resume_name(OURS, name, place) for place in PLACES[::-1])
-        reached = found[pair[0], pair[1]]
-        yield Aim(
-            what=f"{FORMATS[name]}: first batch at {PLACES[1]:.0%} beside that at 0%",
-            aim=f"<= {RESUME_AIM:g} times",
-            reached=f"{reached.median:.2f} [{reached.low:.2f}, {reached.high:.2f}]",
-            met=reached.median <= RESUME_AIM,
-        )
+        late, begin = (resume_name(OURS, name, place) for place in PLACES[::-1])
+        what = f"{FORMATS[name]}: first batch at {PLACES[1]:.0%} beside that at 0%"
+        yield Aim.at_most(what, found[late, begin], RESUME_AIM)
 
 
 if __name__ == "__main__":

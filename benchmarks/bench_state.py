@@ -11,7 +11,7 @@ import functools
 import io
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +20,19 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from benchmarks.arguments import Arguments, parse
 from benchmarks.datasets import Numbers
-from benchmarks.harness import Contestant, alternate
+from benchmarks.harness import Contestant, measured
+from benchmarks.markdown import (
+    Content,
+    aims_table,
+    as_table,
+    medians_of,
+    power_of_ten,
+    short,
+)
 from benchmarks.memory import PeakGrowth
 from benchmarks.processes import run_apart
-from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
-from benchmarks.summary import ratio, summarise
+from benchmarks.results import Aim, Measurement, compared
+from benchmarks.summary import summarise
 from stateful_gpu_loader import StatefulGPULoader
 
 BATCH_SIZE = 256
@@ -79,7 +87,6 @@ class Case:
 def main(given: Sequence[str] | None = None) -> None:
     """Run the benchmark and write ``state.json``."""
     arguments = parse(__doc__, rounds=9, given=given)
-    before = load_average()
     lengths = {loader: found[:1] for loader, found in LENGTHS.items()}
     cases = [
         Case(loader=loader, n=n)
@@ -91,14 +98,50 @@ def main(given: Sequence[str] | None = None) -> None:
         for case in cases
         for measurement in run_apart(arguments.quick, measure, case, arguments)
     ]
-    results = _results(arguments, measurements, before)
-    path = results.write(arguments.output)
-    for measurement in measurements:
-        median = summarise(measurement.values).median
-        print(f"{measurement.label:70} {median:12.4g} {measurement.unit}")
-    for aim in results.aims:
-        print(f"{aim.what}: {aim.reached} (aim {aim.aim})")
-    print(f"wrote {path.name}")
+    medians = {found.name: summarise(found.values).median for found in measurements}
+    ours = [case for case in cases if case.loader == OURS]
+    first = "first batch, {} workers, {:.0%}"
+    comparisons = compared(
+        measurements,
+        [
+            (case.name(first.format(workers, place)), case.name(first.format(workers, PLACES[0])))
+            for case in ours
+            for workers in NUM_WORKERS
+            for place in PLACES[1:]
+        ],
+    )
+    size, taking = (
+        max(medians[case.name(what)] for case in ours) for what in ("JSON size", "state_dict()")
+    )
+    growth = medians[ours[-1].name("peak memory growth")]
+    begun = max(medians[ours[-1].name(first.format(0, place))] for place in PLACES)
+    spread = max(abs(comparison.ratio.median - 1) for comparison in comparisons)
+    longest = f"n = {ours[-1].n:,}"
+    arguments.report(
+        "state",
+        settings={
+            "batch_size": BATCH_SIZE,
+            "lengths": [case.n for case in ours],
+            "places": list(PLACES),
+        },
+        measurements=measurements,
+        comparisons=comparisons,
+        aims=[
+            Aim.at_most("size of the state as JSON, at any n", size, 1024, "bytes"),
+            Aim.at_most("time of state_dict(), at any n", taking, 50, "us"),
+            Aim.at_most(f"peak memory growth, {longest}", growth, 50, "MiB"),
+            Aim.at_most(
+                f"first batch after load_state_dict, 0 workers, {longest}", begun, 100, "ms"
+            ),
+            Aim.at_most(
+                "its largest change from one place of the epoch to another", spread, 0.1, "of 1"
+            ),
+        ],
+        notes=[
+            "StatefulDataLoader is not run at n = 1,000,000,000: its list of indices would take "
+            "some 40 GB."
+        ],
+    )
 
 
 def measure(case: Case, arguments: Arguments) -> list[Measurement]:
@@ -136,29 +179,24 @@ def _state(case: Case, arguments: Arguments) -> list[Measurement]:
             loader.state_dict()
         return (time.perf_counter() - started) / calls * 1e6
 
-    contestant = Contestant(name="state_dict", label="", measure=microseconds)
-    values = alternate([contestant], rounds=arguments.rounds, title=case.label("state_dict()"))
+    label = case.label("state_dict()")
+    contestant = Contestant(name=case.name("state_dict()"), label=label, measure=microseconds)
+    taken = measured([contestant], arguments, title=label, unit="us", warm_up_rounds=1)
     saved = Measurement(
         name=case.name("saved size"),
         label=case.label("size as torch.save writes it"),
         unit="bytes",
         values=[_saved_size(loader.state_dict())],
     )
-    taken = Measurement(
-        name=case.name("state_dict()"),
-        label=case.label("state_dict()"),
-        unit="us",
-        values=values["state_dict"],
-    )
     if case.loader != OURS:
-        return [saved, taken]
+        return [saved, *taken]
     as_json = Measurement(
         name=case.name("JSON size"),
         label=case.label("size as JSON"),
         unit="bytes",
         values=[len(json.dumps(loader.state_dict()))],
     )
-    return [as_json, saved, taken]
+    return [as_json, saved, *taken]
 
 
 def _first_batch(case: Case, num_workers: int, arguments: Arguments) -> list[Measurement]:
@@ -179,26 +217,18 @@ def _first_batch(case: Case, num_workers: int, arguments: Arguments) -> list[Mea
     contestants = [
         Contestant(
             name=case.name(f"{what}, {place:.0%}"),
-            label=f"{place:.0%} behind",
+            label=case.label(f"{what}, {place:.0%} behind"),
             measure=functools.partial(milliseconds, state),
         )
         for place, state in zip(PLACES, _states(case, num_workers), strict=True)
     ]
-    values = alternate(
+    return measured(
         contestants,
-        rounds=_rounds_of_first_batch(case, arguments),
+        arguments,
         title=case.label(what),
-        warm_up_rounds=arguments.warm_up_rounds,
+        unit="ms",
+        rounds=_rounds_of_first_batch(case, arguments),
     )
-    return [
-        Measurement(
-            name=contestant.name,
-            label=case.label(f"{what}, {contestant.label}"),
-            unit="ms",
-            values=values[contestant.name],
-        )
-        for contestant in contestants
-    ]
 
 
 def _rounds_of_first_batch(case: Case, arguments: Arguments) -> int:
@@ -234,60 +264,37 @@ def _saved_size(state: dict[str, Any]) -> int:
     return file.tell()
 
 
-def _results(arguments: Arguments, measurements: Sequence[Measurement], before: float) -> Results:
-    by_name = {measurement.name: measurement for measurement in measurements}
-    lengths = [n for n in LENGTHS[OURS] if Case(loader=OURS, n=n).name("JSON size") in by_name]
-    comparisons = [
-        _compare(by_name, case.name(f"first batch, {workers} workers, {place:.0%}"), reference)
-        for case in (Case(loader=OURS, n=n) for n in lengths)
-        for workers in NUM_WORKERS
-        for reference in [case.name(f"first batch, {workers} workers, {PLACES[0]:.0%}")]
-        for place in PLACES[1:]
+def state_section(content: Content) -> str:
+    """Size, times and memory, one column a loader and length."""
+    medians = medians_of(content)
+    units = {found["name"]: found["unit"] for found in content["measurements"]}
+    whats = ["JSON size", "saved size", "state_dict()", "peak memory growth"]
+    whats += [
+        f"first batch, {num_workers} workers, {place:.0%}"
+        for num_workers in NUM_WORKERS
+        for place in content["settings"]["places"]
     ]
-    ours = [Case(loader=OURS, n=n) for n in lengths]
-
-    def medians(what: str, cases: Iterable[Case]) -> list[float]:
-        return [summarise(by_name[case.name(what)].values).median for case in cases]
-
-    size = max(medians("JSON size", ours))
-    taking = max(medians("state_dict()", ours))
-    growth = medians("peak memory growth", ours[-1:])[0]
-    first = max(medians(f"first batch, 0 workers, {place:.0%}", ours[-1:])[0] for place in PLACES)
-    spread = max(abs(comparison.ratio.median - 1) for comparison in comparisons)
-    longest = f"n = {lengths[-1]:,}"
-    return Results(
-        benchmark="state",
-        rounds=arguments.rounds,
-        quick=arguments.quick,
-        settings={"batch_size": BATCH_SIZE, "lengths": lengths, "places": list(PLACES)},
-        measurements=measurements,
-        comparisons=comparisons,
-        aims=[
-            _aim("size of the state as JSON, at any n", size, 1024, "bytes"),
-            _aim("time of state_dict(), at any n", taking, 50, "us"),
-            _aim(f"peak memory growth, {longest}", growth, 50, "MiB"),
-            _aim(f"first batch after load_state_dict, 0 workers, {longest}", first, 100, "ms"),
-            _aim("its largest change from one place of the epoch to another", spread, 0.1, ""),
-        ],
-        notes=[
-            "StatefulDataLoader is not run at n = 1,000,000,000: its list of indices would take "
-            "some 40 GB."
-        ],
-        load_average=before,
+    cases = [
+        Case(loader=loader, n=n)
+        for loader, lengths in LENGTHS.items()
+        for n in lengths
+        if Case(loader=loader, n=n).name("saved size") in medians
+    ]
+    rows = []
+    for what in whats:
+        row = [TITLES.get(what) or f"{what} of the epoch behind"]
+        for case in cases:
+            name = case.name(what)
+            row.append(f"{short(medians[name])} {units[name]}" if name in medians else "")
+        rows.append(row)
+    head = ["", *(f"{LABELS[case.loader]}, n = {power_of_ten(case.n)}" for case in cases)]
+    introduction = (
+        "**State**: a dataset of n items that cost nothing, shuffled, batches of "
+        f"{content['settings']['batch_size']}. The first batch is timed from `load_state_dict()`, "
+        "into a fresh loader."
     )
-
-
-def _compare(by_name: dict[str, Measurement], of: str, to: str) -> Comparison:
-    return Comparison(of=of, to=to, ratio=ratio(by_name[of].values, by_name[to].values))
-
-
-def _aim(what: str, reached: float, limit: float, unit: str) -> Aim:
-    return Aim(
-        what=what,
-        aim=f"<= {limit:g} {unit}".strip(),
-        reached=f"{reached:.3g} {unit}".strip(),
-        met=reached <= limit,
-    )
+    notes = "".join(f" {note}" for note in content["notes"])
+    return f"{introduction}{notes}\n\n{as_table(head, rows)}\n\n{aims_table(content)}"
 
 
 if __name__ == "__main__":

@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks import photograph_loaders as loaders
 from benchmarks.arguments import Arguments, parse
-from benchmarks.decoding_alone import operator_of, seconds_to_decode
-from benchmarks.harness import Contestant, alternate, quieten_peers, seconds_a_batch
+from benchmarks.execution_paths import seconds_to_execute
+from benchmarks.harness import Contestant, measured, quieten_peers, seconds_a_batch
+from benchmarks.markdown import Content, aims_table, as_table, comparisons_of, medians_of
 from benchmarks.photograph_loaders import Pass
-from benchmarks.photographs import HEIGHT, QUALITY, WIDTH, photograph_folder
-from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
-from benchmarks.summary import ratio, summarise
+from benchmarks.photographs import photograph_folder
+from benchmarks.results import Aim, compared
+from benchmarks.summary import summarise
 
 NUM_WORKERS = 2
 WARM_UP_BATCHES = 4
@@ -56,26 +58,47 @@ _AIM_OF_PROCESSES = 0.9
 def main(given: Sequence[str] | None = None) -> None:
     """Run the benchmark and write ``throughput.json``."""
     arguments = parse(__doc__, rounds=9, given=given)
-    before = load_average()
     quieten_peers()
     work = _work(arguments)
     passes = _passes(work)
     for name, start in passes.items():
         _check(name, next(start()), work)
-    values = alternate(
+    measurements = measured(
         [_loader(name, start, work) for name, start in passes.items()]
         + [_ceiling(name, work) for name in CEILINGS],
-        rounds=arguments.rounds,
+        arguments,
         title="throughput",
-        warm_up_rounds=arguments.warm_up_rounds,
+        unit="images/s",
     )
-    results = _results(arguments, work, values, before)
-    path = results.write(arguments.output)
-    for measurement in results.measurements:
-        print(f"{measurement.label:42} {_median(measurement.values):8.0f} images/s")
-    for aim in results.aims:
-        print(f"{aim.what}: {aim.reached} (aim {aim.aim})")
-    print(f"wrote {path.name}")
+    medians = {found.name: summarise(found.values).median for found in measurements}
+    ceiling = max(CEILINGS, key=lambda name: medians[name])
+    peers = [name for name in _AIMS if name in medians]
+    ours = (OURS, OURS_TORCHVISION, OURS_PROCESSES)
+    pairs = [(name, other) for name in ours for other in (*peers, ceiling)]
+    comparisons = compared(measurements, [*pairs, (OURS_PROCESSES, OURS)])
+    ratios = {(each.of, each.to): each.ratio for each in comparisons}
+    arguments.report(
+        "throughput",
+        settings={
+            **work.folder.settings,
+            "batch_size": work.batch_size,
+            "num_workers": work.num_workers,
+            "timed_batches": work.num_batches - WARM_UP_BATCHES - SPARE_BATCHES,
+            "ceiling": ceiling,
+        },
+        measurements=measurements,
+        comparisons=comparisons,
+        aims=[
+            *(
+                Aim.at_least(f"images of {_LABELS[peer]}", ratios[OURS, peer], _AIMS[peer])
+                for peer in peers
+            ),
+            Aim.at_least("images of the ceiling", ratios[OURS, ceiling], _AIM_OF_CEILING),
+            Aim.at_least(
+                "images of threads, in processes", ratios[OURS_PROCESSES, OURS], _AIM_OF_PROCESSES
+            ),
+        ],
+    )
 
 
 def _work(arguments: Arguments) -> Pass:
@@ -115,11 +138,14 @@ def _loader(name: str, start: Callable[[], Iterator[Any]], work: Pass) -> Contes
 
 
 def _ceiling(name: str, work: Pass) -> Contestant:
-    decode = operator_of(name.removeprefix("decoding_"))
+    decode = _operator_of(name.removeprefix("decoding_"))
+
+    def read_and_decode(file: str) -> None:
+        decode(torch.from_numpy(np.fromfile(file, dtype=np.uint8)))
 
     def images_a_second() -> float:
         files = work.files
-        return len(files) / seconds_to_decode(files, decode, num_threads=work.num_workers)
+        return len(files) / seconds_to_execute(files, read_and_decode, num_threads=work.num_workers)
 
     return Contestant(name=name, label=_LABELS[name], measure=images_a_second)
 
@@ -136,75 +162,40 @@ def _check(name: str, batch: Any, work: Pass) -> None:
         raise ValueError(f"{name} gives pixels that are not normalised: {images.std() = }")
 
 
-def _results(
-    arguments: Arguments, work: Pass, values: Mapping[str, list[float]], before: float
-) -> Results:
-    ceiling = max(CEILINGS, key=lambda name: _median(values[name]))
-    ours = [name for name in (OURS, OURS_TORCHVISION, OURS_PROCESSES) if name in values]
-    peers = [name for name in (PILLOW, TORCHDATA, DALI) if name in values]
-    comparisons = [
-        Comparison(of=name, to=peer, ratio=ratio(values[name], values[peer]))
-        for name in ours
-        for peer in (*peers, ceiling)
-    ]
-    reached = {
-        comparison.to: comparison.ratio.median
-        for comparison in comparisons
-        if comparison.of == OURS
-    }
-    aims = [
-        Aim(
-            what=f"times the images of {_LABELS[peer]}",
-            aim=f">= {_AIMS[peer]}",
-            reached=f"{reached[peer]:.2f}",
-            met=reached[peer] >= _AIMS[peer],
-        )
-        for peer in peers
-    ]
-    aims.append(
-        Aim(
-            what="share of the ceiling",
-            aim=f">= {_AIM_OF_CEILING:.0%}",
-            reached=f"{reached[ceiling]:.0%}",
-            met=reached[ceiling] >= _AIM_OF_CEILING,
-        )
-    )
-    beside_threads = ratio(values[OURS_PROCESSES], values[OURS]).median
-    aims.append(
-        Aim(
-            what="times the images of threads, in processes",
-            aim=f">= {_AIM_OF_PROCESSES}",
-            reached=f"{beside_threads:.2f}",
-            met=beside_threads >= _AIM_OF_PROCESSES,
-        )
-    )
-    return Results(
-        benchmark="throughput",
-        rounds=arguments.rounds,
-        quick=arguments.quick,
-        settings={
-            "num_files": len(work.folder.files),
-            "mean_bytes": round(work.folder.mean_bytes),
-            "width": WIDTH,
-            "height": HEIGHT,
-            "quality": QUALITY,
-            "batch_size": work.batch_size,
-            "num_workers": work.num_workers,
-            "timed_batches": work.num_batches - WARM_UP_BATCHES - SPARE_BATCHES,
-            "ceiling": ceiling,
-        },
-        measurements=[
-            Measurement(name=name, label=_LABELS[name], unit="images/s", values=list(found))
-            for name, found in values.items()
-        ],
-        comparisons=comparisons,
-        aims=aims,
-        load_average=before,
-    )
+def _operator_of(decoder: str) -> Callable[[torch.Tensor], Any]:
+    """The registered operator, uint8 [num_bytes] to uint8 [3, H, W], without any Python around."""
+    if decoder == "torchcodec":
+        import torchcodec  # noqa: F401  (registers the operator)
+
+        operator = torch.ops.torchcodec_ns.decode_jpeg.default
+    else:
+        import torchvision  # noqa: F401  (registers the operator)
+
+        operator = torch.ops.image.decode_jpeg.default
+    return lambda data: operator(data, 3)  # RGB
 
 
-def _median(values: Sequence[float]) -> float:
-    return summarise(values).median
+def throughput_section(content: Content) -> str:
+    """Images a second of every contestant, and how ours stands to it."""
+    settings, medians = content["settings"], medians_of(content)
+    ceiling, ours = medians[settings["ceiling"]], OURS
+    ratios = {found["to"]: found["ratio"] for found in comparisons_of(content, ours)}
+    rows = []
+    for found in sorted(content["measurements"], key=lambda found: found["median"]):
+        name = found["name"]
+        label = f"**{found['label']}**" if name == ours else found["label"]
+        middle = f"{found['lower_quartile']:,.0f} to {found['upper_quartile']:,.0f}"
+        share = f"{found['median'] / ceiling:.0%}"
+        times = f"{ratios[name]['median']:.2f}x" if name in ratios else ""
+        rows.append([label, f"{found['median']:,.0f}", middle, share, times])
+    head = ["", "images/s", "middle half", "of the ceiling", "ours against it"]
+    introduction = (
+        f"**Throughput**: {settings['width']}x{settings['height']} JPEG files of "
+        f"{settings['mean_bytes'] / 1000:.0f} KB on average, random crop resized to 224x224, flip, "
+        f"normalised float32, batches of {settings['batch_size']}, {settings['num_workers']} "
+        "workers (processes or threads). The ceiling is decoding and nothing else."
+    )
+    return f"{introduction}\n\n{as_table(head, rows)}\n\n{aims_table(content)}"
 
 
 if __name__ == "__main__":

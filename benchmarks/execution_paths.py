@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from stateful_gpu_loader.engine.makers.images import (
 from stateful_gpu_loader.records import Request
 from stateful_gpu_loader.transforms import Compose
 
+_Task = TypeVar("_Task")
 Path = Callable[[Request], Any]
 """A request to ``[images, targets]``; runs in any thread."""
 
@@ -73,25 +74,25 @@ def requests_of(num_images: int, batch_size: int, num_batches: int) -> list[Requ
 
 
 def seconds_to_execute(
-    requests: Sequence[Request], execute: Callable[[Request], Any], *, num_threads: int
+    tasks: Sequence[_Task], execute: Callable[[_Task], Any], *, num_threads: int
 ) -> float:
-    """Wall time of all requests, each thread taking the next one; as workers, with one intra-op
+    """Wall time of all tasks, each thread taking the next one; as workers, with one intra-op
     thread each.
 
     Raises:
-        Exception: what a request raised; the time would mean nothing.
+        Exception: what a task raised; the time would mean nothing.
     """
-    rest, lock = iter(requests), threading.Lock()
+    rest, lock = iter(tasks), threading.Lock()
     errors: list[Exception] = []
 
     def work() -> None:
         try:
             while not errors:
                 with lock:
-                    request = next(rest, None)
-                if request is None:
+                    task = next(rest, None)
+                if task is None:
                     return
-                execute(request)
+                execute(task)
         except Exception as error:
             errors.append(error)
 

@@ -12,7 +12,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from benchmarks.arguments import Arguments
 from benchmarks.progress import progress_bar
+from benchmarks.results import Measurement
 
 _Result = TypeVar("_Result")
 
@@ -64,6 +66,37 @@ def alternate(
     finally:
         gc.unfreeze()
     return values
+
+
+def measured(
+    contestants: Sequence[Contestant],
+    arguments: Arguments,
+    *,
+    title: str,
+    unit: str,
+    rounds: int | None = None,
+    warm_up_rounds: int | None = None,
+) -> list[Measurement]:
+    """Return the measurement of each contestant, by :func:`alternate`.
+
+    Args:
+        contestants: with different names.
+        arguments: give the rounds, and those that do not count, unless they are passed.
+        title: of the progress bar.
+        unit: of all of them.
+        rounds: instead of those of the arguments.
+        warm_up_rounds: instead of those of the arguments.
+    """
+    values = alternate(
+        contestants,
+        rounds=arguments.rounds if rounds is None else rounds,
+        title=title,
+        warm_up_rounds=arguments.warm_up_rounds if warm_up_rounds is None else warm_up_rounds,
+    )
+    return [
+        Measurement(name=each.name, label=each.label, unit=unit, values=values[each.name])
+        for each in contestants
+    ]
 
 
 def seconds_a_batch(batches: Iterator[Any], *, warm_up: int, timed: int) -> float:

@@ -12,9 +12,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchvision.transforms import v2
 
-from benchmarks.photograph_loaders import MEAN, SIZE, STD
+from benchmarks.photograph_loaders import crop_and_flip, recipes, to_float
 from stateful_gpu_loader import ShardedDataset, StatefulGPULoader
-from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.datasets.tar.shards import TarRecords, TarShards
 
 BATCH_SIZE = 64
@@ -109,7 +108,7 @@ class Pass:
             BATCH_SIZE,
             num_workers=self.num_workers,
             seed=42,
-            transform=[T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD)],
+            transform=recipes(),
         )
 
     def _webdataset(self) -> Any:
@@ -132,14 +131,7 @@ class _Decoded:
     """What a user of webdataset writes, with torchvision's decoder and transforms."""
 
     def __init__(self) -> None:
-        self._transform = v2.Compose(
-            [
-                v2.RandomResizedCrop(SIZE),
-                v2.RandomHorizontalFlip(),
-                v2.ToDtype(torch.float32, scale=True),
-                v2.Normalize(MEAN, STD),
-            ]
-        )
+        self._transform = v2.Compose([*crop_and_flip(), *to_float()])
 
     def __call__(self, sample: tuple[bytes, bytes]) -> tuple[Any, int]:
         data, label = sample

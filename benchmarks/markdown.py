@@ -58,6 +58,15 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def power_of_ten(n: int) -> str:
+    """Return a power of ten with its exponent.
+
+    >>> power_of_ten(1000)
+    '10<sup>3</sup>'
+    """
+    return f"10<sup>{len(str(n)) - 1}</sup>"
+
+
 def cell(found: dict[str, float], name: str, unit: str = "") -> str:
     """A median and its unit; nothing where it was not measured."""
     return f"{short(found[name])} {unit}".strip() if name in found else ""

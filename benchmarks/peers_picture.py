@@ -16,7 +16,16 @@ from benchmarks.peers_table import (
     value_of,
     verdicts_of,
 )
-from benchmarks.picture import FAINT, INK, OURS_COLOR, PEER_COLOR
+from benchmarks.picture import (
+    FAINT,
+    INK,
+    OURS_COLOR,
+    PEER_COLOR,
+    hide_spines,
+    measured_on,
+    new_figure,
+    write,
+)
 
 _NO = "#b3402e"
 _OURS_BAR = "#7fb8ca"
@@ -33,14 +42,9 @@ def draw_peers(content: Content, path: Path) -> None:
         content: of ``peers.json``.
         path: of the PNG file.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    settings, machine = content["settings"], content["machine"]
-    workers = settings["num_workers"][0]
+    workers = content["settings"]["num_workers"][0]
     loaders, columns = measured_loaders(content)[::-1], columns_of(content)
-    figure = Figure(figsize=(14, 0.42 * len(loaders) + 2.0), dpi=130, facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure((14, 0.42 * len(loaders) + 2.0))
     width = (1 - _LABELS - _VERDICTS - 0.01) / len(columns)
     for place, column in enumerate(columns):
         axes = figure.add_axes((_LABELS + place * width, _BOTTOM, 0.86 * width, _TOP - _BOTTOM))
@@ -80,21 +84,12 @@ def draw_peers(content: Content, path: Path) -> None:
     axes.set_title("resumed exactly?\nsamples     pixels", fontsize=8, color=INK, loc="left")
     _clear(axes, len(loaders))
     axes.set_xlim(0, 1)
-    title = f"This loader beside others, {workers} workers"
-    figure.text(0.01, 0.95, title, color=INK, fontsize=13, fontweight="bold", va="center")
-    figure.text(
-        0.01,
-        0.04,
-        f"Medians of {content['rounds']} alternating rounds on {machine['cores']} cores of "
-        f"{machine['processor']}, {content['date'][:10]}, load "
-        f"{machine['load_average_before']:.1f}. "
-        "★ the best of a column; pale: more than the limit; none: no state, so it begins again.",
-        color=FAINT,
-        fontsize=8,
-        va="center",
+    words = (
+        f"Medians of {content['rounds']} alternating rounds on {measured_on(content)}, load "
+        f"{content['machine']['load_average_before']:.1f}. "
+        "★ the best of a column; pale: more than the limit; none: no state, so it begins again."
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Software": None})
+    write(figure, f"This loader beside others, {workers} workers", words, path, top=0.95)
 
 
 def _clear(axes: Any, rows: int) -> None:
@@ -102,8 +97,7 @@ def _clear(axes: Any, rows: int) -> None:
     axes.set_xticks([])
     axes.set_yticks([])
     axes.tick_params(length=0)
-    for side in ("top", "right", "bottom", "left"):
-        axes.spines[side].set_visible(False)
+    hide_spines(axes, "top", "right", "bottom", "left")
 
 
 def _wrapped(head: str) -> str:

@@ -62,11 +62,9 @@ def torch_with_pillow(work: Pass) -> Iterator[Any]:
 
 def torch_with_torchvision(work: Pass, *, pin_memory: bool) -> Iterator[Any]:
     """torch's DataLoader with the fastest decoding and cropping that torchvision offers."""
-    steps = [*crop_and_flip(), *to_float()]
-    dataset = Photographs(work.files, work.targets, read_with_torchvision, v2.Compose(steps))
     return iter(
         DataLoader(
-            dataset,
+            _torchvision_photographs(work),
             work.batch_size,
             shuffle=True,
             num_workers=work.num_workers,
@@ -77,24 +75,39 @@ def torch_with_torchvision(work: Pass, *, pin_memory: bool) -> Iterator[Any]:
 
 def torchdata_with_torchvision(work: Pass) -> Iterator[Any]:
     """StatefulDataLoader with the fastest decoding and cropping that torchvision offers."""
-    steps = [*crop_and_flip(), *to_float()]
-    dataset = Photographs(work.files, work.targets, read_with_torchvision, v2.Compose(steps))
+    dataset = _torchvision_photographs(work)
     return iter(
         StatefulDataLoader(dataset, work.batch_size, shuffle=True, num_workers=work.num_workers)
     )
 
 
-def dali(work: Pass) -> Iterator[Any]:
-    """DALI's CPU pipeline: as its ImageNet example, in its default execution mode."""
-    pipeline = dali_pipeline(work.files, work.targets, work.batch_size, work.num_workers)
+def _torchvision_photographs(work: Pass) -> Photographs:
+    transform = v2.Compose([*crop_and_flip(), *to_float()])
+    return Photographs(work.files, work.targets, read_with_torchvision, transform)
+
+
+def dali(work: Pass, *, on_gpu: bool = False) -> Iterator[Any]:
+    """DALI's pipeline: as its ImageNet example, in its default execution mode."""
+    pipeline = dali_pipeline(
+        work.files, work.targets, work.batch_size, work.num_workers, on_gpu=on_gpu
+    )
     for images, targets in dali_batches(dali_iterator(pipeline)):
         yield [images, targets]
 
 
 def dali_pipeline(
-    files: list[str], targets: list[int], batch_size: int, num_threads: int, **options: Any
+    files: list[str],
+    targets: list[int],
+    batch_size: int,
+    num_threads: int,
+    *,
+    on_gpu: bool = False,
+    **options: Any,
 ) -> Any:
-    """The pipeline of :func:`dali`, with more of ``pipeline_def``'s options."""
+    """The pipeline of :func:`dali`, with more of ``pipeline_def``'s options.
+
+    On a GPU it decodes there and gives float16: DALI has no bfloat16.
+    """
     from nvidia.dali import fn, pipeline_def, types
 
     def graph() -> Any:
@@ -102,21 +115,28 @@ def dali_pipeline(
             files=files, labels=targets, random_shuffle=True, name="reader"
         )
         images = fn.decoders.image_random_crop(
-            encoded, random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3]
+            encoded,
+            device="mixed" if on_gpu else "cpu",
+            random_area=[0.08, 1.0],
+            random_aspect_ratio=[3 / 4, 4 / 3],
         )
         images = fn.resize(images, size=(SIZE, SIZE), interp_type=types.INTERP_LINEAR)
         images = fn.crop_mirror_normalize(
             images,
-            dtype=types.FLOAT,
+            dtype=types.FLOAT16 if on_gpu else types.FLOAT,
             output_layout="CHW",
             mean=[255 * value for value in MEAN],
             std=[255 * value for value in STD],
             mirror=fn.random.coin_flip(probability=0.5),
         )
-        return images, labels
+        return images, labels.gpu() if on_gpu else labels
 
     return pipeline_def(graph)(
-        batch_size=batch_size, num_threads=num_threads, device_id=None, seed=1, **options
+        batch_size=batch_size,
+        num_threads=num_threads,
+        device_id=0 if on_gpu else None,
+        seed=1,
+        **options,
     )
 
 
@@ -148,19 +168,30 @@ def source_of(work: Pass) -> FolderSource:
     return FolderSource.from_paths(work.files, work.targets, work.folder.root)
 
 
+def folder_source(folder: PhotographFolder) -> FolderSource:
+    """Each file once."""
+    return FolderSource.from_paths(
+        [str(file) for file in folder.files], list(folder.targets), folder.root
+    )
+
+
 def ours_of(source: Source, work: Pass, *, head: Sequence[Any] = (), **more: Any) -> Iterator[Any]:
     """This package's loader over a source of the images, with the recipes ``head`` before all."""
-    tail = [T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD)]
     loader: StatefulGPULoader[Any] = StatefulGPULoader(
         source,
         batch_size=work.batch_size,
         shuffle=True,
         num_workers=work.num_workers,
         seed=42,
-        transform=[*head, *tail],
+        transform=[*head, *recipes()],
         **more,
     )
     return iter(loader)
+
+
+def recipes() -> list[T.Recipe]:
+    """What this package's loaders apply to every photograph."""
+    return [T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD)]
 
 
 class Photographs(Dataset[tuple[torch.Tensor, int]]):

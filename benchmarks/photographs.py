@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageFilter
@@ -58,6 +59,18 @@ class PhotographFolder:
     def mean_bytes(self) -> float:
         """Average size of a file."""
         return sum(file.stat().st_size for file in self.files) / len(self.files)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the results of a benchmark say of its files."""
+        return {
+            "num_files": len(self.files),
+            "originals": self.originals,
+            "mean_bytes": round(self.mean_bytes),
+            "width": WIDTH,
+            "height": HEIGHT,
+            "quality": QUALITY,
+        }
 
 
 def photograph_folder(num_images: int, parent: Path = FOLDER) -> PhotographFolder:

@@ -1,4 +1,4 @@
-"""The picture of the throughput benchmark: bars from the JSON, ours in colour."""
+"""What all pictures share, and that of the throughput benchmark: bars, ours in colour."""
 
 from __future__ import annotations
 
@@ -15,18 +15,14 @@ def draw_throughput(content: dict[str, Any], path: Path) -> None:
         content: of ``throughput.json``.
         path: of the PNG file.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    settings, machine = content["settings"], content["machine"]
+    settings = content["settings"]
     found = {measurement["name"]: measurement for measurement in content["measurements"]}
     ceiling = found[settings["ceiling"]]
     bars = sorted(
         (bar for name, bar in found.items() if not name.startswith("decoding")),
         key=lambda bar: bar["median"],
     )
-    figure = Figure(figsize=(9, 0.5 * len(bars) + 1.5), dpi=150, facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure((9, 0.5 * len(bars) + 1.5), dpi=150)
     axes = figure.add_axes((0.37, 0.16, 0.60, 0.67))
     for height, bar in enumerate(bars):
         ours = bar["name"].startswith("ours")
@@ -61,28 +57,54 @@ def draw_throughput(content: dict[str, Any], path: Path) -> None:
     axes.set_ylim(-0.6, len(bars) - 0.4)
     axes.set_xticks([])
     axes.tick_params(length=0)
-    for side in ("top", "right", "bottom"):
-        axes.spines[side].set_visible(False)
+    hide_spines(axes, "top", "right", "bottom")
     axes.spines["left"].set_color(FAINT)
-    figure.text(
-        0.02,
-        0.93,
-        f"Images per second, JPEG files to normalised batches, {settings['num_workers']} workers",
-        color=INK,
-        fontsize=13,
-        fontweight="bold",
-        va="center",
+    title = (
+        f"Images per second, JPEG files to normalised batches, {settings['num_workers']} workers"
     )
-    figure.text(
-        0.02,
-        0.06,
+    words = (
         f"{settings['width']}x{settings['height']} JPEG, {settings['mean_bytes'] / 1000:.0f} KB on "
         f"average; random crop to 224x224, flip, float32; batches of {settings['batch_size']}. "
         f"Medians of {content['rounds']} alternating\nrounds (thin line: middle half) on "
-        f"{machine['cores']} cores of {machine['processor']}, {content['date'][:10]}.",
-        color=FAINT,
-        fontsize=8,
-        va="center",
+        f"{measured_on(content)}."
     )
+    write(figure, title, words, path, left=0.02, bottom=0.06)
+
+
+def new_figure(size: tuple[float, float], dpi: int = 130) -> Any:
+    """Return an empty figure; matplotlib, which is slow to import, is imported here alone."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, dpi=dpi, facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def hide_spines(axes: Any, *sides: str) -> None:
+    """Leave out lines around a panel."""
+    for side in sides:
+        axes.spines[side].set_visible(False)
+
+
+def measured_on(content: dict[str, Any]) -> str:
+    """Machine and day of a result."""
+    machine = content["machine"]
+    return f"{machine['cores']} cores of {machine['processor']}, {content['date'][:10]}"
+
+
+def write(
+    figure: Any,
+    title: str,
+    words: str,
+    path: Path,
+    *,
+    left: float = 0.01,
+    top: float = 0.93,
+    bottom: float = 0.04,
+) -> None:
+    """Put the title above and the words below, and write the PNG file."""
+    figure.text(left, top, title, color=INK, fontsize=13, fontweight="bold", va="center")
+    figure.text(left, bottom, words, color=FAINT, fontsize=8, va="center")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Software": None})

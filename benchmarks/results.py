@@ -6,14 +6,15 @@ import dataclasses
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks.summary import Ratio, summarise
+from benchmarks.markdown import short
+from benchmarks.summary import Ratio, ratio, summarise
 
 FOLDER = Path(__file__).parent / "results"
 """Where committed results lie, and where the table looks for them."""
@@ -78,6 +79,18 @@ class Comparison:
     ratio: Ratio
 
 
+def compared(
+    measurements: Iterable[Measurement], pairs: Iterable[tuple[str, str]]
+) -> list[Comparison]:
+    """Compare each pair of names of which both were measured."""
+    values = {found.name: found.values for found in measurements}
+    return [
+        Comparison(of=of, to=to, ratio=ratio(values[of], values[to]))
+        for of, to in pairs
+        if of in values and to in values
+    ]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Aim:
     """What was hoped for and what was reached."""
@@ -86,6 +99,34 @@ class Aim:
     aim: str
     reached: str
     met: bool
+
+    @classmethod
+    def at_most(cls, what: str, reached: Ratio | float, limit: float, unit: str = "times") -> Aim:
+        """An aim that a value, or the median of a ratio, does not exceed.
+
+        >>> Aim.at_most("a state", 2048, 1024, "bytes")
+        Aim(what='a state', aim='<= 1,024 bytes', reached='2,048 bytes', met=False)
+        """
+        return cls(
+            what=what,
+            aim=f"<= {limit:,g} {unit}",
+            reached=_shown(reached, unit),
+            met=_value(reached) <= limit,
+        )
+
+    @classmethod
+    def at_least(cls, what: str, reached: Ratio | float, limit: float) -> Aim:
+        """An aim of so many times that a ratio reaches.
+
+        >>> Aim.at_least("a rate", Ratio(2.5, 2.25, 3.0), 2)
+        Aim(what='a rate', aim='>= 2 times', reached='2.50 [2.25, 3.00]', met=True)
+        """
+        return cls(
+            what=what,
+            aim=f">= {limit:g} times",
+            reached=_shown(reached, "times"),
+            met=_value(reached) >= limit,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +173,8 @@ class Results:
         for measurement in self.measurements:
             median = summarise(measurement.values).median
             print(f"{measurement.label:72} {median:12.4g} {measurement.unit}")
+        for found in self.comparisons:
+            print(f"{found.of} / {found.to}: {found.ratio}")
         for aim in self.aims:
             print(f"{aim.what}: {aim.reached} (aim {aim.aim}){'' if aim.met else ', not met'}")
         print(f"wrote {path.name}")
@@ -171,6 +214,14 @@ def versions() -> dict[str, str]:
 def load_average() -> float:
     """Runnable processes in the last minute: near 0 on a quiet machine."""
     return round(os.getloadavg()[0], 2)
+
+
+def _value(reached: Ratio | float) -> float:
+    return reached.median if isinstance(reached, Ratio) else reached
+
+
+def _shown(reached: Ratio | float, unit: str) -> str:
+    return str(reached) if isinstance(reached, Ratio) else f"{short(reached)} {unit}"
 
 
 def _processor() -> str:

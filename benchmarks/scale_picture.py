@@ -10,7 +10,16 @@ from benchmarks import bench_object_storage as storage
 from benchmarks import bench_scale as scale
 from benchmarks.bench_scale import Case, states_name
 from benchmarks.markdown import Content, medians_of
-from benchmarks.picture import FAINT, INK, OURS_COLOR, PEER_COLOR
+from benchmarks.picture import (
+    FAINT,
+    INK,
+    OURS_COLOR,
+    PEER_COLOR,
+    hide_spines,
+    measured_on,
+    new_figure,
+    write,
+)
 
 _COLORS = (OURS_COLOR, "#b3702e", PEER_COLOR, "#7fb8ca")
 
@@ -77,7 +86,7 @@ def draw_scale(content: Content, path: Path) -> None:
             ],
         ),
     )
-    figure = _figure((13, 3.9))
+    figure = new_figure((13, 3.9))
     for place, (title, below, lines) in enumerate(panels):
         axes = figure.add_axes((0.045 + 0.245 * place, 0.24, 0.19, 0.56))
         for (label, at, name), color in zip(lines, _COLORS, strict=False):
@@ -102,7 +111,7 @@ def draw_object_storage(content: Content, path: Path) -> None:
         path: of the PNG file.
     """
     ratios = {found["of"]: found["ratio"] for found in content["comparisons"]}
-    figure = _figure((8, 3.6))
+    figure = new_figure((8, 3.6))
     axes = figure.add_axes((0.08, 0.22, 0.88, 0.58))
     width = 6.0
     for number, (way, label) in enumerate(storage.WAYS.items()):
@@ -130,37 +139,16 @@ def draw_object_storage(content: Content, path: Path) -> None:
     _write(figure, "Tars in object storage", content, path)
 
 
-def _figure(size: tuple[float, float]) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, dpi=130, facecolor="white")
-    FigureCanvasAgg(figure)
-    return figure
-
-
 def _style(axes: Any, title: str, below: str) -> None:
     axes.set_title(title, fontsize=8.5, color=INK, loc="left")
     axes.set_xlabel(below, fontsize=8, color=INK)
     axes.tick_params(labelsize=7, colors=FAINT)
     axes.minorticks_off()
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    hide_spines(axes, "top", "right")
     for side in ("left", "bottom"):
         axes.spines[side].set_color(FAINT)
 
 
 def _write(figure: Any, title: str, content: Content, path: Path) -> None:
-    machine = content["machine"]
-    figure.text(0.01, 0.93, title, color=INK, fontsize=13, fontweight="bold", va="center")
-    figure.text(
-        0.01,
-        0.04,
-        f"Medians of {content['rounds']} rounds on {machine['cores']} cores of "
-        f"{machine['processor']}, {content['date'][:10]}. {' '.join(content['notes'])}",
-        color=FAINT,
-        fontsize=8,
-        va="center",
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Software": None})
+    words = f"Medians of {content['rounds']} rounds on {measured_on(content)}. "
+    write(figure, title, words + " ".join(content["notes"]), path)

@@ -5,7 +5,15 @@ from __future__ import annotations
 from benchmarks import bench_object_storage as storage
 from benchmarks import bench_scale as scale
 from benchmarks.bench_scale import Case, states_name
-from benchmarks.markdown import Content, aims_table, as_table, cell, medians_of, times_of
+from benchmarks.markdown import (
+    Content,
+    aims_table,
+    as_table,
+    cell,
+    medians_of,
+    power_of_ten,
+    times_of,
+)
 
 _WHATS = (
     scale.CONSTRUCTION,
@@ -37,7 +45,7 @@ def scale_section(content: Content) -> str:
         _table(
             found,
             [
-                (f"{label}, {_power(case.n)} samples, {_ranks(case.ranks)}", case)
+                (f"{label}, {power_of_ten(case.n)} samples, {_ranks(case.ranks)}", case)
                 for kind, label in scale.ORDERS.items()
                 for case in [
                     *(Case(kind=kind, n=n) for n in scale.LENGTHS),
@@ -62,7 +70,10 @@ def scale_section(content: Content) -> str:
         f"**Weights**, {ranks} ranks.",
         _table(
             found,
-            [(f"{_power(n)} weights", Case(kind=scale.WEIGHTED, n=n)) for n in scale.NUMS_WEIGHTS],
+            [
+                (f"{power_of_ten(n)} weights", Case(kind=scale.WEIGHTED, n=n))
+                for n in scale.NUMS_WEIGHTS
+            ],
         ),
         f"**Lanes**: shards of {content['settings']['samples_a_shard']:,} samples.",
         _table(
@@ -154,10 +165,6 @@ def _table(found: dict[str, float], rows: list[tuple[str, Case]]) -> str:
     return as_table(
         ["", *(_HEADS.get(what, f"`{what}`" if "(" in what else what) for what in whats)], body
     )
-
-
-def _power(n: int) -> str:
-    return f"10<sup>{len(str(n)) - 1}</sup>"
 
 
 def _ranks(number: int) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.arguments import Arguments
 from benchmarks.format_writers import RECORDIO, TAR, TFRECORD
-from benchmarks.harness import Contestant, alternate
+from benchmarks.harness import Contestant, measured
 from benchmarks.results import Measurement
 from benchmarks.source_files import FORMATS, SourceFiles
 from benchmarks.source_readers import open_source
@@ -51,21 +51,7 @@ def measure_indices(files: SourceFiles, arguments: Arguments) -> list[Measuremen
                 measure=functools.partial(_seconds_a_gigabyte, make, name, files),
             )
         )
-    values = alternate(
-        contestants,
-        rounds=arguments.rounds,
-        title="indices",
-        warm_up_rounds=arguments.warm_up_rounds,
-    )
-    return [
-        Measurement(
-            name=contestant.name,
-            label=contestant.label,
-            unit=UNIT,
-            values=values[contestant.name],
-        )
-        for contestant in contestants
-    ]
+    return measured(contestants, arguments, title="indices", unit=UNIT)
 
 
 def _seconds_a_gigabyte(

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.arguments import Arguments
 from benchmarks.format_writers import FOLDER
-from benchmarks.harness import Contestant, alternate, seconds_a_batch
+from benchmarks.harness import Contestant, measured, seconds_a_batch
 from benchmarks.results import Measurement
 from benchmarks.source_files import FORMATS, SourceFiles
 from benchmarks.source_readers import Reader, our_readers, references
@@ -52,7 +52,7 @@ def measure_rates(name: str, files: SourceFiles, arguments: Arguments) -> list[M
         cpu[reader.name].append(seconds * 1e6)
         return rate
 
-    values = alternate(
+    rates = measured(
         [
             Contestant(
                 name=measurement_name(name, reader.name),
@@ -61,19 +61,11 @@ def measure_rates(name: str, files: SourceFiles, arguments: Arguments) -> list[M
             )
             for reader in readers
         ],
-        rounds=arguments.rounds,
+        arguments,
         title=FORMATS[name],
-        warm_up_rounds=arguments.warm_up_rounds,
+        unit=UNIT,
     )
-    return [
-        Measurement(
-            name=measurement_name(name, reader.name),
-            label=f"{FORMATS[name]}, {reader.label}",
-            unit=UNIT,
-            values=values[measurement_name(name, reader.name)],
-        )
-        for reader in readers
-    ] + [
+    return rates + [
         Measurement(
             name=cpu_name(name, reader.name),
             label=f"{FORMATS[name]}, {reader.label}, CPU time",

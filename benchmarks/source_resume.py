@@ -21,7 +21,7 @@ from benchmarks import dali_readers
 from benchmarks.arguments import Arguments
 from benchmarks.datasets import Numbers
 from benchmarks.format_writers import CAFFE, RECORDIO, TAR, TFRECORD
-from benchmarks.harness import Contestant, alternate
+from benchmarks.harness import Contestant, measured
 from benchmarks.results import Measurement
 from benchmarks.source_files import FORMATS, SourceFiles
 from benchmarks.source_readers import has_webdataset, open_source, webdataset_samples
@@ -65,23 +65,14 @@ def measure_resume(name: str, files: SourceFiles, arguments: Arguments) -> list[
     if name in (CAFFE, TFRECORD, RECORDIO) and dali_readers.is_installed():
         peers.append(DALI)
     several = arguments.rounds if arguments.quick else 5 * arguments.rounds
+    ways = {TORCHDATA: lambda: _torchdata(source), DALI: lambda: _dali(name, files)}
     found = _measured(name, OURS, _ours(source), several, arguments)
-    found += _measured_together(name, peers, source, files, arguments)
+    for peer in peers:
+        found += _measured(name, peer, ways[peer](), arguments.rounds, arguments)
     if name == TAR and has_webdataset():
         rounds = min(arguments.rounds, _MOST_ROUNDS_OF_READING)
         found += _measured(name, WEBDATASET, _webdataset(files), rounds, arguments, warm_up=0)
-    return [*found, _opening(name, files, arguments)]
-
-
-def _measured_together(
-    name: str, peers: list[str], source: Source, files: SourceFiles, arguments: Arguments
-) -> list[Measurement]:
-    ways = {TORCHDATA: lambda: _torchdata(source), DALI: lambda: _dali(name, files)}
-    return [
-        measurement
-        for peer in peers
-        for measurement in _measured(name, peer, ways[peer](), arguments.rounds, arguments)
-    ]
+    return found + _opening(name, files, arguments)
 
 
 def _measured(
@@ -105,25 +96,21 @@ def _measured(
             )
         return seconds * 1e3
 
-    labels = [f"{FORMATS[name]}, {PEERS[peer]}, {place:.0%} behind" for place in PLACES]
-    values = alternate(
+    return measured(
         [
             Contestant(
                 name=resume_name(peer, name, place),
-                label=label,
+                label=f"{FORMATS[name]}, {PEERS[peer]}, {place:.0%} behind",
                 measure=functools.partial(milliseconds, resume),
             )
-            for place, label, resume in zip(PLACES, labels, resumes, strict=True)
+            for place, resume in zip(PLACES, resumes, strict=True)
         ],
-        rounds=rounds,
+        arguments,
         title=f"resume {FORMATS[name]}, {PEERS[peer]}",
-        warm_up_rounds=arguments.warm_up_rounds if warm_up is None else warm_up,
+        unit=UNIT,
+        rounds=rounds,
+        warm_up_rounds=warm_up,
     )
-    return [
-        Measurement(name=key, label=label, unit=UNIT, values=values[key])
-        for place, label in zip(PLACES, labels, strict=True)
-        for key in [resume_name(peer, name, place)]
-    ]
 
 
 class _Undecoded(Dataset[Any]):
@@ -215,18 +202,12 @@ def _webdataset(files: SourceFiles) -> list[Resume]:
     return [functools.partial(resume, place) for place in PLACES]
 
 
-def _opening(name: str, files: SourceFiles, arguments: Arguments) -> Measurement:
+def _opening(name: str, files: SourceFiles, arguments: Arguments) -> list[Measurement]:
     def milliseconds() -> float:
         started = time.perf_counter()
         open_source(name, files).fingerprint()
         return (time.perf_counter() - started) * 1e3
 
     label = f"{FORMATS[name]}, opening the source"
-    key = opening_name(name)
-    values = alternate(
-        [Contestant(name=key, label=label, measure=milliseconds)],
-        rounds=arguments.rounds,
-        title=label,
-        warm_up_rounds=arguments.warm_up_rounds,
-    )
-    return Measurement(name=key, label=label, unit=UNIT, values=values[key])
+    contestant = Contestant(name=opening_name(name), label=label, measure=milliseconds)
+    return measured([contestant], arguments, title=label, unit=UNIT)

@@ -41,6 +41,15 @@ class Ratio:
     high: float
     """Upper end of its 95% interval."""
 
+    def __str__(self) -> str:
+        """Show three digits that count of each.
+
+        >>> print(Ratio(0.98765, 0.9, 1.25), Ratio(2.5, 2.25, 3.0))
+        0.988 [0.900, 1.250] 2.50 [2.25, 3.00]
+        """
+        digits = 3 if self.median < 1.5 else 2
+        return f"{self.median:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+
 
 def ratio(values: Sequence[float], reference: Sequence[float]) -> Ratio:
     """Compare two contestants that ran in the same rounds.

@@ -12,10 +12,11 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.gpu.launch_compiled import BLOCKS
 from stateful_gpu_loader.transforms import Compose, PipelineDraw
 from stateful_gpu_loader.transforms.batches import kernels
 
+BLOCKS = ((4, 128), (4, 64), (4, 32), (8, 64), (8, 32), (16, 64), (16, 32))
+"""Rows and columns of the fused launch's blocks that are compared."""
 _AHEAD_CYCLES = 20_000_000
 """Some 10 ms of the GPU's time, in which the host queues what is timed."""
 _COPIED_BYTES = 2**31

@@ -16,8 +16,15 @@ import torch
 import torchvision
 from torchvision.transforms import v2
 
-from benchmarks.photograph_loaders import MEAN, SIZE, STD, Pass, torch_with_torchvision
-from stateful_gpu_loader import FolderSource, StatefulGPULoader
+from benchmarks.photograph_loaders import (
+    MEAN,
+    SIZE,
+    STD,
+    Pass,
+    source_of,
+    torch_with_torchvision,
+)
+from stateful_gpu_loader import StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 
 DEVICE = torch.device("cuda")
@@ -40,7 +47,6 @@ def ours(
     work: Pass, *, decoder: str, recipes: Sequence[T.Recipe] = RECIPES, **changes: Any
 ) -> StatefulGPULoader[Any]:
     """This package's loader, not yet begun."""
-    source = FolderSource.from_paths(work.files, work.targets, work.folder.root)
     arguments: dict[str, Any] = {
         "batch_size": work.batch_size,
         "shuffle": True,
@@ -51,7 +57,7 @@ def ours(
         "transform": list(recipes),
         **changes,
     }
-    return StatefulGPULoader(source, **arguments)
+    return StatefulGPULoader(source_of(work), **arguments)
 
 
 def state_at_every_step(loader: StatefulGPULoader[Any]) -> Iterator[Any]:
@@ -94,39 +100,6 @@ def torchvision_one_by_one(work: Pass) -> Iterator[Any]:
             )
             batch = torch.stack([augment(image) for image in images])
             yield [batch, targets[indices].to(DEVICE, non_blocking=True)]
-
-
-def dali(work: Pass) -> Iterator[Any]:
-    """DALI's pipeline as its ImageNet example has it: nvJPEG with region decoding, float16.
-
-    It has no bfloat16. As many CPU threads as the others have workers.
-    """
-    from nvidia.dali import fn, pipeline_def, types
-    from nvidia.dali.plugin.pytorch import DALIGenericIterator
-
-    def graph() -> Any:
-        encoded, targets = fn.readers.file(
-            files=work.files, labels=work.targets, random_shuffle=True, name="reader"
-        )
-        images = fn.decoders.image_random_crop(
-            encoded, device="mixed", random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3]
-        )
-        images = fn.resize(images, size=(SIZE, SIZE), interp_type=types.INTERP_LINEAR)
-        images = fn.crop_mirror_normalize(
-            images,
-            dtype=types.FLOAT16,
-            output_layout="CHW",
-            mean=[255 * value for value in MEAN],
-            std=[255 * value for value in STD],
-            mirror=fn.random.coin_flip(probability=0.5),
-        )
-        return images, targets.gpu()
-
-    pipeline = pipeline_def(graph)(
-        batch_size=work.batch_size, num_threads=work.num_workers, device_id=0, seed=1
-    )
-    for (batch,) in DALIGenericIterator(pipeline, ["images", "targets"], reader_name="reader"):
-        yield [batch["images"], batch["targets"].squeeze(1).long()]
 
 
 def _read(file: str) -> torch.Tensor:

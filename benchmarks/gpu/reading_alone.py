@@ -7,23 +7,19 @@ many threads reach are one over the Python time of an image.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import torch
 
 from benchmarks.execution_paths import requests_of, seconds_to_execute
+from benchmarks.photograph_loaders import folder_source
 from benchmarks.photographs import PhotographFolder
-from stateful_gpu_loader import FolderSource
 from stateful_gpu_loader.decoders import make_decoder
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
-from stateful_gpu_loader.engine.makers.encoded import EncodedBatch, EncodedMaker
-from stateful_gpu_loader.records import Request
+from stateful_gpu_loader.engine.makers.encoded import EncodedMaker
 from stateful_gpu_loader.transforms import Compose
 
-Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
-
-def in_memory_of_the_host(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _in_memory_of_the_host(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Page-locked where there is a GPU, as the loader allocates it."""
     return torch.empty(shape, dtype=dtype, pin_memory=torch.cuda.is_available())
 
@@ -35,38 +31,26 @@ class ReadingAlone:
         folder: of the files; they are in the page cache after the first time.
         recipes: whose numbers are drawn.
         batch_size: images of one request.
-        allocate: where the bytes go.
     """
 
-    def __init__(
-        self,
-        folder: PhotographFolder,
-        recipes: Compose,
-        batch_size: int,
-        allocate: Allocate = in_memory_of_the_host,
-    ) -> None:
+    def __init__(self, folder: PhotographFolder, recipes: Compose, batch_size: int) -> None:
         self._folder = folder
         self._batch_size = batch_size
-        self.source = FolderSource.from_paths(
-            [str(file) for file in folder.files], list(folder.targets), folder.root
-        )
         self._execute = EncodedMaker(
-            self.source,
+            folder_source(folder),
             takes=lambda header, data: True,
             decoder=make_decoder("torchvision"),
             recipes=recipes,
-            allocate=allocate,
+            allocate=_in_memory_of_the_host,
             policy=BadSamplePolicy(mode="raise"),
         )
-
-    def execute(self, request: Request) -> EncodedBatch:
-        """One batch."""
-        return self._execute(request, lambda: None)
 
     def images_a_second(self, *, num_threads: int, num_batches: int) -> float:
         """With so many readers at a time."""
         requests = requests_of(len(self._folder.files), self._batch_size, num_batches)
-        seconds = seconds_to_execute(requests, self.execute, num_threads=num_threads)
+        seconds = seconds_to_execute(
+            requests, lambda request: self._execute(request, lambda: None), num_threads=num_threads
+        )
         return num_batches * self._batch_size / seconds
 
     def cpu_microseconds_an_image(self, *, num_batches: int) -> float:
@@ -74,5 +58,5 @@ class ReadingAlone:
         requests = requests_of(len(self._folder.files), self._batch_size, num_batches)
         started = time.thread_time()
         for request in requests:
-            self.execute(request)
+            self._execute(request, lambda: None)
         return 1e6 * (time.thread_time() - started) / (num_batches * self._batch_size)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from benchmarks.arguments import Arguments
+from benchmarks.markdown import Content, aims_table, as_table
 from benchmarks.photograph_loaders import Pass
-from benchmarks.photographs import HEIGHT, QUALITY, WIDTH
 from benchmarks.results import Aim, Comparison, Measurement, Results
 from benchmarks.summary import ratio, summarise
 
@@ -44,7 +44,6 @@ class GpuResults:
 
     arguments: Arguments
     work: Pass
-    load_average: float
     name: str
     """Of the benchmark, and so of its file."""
     backends: list[str] = field(default_factory=list)
@@ -96,18 +95,11 @@ class GpuResults:
 
     def _results(self) -> Results:
         work = self.work
-        return Results(
-            benchmark=self.name,
-            rounds=self.arguments.rounds,
-            quick=self.arguments.quick,
+        return self.arguments.make_results(
+            self.name,
             settings={
                 "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-                "num_files": len(work.folder.files),
-                "originals": work.folder.originals,
-                "mean_bytes": round(work.folder.mean_bytes),
-                "width": WIDTH,
-                "height": HEIGHT,
-                "quality": QUALITY,
+                **work.folder.settings,
                 "batch_size": work.batch_size,
                 "num_workers": work.num_workers,
                 "decoders": self.backends,
@@ -122,7 +114,6 @@ class GpuResults:
             comparisons=self._comparisons(),
             aims=aims_of(self),
             notes=self.notes,
-            load_average=self.load_average,
         )
 
     def _comparisons(self) -> list[Comparison]:
@@ -145,6 +136,29 @@ class GpuResults:
             for of, to in pairs
             if self.values.get(of) and self.values.get(to)
         ]
+
+
+def gpu_section(content: Content) -> str:
+    """Every measurement on the GPU, then the aims, then what was left out."""
+    settings = content["settings"]
+    rows = [
+        [found["label"], f"{found['median']:,.4g}", found["unit"]]
+        for found in content["measurements"]
+    ]
+    introduction = (
+        f"**On a GPU**: {settings['gpu']}, {settings['width']}x{settings['height']} JPEG files of "
+        f"{settings['mean_bytes'] / 1000:.0f} KB ({settings['originals']}), random crop resized to "
+        f"224x224, flip, normalised bfloat16, batches of {settings['batch_size']}, "
+        f"{settings['num_workers']} workers."
+    )
+    parts = [
+        introduction,
+        as_table(["", "median", ""], rows),
+        aims_table(content),
+    ]
+    if settings["missing"]:
+        parts.append(f"Left out: {', '.join(settings['missing'])}.")
+    return "\n\n".join([*parts, *content["notes"]])
 
 
 def aims_of(results: GpuResults) -> list[Aim]:

@@ -16,7 +16,7 @@ from benchmarks.gpu import results as names
 from benchmarks.gpu.decoding import DecodingAlone, read_batches
 from benchmarks.gpu.results import GpuResults
 from benchmarks.harness import Contestant, alternate
-from benchmarks.photograph_loaders import SIZE, Pass
+from benchmarks.photograph_loaders import SIZE, Pass, dali
 
 WARM_UP_BATCHES, TIMED_BATCHES = 8, 40
 SPARE_BATCHES = 48
@@ -136,7 +136,7 @@ def _passes(work: Pass, results: GpuResults) -> dict[str, tuple[str, Start, int]
     else:
         peers[names.DALI] = (
             "DALI, GPU pipeline",
-            functools.partial(loaders.dali, work),
+            functools.partial(dali, work, on_gpu=True),
             TIMED_BATCHES,
         )
     return {**passes, **peers}

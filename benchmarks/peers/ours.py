@@ -6,9 +6,8 @@ import json
 
 from benchmarks.datasets import Numbers
 from benchmarks.peers.adapter import SEED, Delivery, Peer, Work, loaded
-from benchmarks.photograph_loaders import MEAN, SIZE, STD
+from benchmarks.photograph_loaders import recipes
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
-from stateful_gpu_loader import transforms as T
 
 
 class Ours(Peer):
@@ -23,11 +22,7 @@ class Ours(Peer):
                 shuffle=True,
                 num_workers=work.num_workers,
                 seed=SEED,
-                transform=[
-                    T.RandomResizedCrop(SIZE),
-                    T.RandomHorizontalFlip(),
-                    T.Normalize(MEAN, STD),
-                ],
+                transform=recipes(),
             ),
             state,
         )

@@ -16,7 +16,6 @@ ROOT = Path(__file__).parent
 MARKED = {
     "benchmarks/test_peers.py": "benchmarks",
     "benchmarks/test_smoke.py": "benchmarks",
-    "benchmarks/test_source_benchmarks.py": "benchmarks",
     "cli/test_inspect_trainers.py": "trainers",
     "demo/test_experiment.py": "benchmarks",
     "engine/workers/test_processes_leave_nothing.py": "processes",

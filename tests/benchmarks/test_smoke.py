@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
+import dataclasses
 import doctest
 import gc
 import importlib.util
+import shutil
 import socket
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from benchmarks import headline, summary, table
+from benchmarks import (
+    bench_locality,
+    headline,
+    lane_loaders,
+    markdown,
+    processes,
+    record_encoding,
+    results,
+    source_tables,
+    summary,
+    table,
+)
+from benchmarks.arguments import Arguments
+from benchmarks.format_writers import write
 from benchmarks.harness import Contestant, alternate
 from benchmarks.results import FOLDER, read_results
+from benchmarks.source_files import photograph_files
+from benchmarks.source_rates import measure_rates
+from benchmarks.source_readers import open_source
 from stateful_gpu_loader.decoders import available
 from tests.prepared_processes import run_script
 
-pytest.importorskip("skimage")
-pytest.importorskip("sklearn")
-pytest.importorskip("tqdm")
-pytest.importorskip("torchcodec")
+for package in ("skimage", "sklearn", "tqdm", "torchcodec"):
+    pytest.importorskip(package)
+for package in ("lmdb", "pyarrow", "google_crc32c", "webdataset"):
+    pytest.importorskip(package)
 
 ROOT = Path(__file__).parents[2]
+HAS_DALI = importlib.util.find_spec("nvidia.dali") is not None
 BENCHMARKS = (
     "throughput",
     "prepared",
@@ -35,6 +55,9 @@ BENCHMARKS = (
     "checkpoint",
     "scale",
     "ray",
+    "sources",
+    "lanes",
+    "locality",
 )
 
 
@@ -57,6 +80,8 @@ def test_results_hold_raw_values_versions_and_machine(output: Path, benchmark: s
     assert content["machine"]["cores"] >= 1
     assert {"torch", "torchvision", "torchdata", "NumPy", "Python"} <= set(content["versions"])
     assert content["aims"]
+    names = [measurement["name"] for measurement in content["measurements"]]
+    assert len(set(names)) == len(names)
     for measurement in content["measurements"]:
         assert measurement["values"]
         assert min(measurement["values"]) >= 0
@@ -73,7 +98,7 @@ def test_every_contestant_that_is_installed_takes_part(output: Path) -> None:
     measurements = _content(output, "throughput")["measurements"]
     names = {measurement["name"] for measurement in measurements}
     assert {"torch_pillow", "torchdata_torchvision", "ours_torchcodec"} <= names
-    assert ("dali" in names) == (importlib.util.find_spec("nvidia.dali") is not None)
+    assert ("dali" in names) == HAS_DALI
 
 
 def test_every_cpu_decoder_is_run_both_ways(output: Path) -> None:
@@ -82,6 +107,62 @@ def test_every_cpu_decoder_is_run_both_ways(output: Path) -> None:
     assert content["settings"]["decoders"][0] == available()[0]
     for decoder in available():
         assert {f"{what}_{decoder}" for what in ("decoding", "images", "batches")} <= names
+
+
+@pytest.mark.parametrize("benchmark", ["sources", "lanes", "locality"])
+def test_the_section_shows_what_was_measured_and_every_aim(output: Path, benchmark: str) -> None:
+    content = _content(output, benchmark)
+    text = getattr(source_tables, f"{benchmark}_section")(content)
+    for measurement in content["measurements"]:
+        assert markdown.short(measurement["median"]) in text, measurement["name"]
+    for aim in content["aims"]:
+        assert aim["what"] in text
+
+
+def test_every_format_is_read_beside_its_reference(output: Path) -> None:
+    names = {found["name"] for found in _content(output, "sources")["measurements"]}
+    formats = ("folder", "tar", "caffe", "caffe2", "tfrecord", "recordio", "parquet")
+    assert {f"{reader} {name}" for name in formats for reader in ("ours", "ours-shuffled")} <= names
+    assert {"torchvision folder", "webdataset tar", "pyarrow parquet"} <= names
+    for name in ("tar", "caffe", "caffe2", "tfrecord", "recordio"):
+        assert (f"dali {name}" in names) == HAS_DALI
+        assert (f"dali-shuffled {name}" in names) == HAS_DALI
+
+
+def test_every_format_resumes_at_both_places(output: Path) -> None:
+    names = {found["name"] for found in _content(output, "sources")["measurements"]}
+    for name in ("tar", "caffe", "tfrecord", "recordio", "parquet"):
+        for peer in ("ours", "torchdata"):
+            assert {f"{peer} resume {name} 0%", f"{peer} resume {name} 90%"} <= names
+    assert "webdataset resume tar 90%" in names
+    assert ("dali resume tfrecord 90%" in names) == HAS_DALI
+
+
+def test_an_order_by_blocks_reads_fewer_places_than_a_full_shuffle(output: Path) -> None:
+    """These are counts, which no load of the machine changes."""
+    found = markdown.medians_of(_content(output, "locality"))
+    for name in ("tar", "parquet"):
+        places = {
+            order: found[bench_locality.measurement_name("places", name, order)]
+            for order in bench_locality.ORDERS
+        }
+        assert places["window of 1"] < places["everything shuffled"]
+    read = {
+        order: found[bench_locality.measurement_name("bytes", "parquet", order)]
+        for order in bench_locality.ORDERS
+    }
+    assert read["window of 1"] < read["everything shuffled"]
+
+
+def test_readers_that_read_something_else_are_not_timed(output: Path, tmp_path: Path) -> None:
+    files = photograph_files(192, 12, output / "data")
+    shutil.copytree(files.root / "folder", tmp_path / "folder")
+    other = dataclasses.replace(files, root=tmp_path)
+    samples = ((bytes(data.numpy()), label + 1) for data, label in open_source("folder", files))
+    write("parquet", tmp_path / "parquet", samples, count=192, num_files=1, rows=64)
+    arguments = Arguments(rounds=1, quick=True, output=tmp_path, data=tmp_path)
+    with pytest.raises(ValueError, match="ours reads 192 samples, 12 of them different"):
+        measure_rates("parquet", other, arguments)
 
 
 def test_tables_and_picture_are_drawn_from_the_json(output: Path, tmp_path: Path) -> None:
@@ -149,9 +230,23 @@ def test_rounds_are_interleaved_in_every_order(monkeypatch: pytest.MonkeyPatch) 
     assert all(len(found) == 6 for found in values.values())
 
 
-def test_examples_of_the_summaries_hold() -> None:
-    for module in (summary, headline):
-        assert doctest.testmod(module).failed == 0
+@pytest.mark.parametrize(
+    "module",
+    [
+        bench_locality,
+        headline,
+        lane_loaders,
+        markdown,
+        processes,
+        record_encoding,
+        results,
+        summary,
+    ],
+)
+def test_examples_hold(module: ModuleType) -> None:
+    done = doctest.testmod(module)
+    assert done.attempted > 0
+    assert done.failed == 0
 
 
 def _content(folder: Path, benchmark: str) -> Any:

@@ -1,0 +1,318 @@
+"""Images a second by number and kind of workers, on cores that are simulated.
+
+Decoding takes a sleep of 1.2 ms and augmenting one of 0.3 ms, which torchvision takes for a
+photograph of 500x375. A sleep needs no core and does not hold Python's lock, so two cores can show
+what the loader itself costs beside 64 workers. The rest is real: files are opened and read, headers
+are parsed, a tiny JPEG is decoded, and a batch of real size is allocated and passed on, unwritten.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+from benchmarks.arguments import Arguments, parse
+from benchmarks.gpu.reading_alone import ReadingAlone
+from benchmarks.harness import Contestant, alternate
+from benchmarks.photographs import PhotographFolder, photograph_folder
+from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
+from benchmarks.summary import ratio, summarise
+from stateful_gpu_loader import FolderSource, StatefulGPULoader
+from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.transforms import Compose
+
+DECODE, AUGMENT = 1.2e-3, 0.3e-3
+"""Seconds that an image takes."""
+HEIGHT, WIDTH, SIZE = 375, 500, 224
+"""Pixels of an image that is decoded, and of one in the batch."""
+BATCH_SIZE = 64
+WORKERS = (2, 4, 8, 16, 32, 64)
+READERS = (1, 2, 4, 8)
+
+IDEAL, AUTO, THREADS, PROCESSES = "ideal", "auto", "threads", "processes"
+PROCESSES_OF_4, OF_DATASET, TORCH = "processes_of_4", "dataset", "torch"
+KINDS = {
+    IDEAL: "ideal: sleeps alone",
+    AUTO: 'StatefulGPULoader, worker_type="auto"',
+    THREADS: "StatefulGPULoader, threads",
+    PROCESSES_OF_4: "StatefulGPULoader, processes of 4 threads",
+    PROCESSES: "StatefulGPULoader, processes",
+    OF_DATASET: "StatefulGPULoader, a user's dataset in processes",
+    TORCH: "torch DataLoader, the same dataset",
+}
+READING = "reading"
+
+_MOST_PROCESSES = 32
+"""With more of them at a time this machine has no memory."""
+_SECONDS, _NUM_FILES = 3.0, 256
+_AIMS = {4: 0.9, 8: 0.9}
+"""Least share of the ideal, by number of workers."""
+_FLOOR = {16: 7500, 32: 7500}
+"""Least images a second."""
+_READ_AIM = 20_000
+_NOISE = 0.95
+
+
+class SleepingDecode(T.Recipe):
+    """Takes the time and returns the memory of a decoder."""
+
+    def draw(self, uniforms: Any, sizes: Any) -> T.Draw:
+        return T.Draw(np.empty((len(sizes), 0)), np.full_like(sizes, 1) * [HEIGHT, WIDTH])
+
+    def apply(self, image: torch.Tensor, numbers: Sequence[float]) -> torch.Tensor:
+        time.sleep(DECODE)
+        return torch.empty(3, HEIGHT, WIDTH, dtype=torch.uint8)
+
+
+class SleepingCrop(T.Recipe):
+    """Takes the time of a random crop, resized and normalised; the batch stays unwritten."""
+
+    num_draws = 4
+
+    def draw(self, uniforms: Any, sizes: Any) -> T.Draw:
+        return T.Draw(uniforms, np.full_like(sizes, SIZE))
+
+    def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
+        return torch.float32
+
+    def apply(self, image: torch.Tensor, numbers: Sequence[float]) -> torch.Tensor:
+        time.sleep(AUGMENT)
+        return torch.empty(3, SIZE, SIZE)
+
+    def apply_into(self, image: torch.Tensor, numbers: Sequence[float], out: torch.Tensor) -> None:
+        time.sleep(AUGMENT)
+
+
+class SleepingDataset(Dataset[tuple[torch.Tensor, int]]):
+    """A user's dataset that takes the same time; its images share memory, so collating is all."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        time.sleep(DECODE)
+        time.sleep(AUGMENT)
+        return torch.empty(3, SIZE, SIZE), index
+
+
+def collate(samples: list[tuple[torch.Tensor, int]]) -> list[torch.Tensor]:
+    """A batch of real size, unwritten, as the recipes' batch is."""
+    images = torch.empty(len(samples), 3, SIZE, SIZE)
+    return [images, torch.tensor([target for _, target in samples])]
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Run the benchmark and write ``cores.json``."""
+    arguments = parse(__doc__, rounds=5, given=given)
+    before = load_average()
+    numbers, readers = ((2,), (1,)) if arguments.quick else (WORKERS, READERS)
+    seconds = 0.2 if arguments.quick else _SECONDS
+    memory: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        paths = _tiny_files(Path(folder))
+        files = photograph_folder(8 if arguments.quick else _NUM_FILES, arguments.data)
+        contestants = [
+            Contestant(
+                name=name_of(kind, workers),
+                label=f"{KINDS[kind]}, {workers}",
+                measure=functools.partial(_images_a_second, kind, workers, paths, seconds, memory),
+            )
+            for workers in numbers
+            for kind in KINDS
+            if _is_measured(kind, workers)
+        ] + [
+            Contestant(
+                name=name_of(READING, count),
+                label=f"readers of files for a GPU, {count}",
+                measure=functools.partial(_files_a_second, files, count),
+            )
+            for count in readers
+        ]
+        values = alternate(
+            contestants,
+            rounds=arguments.rounds,
+            title="cores",
+            warm_up_rounds=arguments.warm_up_rounds,
+        )
+    _results(arguments, contestants, values, memory, numbers, before).write_and_tell(
+        arguments.output
+    )
+
+
+def name_of(kind: str, workers: int) -> str:
+    """The measurement's key in the JSON."""
+    return f"{kind}_{workers}"
+
+
+def _is_measured(kind: str, workers: int) -> bool:
+    if kind == PROCESSES_OF_4:
+        return workers >= 4
+    return workers <= _MOST_PROCESSES or kind not in (PROCESSES, OF_DATASET, TORCH)
+
+
+def _tiny_files(folder: Path) -> list[str]:
+    generator = np.random.default_rng(0)
+    for number in range(_NUM_FILES):
+        pixels = generator.integers(256, size=(8, 8, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number:04d}.jpg")
+    return [str(path) for path in sorted(folder.iterdir())]
+
+
+def _images_a_second(
+    kind: str, workers: int, paths: list[str], seconds: float, memory: dict[str, float]
+) -> float:
+    if kind == IDEAL:
+        return workers * _sleeps_a_second(seconds)
+    warm_up = 2 * workers
+    most = int(2 * seconds * workers / (DECODE + AUGMENT)) + (warm_up + 4 * workers) * BATCH_SIZE
+    batches = _batches(kind, workers, paths, most)
+    for _ in range(warm_up):
+        next(batches)
+    started, num_images = time.perf_counter(), 0
+    while (passed := time.perf_counter() - started) < seconds:
+        num_images += len(next(batches)[1])
+    name = name_of(kind, workers)
+    memory[name] = max(memory.get(name, 0.0), _mebibytes_of_all_processes())
+    return num_images / passed
+
+
+def _sleeps_a_second(seconds: float) -> float:
+    """Images a second of one core that does nothing else."""
+    started, number = time.perf_counter(), 0
+    while (passed := time.perf_counter() - started) < seconds:
+        time.sleep(DECODE)
+        time.sleep(AUGMENT)
+        number += 1
+    return number / passed
+
+
+def _batches(kind: str, workers: int, paths: list[str], most: int) -> Iterator[Any]:
+    if kind in (OF_DATASET, TORCH):
+        loader: Callable[..., Any] = DataLoader if kind == TORCH else StatefulGPULoader
+        dataset = SleepingDataset(most)
+        return iter(loader(dataset, BATCH_SIZE, num_workers=workers, collate_fn=collate))
+    options: dict[str, Any] = {
+        AUTO: {},
+        THREADS: {"worker_type": "thread"},
+        PROCESSES: {"worker_type": "process", "threads_per_process": 1},
+        PROCESSES_OF_4: {"worker_type": "process", "threads_per_process": 4},
+    }[kind]
+    count = -(-most // len(paths))
+    source = FolderSource.from_paths(paths * count, [0] * len(paths) * count)
+    return iter(
+        StatefulGPULoader(
+            source,
+            BATCH_SIZE,
+            num_workers=workers,
+            transform=[SleepingDecode(), SleepingCrop()],
+            **options,
+        )
+    )
+
+
+def _mebibytes_of_all_processes() -> float:
+    """Memory of this process and its workers, shared pages divided among those who share them."""
+    this = psutil.Process()
+    found = 0
+    for process in (this, *this.children(recursive=True)):
+        found += process.memory_full_info().pss
+    return found / 2**20
+
+
+def _files_a_second(files: PhotographFolder, readers: int) -> float:
+    recipes = Compose([T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip()])
+    num_batches = max(2, len(files.files) * 32 // BATCH_SIZE)
+    return ReadingAlone(files, recipes, BATCH_SIZE).images_a_second(
+        num_threads=readers, num_batches=num_batches
+    )
+
+
+def _results(
+    arguments: Arguments,
+    contestants: Sequence[Contestant],
+    values: dict[str, list[float]],
+    memory: dict[str, float],
+    numbers: Sequence[int],
+    before: float,
+) -> Results:
+    medians = {name: summarise(found).median for name, found in values.items()}
+    auto = [medians[name_of(AUTO, workers)] for workers in numbers]
+    comparisons = {
+        workers: ratio(values[name_of(AUTO, workers)], values[name_of(IDEAL, workers)])
+        for workers in numbers
+    }
+    aims = [
+        Aim(
+            what=f"share of the ideal with {workers} workers",
+            aim=f">= {share:.0%}",
+            reached=f"{comparisons[workers].median:.0%}",
+            met=comparisons[workers].median >= share,
+        )
+        for workers, share in _AIMS.items()
+        if workers in comparisons
+    ]
+    aims += [
+        Aim(
+            what=f"images a second with {workers} workers",
+            aim=f">= {floor:,}",
+            reached=f"{medians[name_of(AUTO, workers)]:,.0f}",
+            met=medians[name_of(AUTO, workers)] >= floor,
+        )
+        for workers, floor in _FLOOR.items()
+        if workers in comparisons
+    ]
+    least = min((many / few for few, many in itertools.pairwise(auto)), default=1.0)
+    reading = max(median for name, median in medians.items() if name.startswith(READING))
+    aims += [
+        Aim(
+            what="images a second with twice as many workers, at least",
+            aim=f">= {_NOISE} times",
+            reached=f"{least:.2f} times",
+            met=least >= _NOISE,
+        ),
+        Aim(
+            what="files that one process reads for a GPU in a second",
+            aim=f">= {_READ_AIM:,}",
+            reached=f"{reading:,.0f}",
+            met=reading >= _READ_AIM,
+        ),
+    ]
+    return Results(
+        benchmark="cores",
+        rounds=arguments.rounds,
+        quick=arguments.quick,
+        settings={
+            "decode_seconds": DECODE,
+            "augment_seconds": AUGMENT,
+            "batch_size": BATCH_SIZE,
+            "memory_mib": {name: round(found) for name, found in memory.items()},
+        },
+        measurements=[
+            Measurement(name=each.name, label=each.label, unit="images/s", values=values[each.name])
+            for each in contestants
+        ],
+        comparisons=[
+            Comparison(of=name_of(AUTO, workers), to=name_of(IDEAL, workers), ratio=found)
+            for workers, found in comparisons.items()
+        ],
+        aims=aims,
+        load_average=before,
+    )
+
+
+if __name__ == "__main__":
+    main()

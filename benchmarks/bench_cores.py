@@ -22,12 +22,12 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.arguments import Arguments, parse
+from benchmarks.arguments import parse
 from benchmarks.gpu.reading_alone import ReadingAlone
-from benchmarks.harness import Contestant, alternate
+from benchmarks.harness import Contestant, measured
 from benchmarks.photographs import PhotographFolder, photograph_folder
-from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
-from benchmarks.summary import ratio, summarise
+from benchmarks.results import Aim, Comparison, Measurement, compared
+from benchmarks.summary import summarise
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.transforms import Compose
@@ -95,7 +95,7 @@ class SleepingCrop(T.Recipe):
 
 
 class SleepingDataset(Dataset[tuple[torch.Tensor, int]]):
-    """A user's dataset that takes the same time; its images share memory, so collating is all."""
+    """A user's dataset that takes the same time; its images stay unwritten."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -118,7 +118,6 @@ def collate(samples: list[tuple[torch.Tensor, int]]) -> list[torch.Tensor]:
 def main(given: Sequence[str] | None = None) -> None:
     """Run the benchmark and write ``cores.json``."""
     arguments = parse(__doc__, rounds=5, given=given)
-    before = load_average()
     numbers, readers = ((2,), (1,)) if arguments.quick else (WORKERS, READERS)
     seconds = 0.2 if arguments.quick else _SECONDS
     memory: dict[str, float] = {}
@@ -142,14 +141,21 @@ def main(given: Sequence[str] | None = None) -> None:
             )
             for count in readers
         ]
-        values = alternate(
-            contestants,
-            rounds=arguments.rounds,
-            title="cores",
-            warm_up_rounds=arguments.warm_up_rounds,
-        )
-    _results(arguments, contestants, values, memory, numbers, before).write_and_tell(
-        arguments.output
+        measurements = measured(contestants, arguments, title="cores", unit="images/s")
+    comparisons = compared(
+        measurements, [(name_of(AUTO, workers), name_of(IDEAL, workers)) for workers in numbers]
+    )
+    arguments.report(
+        "cores",
+        settings={
+            "decode_seconds": DECODE,
+            "augment_seconds": AUGMENT,
+            "batch_size": BATCH_SIZE,
+            "memory_mib": {name: round(found) for name, found in memory.items()},
+        },
+        measurements=measurements,
+        comparisons=comparisons,
+        aims=_aims(measurements, comparisons),
     )
 
 
@@ -241,77 +247,31 @@ def _files_a_second(files: PhotographFolder, readers: int) -> float:
     )
 
 
-def _results(
-    arguments: Arguments,
-    contestants: Sequence[Contestant],
-    values: dict[str, list[float]],
-    memory: dict[str, float],
-    numbers: Sequence[int],
-    before: float,
-) -> Results:
-    medians = {name: summarise(found).median for name, found in values.items()}
-    auto = [medians[name_of(AUTO, workers)] for workers in numbers]
-    comparisons = {
-        workers: ratio(values[name_of(AUTO, workers)], values[name_of(IDEAL, workers)])
-        for workers in numbers
-    }
-    aims = [
-        Aim(
-            what=f"share of the ideal with {workers} workers",
-            aim=f">= {share:.0%}",
-            reached=f"{comparisons[workers].median:.0%}",
-            met=comparisons[workers].median >= share,
-        )
-        for workers, share in _AIMS.items()
-        if workers in comparisons
-    ]
-    aims += [
-        Aim(
-            what=f"images a second with {workers} workers",
-            aim=f">= {floor:,}",
-            reached=f"{medians[name_of(AUTO, workers)]:,.0f}",
-            met=medians[name_of(AUTO, workers)] >= floor,
-        )
-        for workers, floor in _FLOOR.items()
-        if workers in comparisons
-    ]
-    least = min((many / few for few, many in itertools.pairwise(auto)), default=1.0)
+def _aims(measurements: Sequence[Measurement], comparisons: Sequence[Comparison]) -> list[Aim]:
+    medians = {found.name: summarise(found.values).median for found in measurements}
+    shares = {found.of: found.ratio for found in comparisons}
+    auto = [medians[name] for name in shares]
+    growth = min((many / few for few, many in itertools.pairwise(auto)), default=1.0)
     reading = max(median for name, median in medians.items() if name.startswith(READING))
-    aims += [
-        Aim(
-            what="images a second with twice as many workers, at least",
-            aim=f">= {_NOISE} times",
-            reached=f"{least:.2f} times",
-            met=least >= _NOISE,
-        ),
-        Aim(
-            what="files that one process reads for a GPU in a second",
-            aim=f">= {_READ_AIM:,}",
-            reached=f"{reading:,.0f}",
-            met=reading >= _READ_AIM,
+    shared = [
+        Aim.at_least(f"the rate with {workers} workers, beside the ideal", shares[name], share)
+        for workers, share in _AIMS.items()
+        if (name := name_of(AUTO, workers)) in shares
+    ]
+    rates = [
+        (f"images a second with {workers} workers", medians[name], floor)
+        for workers, floor in _FLOOR.items()
+        if (name := name_of(AUTO, workers)) in medians
+    ]
+    rates.append(("files that one process reads for a GPU in a second", reading, _READ_AIM))
+    return [
+        *shared,
+        Aim.at_least("the rate with twice as many workers, at least", growth, _NOISE),
+        *(
+            Aim(what=what, aim=f">= {floor:,}", reached=f"{rate:,.0f}", met=rate >= floor)
+            for what, rate, floor in rates
         ),
     ]
-    return Results(
-        benchmark="cores",
-        rounds=arguments.rounds,
-        quick=arguments.quick,
-        settings={
-            "decode_seconds": DECODE,
-            "augment_seconds": AUGMENT,
-            "batch_size": BATCH_SIZE,
-            "memory_mib": {name: round(found) for name, found in memory.items()},
-        },
-        measurements=[
-            Measurement(name=each.name, label=each.label, unit="images/s", values=values[each.name])
-            for each in contestants
-        ],
-        comparisons=[
-            Comparison(of=name_of(AUTO, workers), to=name_of(IDEAL, workers), ratio=found)
-            for workers, found in comparisons.items()
-        ],
-        aims=aims,
-        load_average=before,
-    )
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ BYTES = "bytes"
 INTAKE = {"uint8": "copied as uint8", "float32": "normalised to float32"}
 AIM = 0.9
 BYTES_AIM = 0.26
-"""Of the bytes of an image of float32."""
+"""Largest share of a float32 image's bytes that an image may take over the wire."""
 _WARM_UP, _SPARE = 8, 8
 
 

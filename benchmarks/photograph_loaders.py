@@ -190,7 +190,7 @@ def ours_of(source: Source, work: Pass, *, head: Sequence[Any] = (), **more: Any
 
 
 def recipes() -> list[T.Recipe]:
-    """What this package's loaders apply to every photograph."""
+    """Recipes that this package's loaders apply to every photograph."""
     return [T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD)]
 
 

@@ -62,7 +62,7 @@ class PhotographFolder:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the results of a benchmark say of its files."""
+        """Settings that describe these files in a benchmark's results."""
         return {
             "num_files": len(self.files),
             "originals": self.originals,

@@ -1,4 +1,4 @@
-"""What all pictures share, and that of the throughput benchmark: bars, ours in colour."""
+"""Parts that all pictures share, and the picture of the throughput benchmark."""
 
 from __future__ import annotations
 

@@ -26,7 +26,6 @@ def assert_exact_resume(
     *,
     epochs: int = 2,
     other: tuple[dict[str, Any], ...] = (),
-    every: int = 0,
     states_follow: bool = False,
 ) -> None:
     """Resume and compare the rest, bit for bit, with the uninterrupted run.
@@ -41,7 +40,6 @@ def assert_exact_resume(
         make_loader: a new loader of the stream under test; ``other`` reaches it as arguments.
         epochs: epochs of the uninterrupted run.
         other: arguments that must not change the stream, such as ``{"num_workers": 3}``.
-        every: without workers every so-manieth batch, too; 0 for none.
         states_follow: whether the resumed loaders' later states are those of the uninterrupted run.
     """
     loader = make_loader()
@@ -52,7 +50,7 @@ def assert_exact_resume(
         places = {
             place: epochs if place in boundaries else few.get(place, min(epochs, place[0] + 2))
             for place in states
-            if place in boundaries or place in few or (every and place[1] % every == 0)
+            if place in boundaries or place in few
         }
     for place, end in places.items():
         _assert_resumes(make_loader(), expected, states, place, end, states_follow=states_follow)

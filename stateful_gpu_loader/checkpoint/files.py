@@ -50,7 +50,7 @@ _MOST_BEYOND = 1 << 20
 
 _States = dict[str, SavedState]
 Stamp = tuple[str, int, int, int]
-"""A file's path, and what changes when the file is written anew."""
+"""Path, inode, size and time of a file; one of them changes when the file is rewritten."""
 
 
 @dataclass(frozen=True)

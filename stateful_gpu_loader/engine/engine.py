@@ -426,7 +426,7 @@ def _batches_of(plan: Plan, place: Address, seed: int) -> tuple[int | None, int 
             return done, num_samples - done
         division = Division(batch_size=use.batch_size, drop_last=use.drop_last)
         if place.user is not None:
-            # torchdata's states hold no position behind a snapshot.
+            # torchdata's states hold no position after a snapshot.
             position = place.user.base + place.user.steps * use.batch_size
             position = position if num_samples is None else min(position, num_samples)
     if division is None:

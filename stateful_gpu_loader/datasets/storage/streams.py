@@ -21,7 +21,7 @@ COMPRESSED = (".gz", ".tgz", ".zst", ".bz2", ".xz")
 """Endings of names whose files are decompressed: these can be read from the beginning only."""
 
 Read = Callable[[int, int], Bytes]
-"""Of an offset and a size: the bytes there; ValueError where the file ends before."""
+"""Reads so many bytes from an offset on; raises ValueError if the file ends before."""
 
 _BUFFER = 1 << 20
 _CHUNK = 1 << 16

@@ -297,7 +297,7 @@ def replay_mark(
 
     Args:
         captured: its attributes and generators at the start of a pass.
-        passed: epoch, number and digest of the indices of that whole pass, behind which the sampler
+        passed: epoch, number and digest of the indices of that whole pass, after which the sampler
             stands; None at the start.
     """
     return {"kind": "replay", "passed": passed, **captured}

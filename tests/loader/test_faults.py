@@ -46,7 +46,7 @@ def test_killed_workers_leave_the_stream_unchanged(name: str, persistent: bool) 
     """Any worker, at the first and a later batch, one and all at once, in two epochs."""
     # Two batches at most are answered before a kill: each kill is met before the next.
     make, workers = KILLED[name]
-    tied = {} if workers else {"num_workers": 2}
+    tied = {} if workers else {"num_workers": 2, "persistent_workers": persistent}
     expected = undisturbed(make, 2, **tied)
     workers = {"num_workers": 2, **workers, "prefetch_factor": 1}
     loader = make(**workers, persistent_workers=persistent)

@@ -46,7 +46,11 @@ from stateful_gpu_loader.engine.sampler_link import (
 )
 from stateful_gpu_loader.engine.schedules.positions import Division
 from stateful_gpu_loader.engine.stats import LoaderStats, Tally
-from stateful_gpu_loader.engine.user_objects import DatasetMemory, warn_of_shuffle_buffer
+from stateful_gpu_loader.engine.user_objects import (
+    DatasetMemory,
+    length_of,
+    warn_of_shuffle_buffer,
+)
 from stateful_gpu_loader.engine.workers.choice import runs_in_processes
 from stateful_gpu_loader.engine.workers.worker_pool import WorkerPool
 from stateful_gpu_loader.errors import LoaderError, NoSuchPlace
@@ -418,7 +422,7 @@ def _batches_of(plan: Plan, place: Address, seed: int) -> tuple[int | None, int 
     if plan.order is not None and not plan.is_endless:
         num_samples = plan.order.of_epoch(seed, place.epoch).n
     elif use is not None:
-        num_samples = _length_of(use.sampler)
+        num_samples = length_of(use.sampler)
         if use.yields_batches:
             done = _counted(place)
             if done is None or num_samples is None or done > num_samples:
@@ -455,13 +459,6 @@ def _counted(place: Address) -> int | None:
     if counted is None and place.position:
         return None
     return (counted or 0) + steps + len(place.ahead)
-
-
-def _length_of(sampler: Any) -> int | None:
-    try:
-        return len(sampler)
-    except (TypeError, NotImplementedError):
-        return None
 
 
 def _copied(things: Any, shared: Any) -> Any:

@@ -30,6 +30,14 @@ def state_between_passes(thing: Any) -> Any:
         return None
 
 
+def length_of(thing: Any) -> int | None:
+    """Return ``len()`` of an object; None if it has none, as torch's base class of samplers."""
+    try:
+        return len(thing)
+    except (TypeError, NotImplementedError):
+        return None
+
+
 def load_user_state(role: str, thing: Any, state: Any) -> None:
     """Load a state into a user's object, unless it is None.
 

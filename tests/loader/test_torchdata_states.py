@@ -232,6 +232,16 @@ def test_every_state_of_a_users_sampler(
     assert_finishes_the_epoch(theirs, ours, execution, resumed_on)
 
 
+def test_a_sampler_need_not_know_its_length() -> None:
+    class Unmeasured(StatefulSampler):
+        def __len__(self) -> int:
+            raise NotImplementedError
+
+    theirs, ours = both(partial(Unmeasured, LENGTH), batch_size=None)
+    states, batches = torchdata_run(theirs())
+    assert [plain(batch) for batch in loaded(ours(), states[2])] == batches[2:]
+
+
 @pytest.mark.processes
 @executions
 @pytest.mark.parametrize(

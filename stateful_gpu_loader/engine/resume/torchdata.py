@@ -20,6 +20,7 @@ from stateful_gpu_loader.engine.config import LoaderConfig
 from stateful_gpu_loader.engine.plan import Plan
 from stateful_gpu_loader.engine.schedules.sampler_feed import has_own_state
 from stateful_gpu_loader.engine.schedules.sampler_snapshot import state_mark
+from stateful_gpu_loader.engine.user_objects import length_of
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.randomness.generator_state import generator_to_text
 from stateful_gpu_loader.randomness.global_generators import caller_generators_restored
@@ -98,7 +99,7 @@ def _indices_delivered(config: LoaderConfig, saved: TorchdataState, one_batch: i
         raise _unlike(
             "batch_sampler", f"{saved.requests} batches of unknown size", f"{name} without a state"
         )
-    counted, length = saved.requests * one_batch, _length_of(sampler)
+    counted, length = saved.requests * one_batch, length_of(sampler)
     return counted if yields_batches or length is None else min(counted, length)
 
 
@@ -171,14 +172,7 @@ def _ended_with_a_short_batch(saved: TorchdataState, sampler: Any, batch_size: i
     if samples % saved.requests:
         return True
     is_short = 0 < saved.requests * (batch_size or 1) - samples < (batch_size or 1)
-    return is_short and samples == _length_of(sampler)
-
-
-def _length_of(sampler: Any) -> int | None:
-    try:
-        return len(sampler)
-    except TypeError:
-        return None
+    return is_short and samples == length_of(sampler)
 
 
 def _at_its_end(sampler: Any, state: Any, iterator_state: Any) -> Any:

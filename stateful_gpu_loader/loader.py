@@ -64,11 +64,13 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             runs when the batch is delivered, on the device, with the global generators (including
             the device's) seeded from the batch's first position; the caller's are restored.
         worker_type: ``"thread"``, ``"process"``, or ``"auto"``: threads if recipes on a Source do
-            all the work, otherwise processes. ``"ray"``, or a
-            :class:`~stateful_gpu_loader.integrations.ray.RayWorkers`: actors of a Ray cluster.
-        threads_per_process: number of workers that are threads of one process, for work that
-            threads can do: ``num_workers=8`` are 8 processes, or with 4 only 2. They share the
-            memory of a process, and one that dies takes the batches of all of them with it.
+            all the work, otherwise processes. More than 4 such workers are threads of several
+            processes, unless ``device`` does the work or processes are not forked here. ``"ray"``,
+            or a :class:`~stateful_gpu_loader.integrations.ray.RayWorkers`: actors of a Ray cluster.
+        threads_per_process: most workers that are threads of one process, for work that threads
+            can do: with 4, ``num_workers=8`` are 2 processes, and 6 are 2 of 3 threads. They share
+            the memory of a process, and one that dies takes the batches of all of them with it.
+            None is 4 where ``worker_type="auto"`` takes threads of several processes, otherwise 1.
         on_bad_sample: ``"raise"``, ``"replace"`` by another sample of the same order, or
             ``"drop"``. Only its bytes make a sample bad: an OSError is tried again, then raised.
         max_worker_restarts: number of workers that one batch may lose; the next loss raises
@@ -124,7 +126,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         transform: Any = None,
         batch_transform: Any = None,
         worker_type: Any = "auto",
-        threads_per_process: int = 1,
+        threads_per_process: int | None = None,
         on_bad_sample: str = "raise",
         max_worker_restarts: int = 3,
         on_epoch_boundary: str = "empty",

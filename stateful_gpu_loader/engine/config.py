@@ -122,8 +122,10 @@ class LoaderConfig:
     """Called in each worker process."""
     multiprocessing_context: Any = _argument(Change.WITH_WORKERS)
     """Context that worker processes are started with; None lets the loader choose."""
-    threads_per_process: int = _argument(Change.NEVER, _int_from(1, "a positive int"))
-    """Number of workers that are threads of one process, where workers are processes."""
+    threads_per_process: int | None = _argument(
+        Change.NEVER, _int_from(1, "a positive int or None", or_none=True)
+    )
+    """Number of workers that are threads of one process; None lets the loader choose."""
     worker_type: Any = _argument(
         Change.NEVER, _one_of("auto", "thread", "process", "ray", or_a=RemoteWorkers)
     )

@@ -82,7 +82,6 @@ def test_a_wrong_epoch_is_refused(epoch: Any) -> None:
         ({"num_workers": 1, "worker_type": "thread"}, ValueError, "Indices is no Source"),
         ({"threads_per_process": 0}, ValueError, "threads_per_process = 0 must be"),
         ({"num_workers": 2, "threads_per_process": 2}, ValueError, "Indices is no Source"),
-        ({"num_workers": 3, "threads_per_process": 2}, ValueError, "cannot be divided"),
         (
             {"num_workers": 2, "threads_per_process": 2, "worker_type": "thread"},
             ValueError,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import os
 import signal
 import threading
@@ -40,10 +41,39 @@ def make(dataset: Any, **arguments: Any) -> StatefulGPULoader[Any]:
     return StatefulGPULoader(dataset, **given)
 
 
-def test_num_workers_counts_the_threads(photos: Path) -> None:
-    batches: Any = iter(make(FolderSource(photos), **TWO_OF_TWO))
+@pytest.mark.parametrize(
+    ("arguments", "num_processes"),
+    [
+        ({"num_workers": 4, "threads_per_process": 2}, 2),
+        ({"num_workers": 6, "threads_per_process": 4}, 2),
+        ({"num_workers": 3, "threads_per_process": 2}, 3),
+        ({"num_workers": 2, "worker_type": "process"}, 2),
+        ({"num_workers": 4}, 0),
+        ({"num_workers": 8}, 2),
+        ({"num_workers": 9}, 3),
+        ({"num_workers": 5}, 5),
+        ({"num_workers": 8, "worker_type": "thread"}, 0),
+        ({"num_workers": 8, "threads_per_process": 1}, 0),
+    ],
+)
+def test_num_workers_counts_the_threads(
+    photos: Path, arguments: dict[str, Any], num_processes: int
+) -> None:
+    """As many in each process, so that all are in use; with none they are threads of this one."""
+    loader = make(FolderSource(photos), **arguments)
+    batches: Any = iter(loader)
+    assert same(copy_of(next(batches)), next(iter(make(FolderSource(photos)))))
+    assert len(batches._workers) == num_processes
+    assert same(loader.peek(), next(batches))
+
+
+def test_many_workers_stay_threads_where_processes_are_not_forked(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none=False: "spawn")
+    batches: Any = iter(make(FolderSource(photos), num_workers=8))
     next(batches)
-    assert len(batches._workers) == 2
+    assert not batches._workers
 
 
 class Meeting(FolderSource):

@@ -32,6 +32,7 @@ from stateful_gpu_loader.engine.workers.processes import ProcessCluster
 from stateful_gpu_loader.engine.workers.segments import WorkerSegments
 from stateful_gpu_loader.engine.workers.threads import ThreadCluster
 from stateful_gpu_loader.engine.workers.worker_main import SeedOfWorkers, WorkerAdapter
+from stateful_gpu_loader.engine.workers.worker_start import method_of
 from stateful_gpu_loader.state.epoch_progress import Address
 from stateful_gpu_loader.transforms.geometry.resize import resize_bytes_as_told, resizes_bytes
 
@@ -39,8 +40,20 @@ _BATCHES_WITH_THE_USER = 2
 """Number of batches held by the user: the present one, and the previous one until it is freed."""
 
 
+_MOST_THREADS = 4
+"""Number of worker threads of a process beyond which they mostly wait for Python's lock."""
+
+
 def runs_in_threads(plan: Plan) -> bool:
-    """Whether the workers are threads: by default if they only read data and apply recipes.
+    """Whether the workers are threads of this process; raises as :func:`threads_of_process`."""
+    return threads_of_process(plan) is None
+
+
+def threads_of_process(plan: Plan) -> int | None:
+    """Return the number of workers that are threads of one worker process.
+
+    Returns: None if the workers are threads of this process. By default those are that only read
+    data and apply recipes, as long as they are few.
 
     Raises:
         ValueError: threads are requested, here or in workers on other machines, for work that draws
@@ -48,21 +61,37 @@ def runs_in_threads(plan: Plan) -> bool:
             processes support.
     """
     config = plan.config
-    worker_type, remote = config.worker_type, config.remote
-    if config.threads_per_process > 1:
-        _check_threads_per_process(plan)
+    worker_type, remote, most = config.worker_type, config.remote, config.threads_per_process or 1
+    if most > 1:
+        _check_threads_per_process(plan, most)
     if remote is not None:
         _check_remote(plan, remote)
-        return False
-    if worker_type == "process" or config.threads_per_process > 1:
-        return False
+        return remote.threads
+    if worker_type == "process" or most > 1:
+        return _largest_divisor(config.num_workers, most)
     obstacle = _obstacle_to_threads(plan)
-    if obstacle is not None and worker_type == "thread":
-        raise ValueError(
-            f"worker_type='thread' cannot serve this loader: {obstacle}. "
-            "Remedy: worker_type='process' or 'auto'"
-        )
-    return obstacle is None
+    if obstacle is not None:
+        if worker_type == "thread":
+            raise ValueError(
+                f"worker_type='thread' cannot serve this loader: {obstacle}. "
+                "Remedy: worker_type='process' or 'auto'"
+            )
+        return 1
+    is_free = worker_type == "auto" and config.threads_per_process is None
+    # Readers for a device are threads, as these read straight into page-locked memory. Processes
+    # that are not forked import torch anew and unpickle the source, which takes seconds.
+    if (
+        is_free
+        and config.num_workers > _MOST_THREADS
+        and plan.device is None
+        and method_of(None) == "fork"
+    ):
+        return _largest_divisor(config.num_workers, _MOST_THREADS)
+    return None
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    return max(n for n in range(1, most + 1) if number % n == 0)
 
 
 def runs_in_processes(plan: Plan) -> bool:
@@ -142,7 +171,7 @@ def _threads(plan: Plan, maker: Maker, tally: Tally) -> Pipeline:
 
 def _processes(plan: Plan, policy: BadSamplePolicy, seeds: SeedOfWorkers, tally: Tally) -> Pipeline:
     config = plan.config
-    threads = config.threads_per_process
+    threads = threads_of_process(plan) or 1
     depth, num_processes = config.in_flight_a_worker * threads, config.num_workers // threads
     segments = WorkerSegments(depth + _BATCHES_WITH_THE_USER)
     adapter = WorkerAdapter(
@@ -275,24 +304,18 @@ def _check_remote(plan: Plan, remote: RemoteWorkers) -> None:
         )
 
 
-def _check_threads_per_process(plan: Plan) -> None:
+def _check_threads_per_process(plan: Plan, threads: int) -> None:
     """Refuse several threads in a process where they cannot be.
 
     Raises:
-        ValueError: the workers are not processes, their number cannot be divided, or what they do
-            draws from the global generators, which the threads of a process share.
+        ValueError: the workers are not processes, or what they do draws from the global generators,
+            which the threads of a process share.
     """
-    config = plan.config
-    threads, what = config.threads_per_process, f"threads_per_process={config.threads_per_process}"
+    config, what = plan.config, f"threads_per_process={threads}"
     if config.worker_type == "thread" or config.remote is not None:
         raise ValueError(
             f"{what} is of worker processes of this machine, and worker_type={config.worker_type!r}"
             " starts others. Remedy: leave one of them out"
-        )
-    if config.num_workers % threads:
-        raise ValueError(
-            f"num_workers={config.num_workers} cannot be divided among processes of {what}. "
-            "Remedy: a multiple of it, as num_workers counts the threads of all processes"
         )
     obstacle = _obstacle_to_threads(plan, in_this_process=False)
     if obstacle is not None:

@@ -14,6 +14,7 @@ from benchmarks.arguments import parse_options
 
 BENCHMARKS = (
     "throughput",
+    "cores",
     "prepared",
     "state",
     "cold",

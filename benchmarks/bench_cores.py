@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.arguments import parse
 from benchmarks.gpu.reading_alone import ReadingAlone
 from benchmarks.harness import Contestant, measured
+from benchmarks.markdown import Content, aims_table, as_table, cell, medians_of
 from benchmarks.photographs import PhotographFolder, photograph_folder
 from benchmarks.results import Aim, Comparison, Measurement, compared
 from benchmarks.summary import summarise
@@ -272,6 +273,34 @@ def _aims(measurements: Sequence[Measurement], comparisons: Sequence[Comparison]
             for what, rate, floor in rates
         ),
     ]
+
+
+def cores_section(content: Content) -> str:
+    """Images a second and memory, one row a kind of workers, one column a number of them."""
+    medians, memory = medians_of(content), content["settings"]["memory_mib"]
+    head = ["workers", *map(str, WORKERS)]
+    rates, mebibytes = (
+        [
+            [label, *(cell(found, name_of(kind, workers)) for workers in WORKERS)]
+            for kind, label in KINDS.items()
+        ]
+        for found in (medians, memory)
+    )
+    introduction = (
+        "**Many cores**: images a second by number and kind of workers, on cores that are "
+        f"simulated. Decoding takes a sleep of {1e3 * DECODE:.1f} ms and augmenting one of "
+        f"{1e3 * AUGMENT:.1f} ms, which need no core and do not hold Python's lock; the rest is "
+        "real, and two cores do it."
+    )
+    in_memory = "MiB of all processes, shared memory counted once:"
+    readers = ", ".join(
+        f"{medians[name]:,.0f} with {count}"
+        for count in READERS
+        if (name := name_of(READING, count)) in medians
+    )
+    reading = f"Files a second that threads of one process read for a GPU: {readers}."
+    tables = [as_table(head, rates), in_memory, as_table(head, mebibytes[1:])]
+    return "\n\n".join([introduction, *tables, reading, aims_table(content)])
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 from benchmarks import results
 from benchmarks.bench_checkpoint import checkpoint_section
 from benchmarks.bench_cold import cold_section
+from benchmarks.bench_cores import cores_section
 from benchmarks.bench_executors import executors_section
 from benchmarks.bench_faults import faults_section
 from benchmarks.bench_overhead import overhead_section
@@ -19,6 +20,7 @@ from benchmarks.bench_prepared import prepared_section
 from benchmarks.bench_ray import ray_section
 from benchmarks.bench_state import state_section
 from benchmarks.bench_throughput import throughput_section
+from benchmarks.cores_picture import draw_cores
 from benchmarks.gpu.results import gpu_section
 from benchmarks.headline import headline
 from benchmarks.markdown import Content
@@ -33,7 +35,12 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 PICTURES = ROOT / "docs"
-PEERS_PICTURE, THROUGHPUT_PICTURE = "peers.png", "throughput.png"
+PICTURES_OF = {
+    "peers": ("peers.png", "this loader beside others", draw_peers),
+    "throughput": ("throughput.png", "images a second of every loader", draw_throughput),
+    "cores": ("cores.png", "images a second over the number of workers", draw_cores),
+}
+"""By benchmark: the file, what stands for it where it cannot be seen, and what draws it."""
 SCALE_DOCUMENT, RAY_DOCUMENT = "scale.md", "cluster.md"
 """Beside the first document."""
 SCALE = (
@@ -56,10 +63,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--readme", type=Path, default=README, help="where the six rows go")
     parser.add_argument("--pictures", type=Path, default=PICTURES, help="folder of the pictures")
     arguments = parser.parse_args(given)
-    for benchmark, draw_picture, picture in (
-        ("throughput", draw_throughput, THROUGHPUT_PICTURE),
-        ("peers", draw_peers, PEERS_PICTURE),
-    ):
+    for benchmark, (picture, _, draw_picture) in PICTURES_OF.items():
         content = results.read_results(arguments.results, benchmark)
         if content is not None:
             draw_picture(content, arguments.pictures / picture)
@@ -96,6 +100,7 @@ def markdown(folder: Path, pictures: Path) -> str:
     for benchmark, section in (
         ("peers", peers_section),
         ("throughput", throughput_section),
+        ("cores", cores_section),
         ("prepared", prepared_section),
         ("state", state_section),
         ("cold", cold_section),
@@ -110,10 +115,9 @@ def markdown(folder: Path, pictures: Path) -> str:
     ):
         content = results.read_results(folder, benchmark)
         if content is not None:
-            if benchmark == "peers":
-                parts.append(f"![this loader beside others]({pictures / PEERS_PICTURE})")
-            if benchmark == "throughput":
-                parts.append(f"![images a second of every loader]({pictures / THROUGHPUT_PICTURE})")
+            if benchmark in PICTURES_OF:
+                file, alternative, _ = PICTURES_OF[benchmark]
+                parts.append(f"![{alternative}]({pictures / file})")
             parts += [section(content), _origin(content)]
             where.append(_machine_and_versions(content))
     return "\n\n".join([*parts, *dict.fromkeys(where)])

@@ -7,6 +7,7 @@ many threads reach are one over the Python time of an image.
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import torch
 
@@ -16,12 +17,26 @@ from benchmarks.photographs import PhotographFolder
 from stateful_gpu_loader.decoders import make_decoder
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.encoded import EncodedMaker
+from stateful_gpu_loader.engine.makers.images import Allocate
+from stateful_gpu_loader.engine.makers.memory import BatchMemory
 from stateful_gpu_loader.transforms import Compose
 
+_MOST_FREE = 16
+"""Batches whose memory waits to be used again: one for each reader."""
 
-def _in_memory_of_the_host(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Page-locked where there is a GPU, as the loader allocates it."""
-    return torch.empty(shape, dtype=dtype, pin_memory=torch.cuda.is_available())
+
+def _memory_of_the_host() -> Allocate:
+    """Page-locked, as the loader allocates it; without a GPU memory that is used again as well."""
+    if torch.cuda.is_available():
+        return partial(torch.empty, pin_memory=True)
+    memory = BatchMemory(keep=_MOST_FREE)
+
+    def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        # In powers of two, as torch rounds what it locks, so that other sizes find it again.
+        (num_bytes,) = shape
+        return memory.empty((1 << num_bytes.bit_length(),), dtype)[:num_bytes]
+
+    return empty
 
 
 class ReadingAlone:
@@ -41,7 +56,7 @@ class ReadingAlone:
             takes=lambda header, data: True,
             decoder=make_decoder("torchvision"),
             recipes=recipes,
-            allocate=_in_memory_of_the_host,
+            allocate=_memory_of_the_host(),
             policy=BadSamplePolicy(mode="raise"),
         )
 

@@ -49,6 +49,7 @@ BENCHMARKS = (
     "prepared",
     "state",
     "cold",
+    "cores",
     "overhead",
     "faults",
     "executors",

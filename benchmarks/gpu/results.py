@@ -16,6 +16,9 @@ from benchmarks.summary import ratio, summarise
 
 DECODING, OURS = "decoding", "ours"
 JITTERED, WITH_STATE = "ours_jittered", "ours_with_state"
+IN_PROCESSES, FEW_READERS = "ours_in_processes", "ours_few_readers"
+VARIANTS = (JITTERED, WITH_STATE, IN_PROCESSES, FEW_READERS)
+"""This loader with the first backend, and something else changed."""
 DALI, TORCH, ONE_BY_ONE = "dali", "torch_cpu", "torchvision_cuda_v2"
 LAUNCH, FLOOR = "launch", "launch_floor"
 WAITING_HOST, WAITING_STREAM = "waiting_in_next", "waiting_on_stream"
@@ -70,7 +73,7 @@ class GpuResults:
         found = {
             name: summarise(values).median
             for name, values in self.values.items()
-            if name.startswith(f"{of}_") and name not in (JITTERED, WITH_STATE)
+            if name.startswith(f"{of}_") and name not in VARIANTS
         }
         return max(found, key=lambda name: found[name]).removeprefix(f"{of}_") if found else None
 
@@ -130,7 +133,7 @@ class GpuResults:
             )
         ]
         for backend in self.backends[:1]:
-            pairs += [(name, ours(backend)) for name in (JITTERED, WITH_STATE)]
+            pairs += [(name, ours(backend)) for name in VARIANTS]
         return [
             Comparison(of=of, to=to, ratio=ratio(self.values[of], self.values[to]))
             for of, to in pairs

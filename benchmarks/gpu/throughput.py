@@ -22,6 +22,7 @@ WARM_UP_BATCHES, TIMED_BATCHES = 8, 40
 SPARE_BATCHES = 48
 """At the end of the pass: as many as the readers may be ahead, so that they work to the end."""
 _TIMED_OF_THE_SLOW = 12
+_THREADS_OF_PROCESS, _FEW_READERS = 4, 4
 _CPU_SHARES = (0.0, 0.15, 0.3, 0.45, 0.6)
 
 Start = Callable[[], Iterator[Any]]
@@ -114,6 +115,20 @@ def _passes(work: Pass, results: GpuResults) -> dict[str, tuple[str, Start, int]
             lambda: iter(jittered()),
             TIMED_BATCHES,
         )
+        for name, what, changes in (
+            (
+                names.IN_PROCESSES,
+                f"readers in processes of {_THREADS_OF_PROCESS} threads",
+                {"worker_type": "process", "threads_per_process": _THREADS_OF_PROCESS},
+            ),
+            (names.FEW_READERS, f"{_FEW_READERS} readers", {"num_workers": _FEW_READERS}),
+        ):
+            changed = functools.partial(loaders.ours, work, decoder=auto, **changes)
+            passes[name] = (
+                f"StatefulGPULoader, {auto}, {what}",
+                lambda changed=changed: iter(changed()),
+                TIMED_BATCHES,
+            )
         passes[names.WITH_STATE] = (
             f"StatefulGPULoader, {auto}, state every step",
             lambda: loaders.state_at_every_step(loaders.ours(work, decoder=auto)),

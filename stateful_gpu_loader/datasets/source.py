@@ -46,6 +46,11 @@ class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
 
     has_spatial_targets: bool = False
     """Whether targets speak of places in the image (boxes, masks), and so move with its pixels."""
+    shares_reads: bool = False
+    """Whether threads share what they have read, as a row group that one of them has decoded.
+
+    By default the workers of such a source are threads of one process, however many they are.
+    """
     num_recipes_before: int = 0
     """Recipes that the images went through already; a loader's draw as those that follow them."""
 

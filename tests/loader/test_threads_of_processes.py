@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import Subset
 
-from stateful_gpu_loader import FolderSource, StatefulGPULoader, WorkerLost
+from stateful_gpu_loader import FolderSource, ParquetSource, StatefulGPULoader, WorkerLost
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.engine.workers.segments import MappedSegments, SegmentId
 from stateful_gpu_loader.records import EncodedSample
@@ -65,6 +66,19 @@ def test_num_workers_counts_the_threads(
     assert same(copy_of(next(batches)), next(iter(make(FolderSource(photos)))))
     assert len(batches._workers) == num_processes
     assert same(loader.peek(), next(batches))
+
+
+class Sharing(FolderSource):
+    shares_reads = True
+
+
+def test_many_workers_of_a_source_whose_threads_share_reads_are_threads(photos: Path) -> None:
+    """A part of it as well."""
+    for source in (Sharing(photos), Subset(Sharing(photos), range(24))):
+        batches: Any = iter(make(source, num_workers=8))
+        next(batches)
+        assert not batches._workers
+    assert ParquetSource.shares_reads
 
 
 def test_many_workers_stay_threads_where_processes_are_not_forked(

@@ -78,16 +78,19 @@ def threads_of_process(plan: Plan) -> int | None:
             )
         return 1
     is_free = worker_type == "auto" and config.threads_per_process is None
-    # Readers for a device are threads, as these read straight into page-locked memory. Processes
-    # that are not forked import torch anew and unpickle the source, which takes seconds.
-    if (
-        is_free
-        and config.num_workers > _MOST_THREADS
-        and plan.device is None
-        and method_of(None) == "fork"
-    ):
+    if is_free and config.num_workers > _MOST_THREADS and not _best_in_one_process(plan):
         return _largest_divisor(config.num_workers, _MOST_THREADS)
     return None
+
+
+def _best_in_one_process(plan: Plan) -> bool:
+    """Whether workers that could be threads of any process are best in this one.
+
+    Readers for a device read straight into page-locked memory. Processes that are not forked
+    import torch anew and unpickle the source, which takes seconds.
+    """
+    shares_reads = plan.source is not None and plan.source.shares_reads
+    return shares_reads or plan.device is not None or method_of(None) != "fork"
 
 
 def _largest_divisor(number: int, most: int) -> int:

@@ -18,9 +18,12 @@ from torch._C import (
     _set_worker_signal_handlers,
 )
 from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import pin_memory as torch_pin_memory
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _sharding_worker_init_fn
+
+from stateful_gpu_loader.state.tensors import is_plain
 
 
 def become_worker(worker: int, dataset: Any, *, num_workers: int, base_seed: int) -> None:
@@ -49,6 +52,27 @@ def with_sharding(
     if not isinstance(dataset, (IterDataPipe, MapDataPipe)):
         return worker_init_fn
     return functools.partial(_sharding_worker_init_fn, worker_init_fn, *size_and_rank())
+
+
+def stack_into(allocate: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]) -> None:
+    """Let torch's default_collate, in this process, stack tensors into memory of this kind.
+
+    In a worker process it would otherwise make shared memory for each batch. A program that has
+    registered a function of its own for tensors keeps it.
+    """
+    stack_anew: Callable[..., torch.Tensor] = torch_collate.collate_tensor_fn
+
+    def stack(batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
+        first = batch[0]
+        if type(first) is not torch.Tensor or not is_plain(first):
+            return stack_anew(batch, collate_fn_map=collate_fn_map)
+        if any(each.dtype is not first.dtype for each in batch):
+            return torch.stack(batch)  # which finds a dtype for all, as in the user's own thread
+        return torch.stack(batch, out=allocate((len(batch), *first.shape), first.dtype))
+
+    functions: Any = torch_collate.default_collate_fn_map
+    if functions.get(torch.Tensor) is stack_anew:
+        functions[torch.Tensor] = stack
 
 
 def pin(batch: Any) -> Any:

@@ -1,9 +1,9 @@
 """Answers on their way between processes: in shared memory here, by value to other machines.
 
-torch shares the memory of every tensor: the receiver connects to a socket of the worker to get its
-descriptor, and maps it, which takes longer than copying a quarter of a megabyte. So torch sends
-only what is larger and does not lie in one of the worker's segments. What pickle makes of the rest
-is copied into a segment as well if it is large.
+torch would move each tensor into new shared memory, which the receiver maps. That takes longer than
+copying a quarter of a megabyte into the message, or more into a segment of the worker's, which is
+mapped already. So torch sends only what is shared already, and small parts of something large. What
+pickle makes of the rest is copied into a segment as well if it is large.
 
 To other machines large memory is sent outside the pickled message. What carries the message can
 then hand it over without a copy, as Ray does out of its object store. It arrives in memory that
@@ -76,25 +76,13 @@ def pack(answer: Any, segments: WorkerSegments | None = None) -> Packed:
     packed = Packed(file.getbuffer(), packer.large)
     if segments is None:
         return packed
-    apart = _in_segment(packed.content, segments)
-    numbers = packer.segments if apart is None else [*packer.segments, apart]
+    # A socket would take large content in parts, each of which waits for a thread of the worker.
+    is_apart = len(packed.content) > LARGEST_COPY and packer.add_copy(packed.content)
     return packed._replace(
-        segments=tuple(segments.send(number) for number in numbers),
-        is_apart=apart is not None,
+        segments=tuple(segments.send(number) for number in packer.segments),
+        is_apart=is_apart,
         given_up=segments.given_up(),
     )
-
-
-def _in_segment(content: memoryview, segments: WorkerSegments) -> int | None:
-    """Copy large content into a segment and return its number; None if it is sent as it is.
-
-    A socket would take it in parts, each of which waits for a thread of the worker.
-    """
-    if len(content) <= LARGEST_COPY:
-        return None
-    copy = segments.empty((len(content),), torch.uint8)
-    copy.numpy()[:] = np.frombuffer(content, np.uint8)
-    return segments.number_of(copy.untyped_storage())
 
 
 def unpack(
@@ -119,12 +107,21 @@ def _bytes_of(storage: torch.UntypedStorage) -> memoryview:
     return memoryview(content.numpy())
 
 
+_MOST_AROUND = 2
+"""How many times larger than a tensor its memory may be to be copied as a whole."""
+
+
 class _Packer(ForkingPickler):
     def __init__(self, file: io.BytesIO, segments: WorkerSegments | None) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self.large: list[Any] = []
         self.segments: list[int] = []
-        """Numbers of the segments that tensors of the answer lie in."""
+        """Numbers of the segments that parts of the answer lie in."""
+        self._copies: list[torch.Tensor] = []
+        """What lies in a segment for this answer alone; it dies when the answer is packed.
+
+        Another thread of the worker could fill the segment again if it died before it is sent.
+        """
         self._all_segments = segments
         self._memory: dict[tuple[int, int], _Memory | _InSegment] = {}
 
@@ -136,20 +133,41 @@ class _Packer(ForkingPickler):
         storage = thing.untyped_storage()
         # Tensors that share memory share it after unpacking, too.
         where = storage.data_ptr(), storage.nbytes()
-        memory = self._memory.get(where) or self._memory_of(storage)
+        memory = self._memory.get(where) or self._memory_of(storage, thing.nbytes)
         if memory is None:
             return self._left_alone(thing)
         self._memory[where] = memory
         place = thing.storage_offset(), tuple(thing.shape), thing.stride()
         return tensor_over, (memory, thing.dtype, *place)
 
-    def _memory_of(self, storage: torch.UntypedStorage) -> _Memory | _InSegment | None:
+    def add_copy(self, content: memoryview) -> bool:
+        """Copy content into a segment, and return whether this system has any."""
+        if self._all_segments is None:
+            return False
+        copy = self._all_segments.empty((len(content),), torch.uint8)
+        number = self._all_segments.number_of(copy.untyped_storage())
+        if number is None:
+            return False
+        copy.numpy()[:] = np.frombuffer(content, np.uint8)
+        self._copies.append(copy)
+        self.segments.append(number)
+        return True
+
+    def _memory_of(
+        self, storage: torch.UntypedStorage, num_bytes: int
+    ) -> _Memory | _InSegment | None:
+        """Return what is sent of a storage, of which a tensor shows so many bytes."""
         if storage.nbytes() <= LARGEST_COPY:
             return _Memory(storage, copied_storage)
         number = None if self._all_segments is None else self._all_segments.number_of(storage)
-        if number is None:
+        if number is not None:
+            self.segments.append(number)
+        elif (
+            storage.is_shared()
+            or storage.nbytes() > _MOST_AROUND * num_bytes
+            or not self.add_copy(_bytes_of(storage))
+        ):
             return None
-        self.segments.append(number)
         return _InSegment(len(self.segments) - 1)
 
     def _left_alone(self, thing: Any) -> tuple[Any, ...]:

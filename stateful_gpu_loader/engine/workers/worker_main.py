@@ -36,7 +36,7 @@ from stateful_gpu_loader.engine.pipeline import (
     never_stopped,
 )
 from stateful_gpu_loader.engine.stats import PRESENT, StageTimes
-from stateful_gpu_loader.engine.torch_names import become_worker
+from stateful_gpu_loader.engine.torch_names import become_worker, stack_into
 from stateful_gpu_loader.engine.workers.channel import Channel, Message, Sender, pickled, received
 from stateful_gpu_loader.engine.workers.packing import pack, unpack
 from stateful_gpu_loader.engine.workers.segments import Returned, WorkerSegments
@@ -132,6 +132,7 @@ class WorkerAdapter:
         self._worker = worker
         if self._segments is not None and self.report is not None:
             self._segments.worker = self.report.worker
+            stack_into(self._segments.empty)
         PRESENT.work = self._times.own
         main = parent_process()
         if main is not None:

@@ -308,3 +308,17 @@ def _wait_at(path: Path) -> str:
 
 def _mark(path: Path) -> Path:
     return path.with_suffix(".reached")
+
+
+NAME_OF_SEGMENTS = "/memfd:stateful_gpu_loader"
+"""As the system shows them."""
+
+
+def mapping_of(tensor: torch.Tensor) -> str:
+    """The line of the system's table of this process's memory that holds a tensor."""
+    address = tensor.data_ptr()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, end = (int(part, 16) for part in line.split()[0].split("-"))
+        if start <= address < end:
+            return line
+    raise AssertionError(f"nothing is mapped at {address:#x}")

@@ -20,6 +20,7 @@ from stateful_gpu_loader.engine.workers.packing import Packed, pack, unpack
 from stateful_gpu_loader.engine.workers.segments import (
     LARGEST_COPY,
     MappedSegments,
+    SentSegment,
     WorkerSegments,
 )
 from stateful_gpu_loader.engine.workers.worker_main import in_place_of
@@ -30,9 +31,6 @@ from tests.patience import seconds
 
 SIZE = LARGEST_COPY
 """Number of float32 in a batch, which is large enough to be shared."""
-
-NAME_OF_SEGMENTS = "/memfd:stateful_gpu_loader"
-"""As the system shows them."""
 
 HOLDERS: dict[str, Callable[[torch.Tensor], Any]] = {
     "itself": lambda tensor: tensor,
@@ -145,6 +143,41 @@ def test_large_content_is_in_memory_that_is_filled_again() -> None:
     assert len(pair.worker._segments) == 1
 
 
+def test_large_tensors_from_elsewhere_are_copied_into_it() -> None:
+    pair = Pair()
+    for value in range(9):
+        pair.worker.take_back(pair.main.to_return(0))
+        made = torch.full((SIZE,), float(value))
+        packed = pack([made, made[2:]], pair.worker)
+        assert packed.large == []
+        whole, part = pair.received(packed)
+        assert (whole == value).all()
+        whole[3] = -1
+        assert part[1] == -1
+        assert made[3] == value
+        del whole, part
+    assert len(pair.worker._segments) == 1
+
+
+def test_torch_sends_what_is_shared_and_small_parts_of_something_large() -> None:
+    pair = Pair()
+    shared, part = torch.zeros(SIZE).share_memory_(), torch.zeros(SIZE)[:5]
+    packed = pack([shared, part], pair.worker)
+    assert [id(each) for each in packed.large] == [id(shared), id(part)]
+    assert packed.segments == ()
+
+
+@pytest.mark.parametrize("content", [bytes(4 * SIZE), torch.zeros(SIZE)])
+def test_another_thread_does_not_fill_a_copy_before_it_is_sent(content: Any) -> None:
+    class Busy(WorkerSegments):
+        def send(self, number: int) -> SentSegment:
+            of_another_thread = self.empty((SIZE,), torch.float32)
+            assert self.number_of(of_another_thread.untyped_storage()) != number
+            return super().send(number)
+
+    assert len(pack(content, Busy(keep=4)).segments) == 1
+
+
 def test_an_answer_that_cannot_be_sent_is_known_from_its_content() -> None:
     pair = Pair()
     answer = Answer([bytes(LARGEST_COPY), pair.made(7)], worker=3)
@@ -213,7 +246,7 @@ def open_segments() -> int:
     found = 0
     for file in fakes.fds():
         with suppress(FileNotFoundError):  # it was closed meanwhile
-            found += os.readlink(f"/proc/self/fd/{file}").startswith(NAME_OF_SEGMENTS)
+            found += os.readlink(f"/proc/self/fd/{file}").startswith(fakes.NAME_OF_SEGMENTS)
     return found
 
 
@@ -318,4 +351,4 @@ def test_a_killed_worker_leaves_its_batches_and_nothing_else(make: Any, gate: Ga
     pids = {str(worker.pid) for worker in pipeline.workers}
     assert not [name for name in os.listdir("/dev/shm") if pids & set(name.split("_"))]
     del batch
-    assert NAME_OF_SEGMENTS not in Path("/proc/self/maps").read_text()
+    assert fakes.NAME_OF_SEGMENTS not in Path("/proc/self/maps").read_text()

@@ -79,7 +79,7 @@ def pack(answer: Any, segments: WorkerSegments | None = None) -> Packed:
     # A socket would take large content in parts, each of which waits for a thread of the worker.
     is_apart = len(packed.content) > LARGEST_COPY and packer.add_copy(packed.content)
     return packed._replace(
-        segments=tuple(segments.send(number) for number in packer.segments),
+        segments=segments.send(packer.segments),
         is_apart=is_apart,
         given_up=segments.given_up(),
     )

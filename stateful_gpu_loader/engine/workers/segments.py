@@ -15,7 +15,9 @@ import math
 import os
 import threading
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,15 +67,18 @@ class WorkerSegments:
     Several threads of the process may share them.
 
     Args:
-        keep: number of free segments that are kept.
+        keep: number of answers for whose like free segments are kept.
     """
 
     def __init__(self, keep: int) -> None:
         self.worker = 0
         """Number of this worker."""
         self._keep = keep
+        self._most_of_an_answer = 1
         self._lock = threading.Lock()
         self._segments: dict[int, _Segment] = {}
+        self._at: dict[int, _Segment] = {}
+        """The same segments by their addresses."""
         self._num_made = 0
         self._dropped: deque[int] = deque()
         """Numbers of the segments that no tensor of this process is on any more.
@@ -101,15 +106,18 @@ class WorkerSegments:
 
     def number_of(self, storage: torch.UntypedStorage) -> int | None:
         """Return the number of the segment that a storage is on; None if it is on none."""
-        with self._lock:
-            segments = list(self._segments.values())
-        for segment in segments:
-            if segment.is_lent and segment.memory.data_ptr() == storage.data_ptr():
-                return segment.number
-        return None
+        segment = self._at.get(storage.data_ptr())
+        return segment.number if segment is not None and segment.is_lent else None
 
-    def send(self, number: int) -> SentSegment:
-        """Return what is sent of a segment; the main process then has it until it returns it."""
+    def send(self, numbers: Sequence[int]) -> tuple[SentSegment, ...]:
+        """Return what is sent of the segments of an answer.
+
+        The main process then has them until it returns them.
+        """
+        self._most_of_an_answer = max(self._most_of_an_answer, len(numbers))
+        return tuple(map(self._send, numbers))
+
+    def _send(self, number: int) -> SentSegment:
         segment = self._segments[number]
         segment.is_sent = True
         file, segment.file = segment.file, None
@@ -117,7 +125,7 @@ class WorkerSegments:
         if file is not None:
             descriptor = OpenFile(file)
         where = SegmentId(self.worker, number)
-        return SentSegment(where, segment.memory.numel(), segment.num_bytes, descriptor)
+        return SentSegment(where, segment.size, segment.num_bytes, descriptor)
 
     def take_back(self, returned: tuple[Returned, ...]) -> None:
         """Take the segments that the main process returns."""
@@ -126,7 +134,7 @@ class WorkerSegments:
                 if may_be_filled:
                     self._segments[number].is_sent = False
                 else:
-                    del self._segments[number]
+                    self._forget(self._segments[number])
 
     def given_up(self) -> tuple[SegmentId, ...]:
         """Return the segments that will not be used again, each of them once."""
@@ -141,21 +149,21 @@ class WorkerSegments:
             if segment is not None:
                 segment.is_lent = False
         free = [segment for segment in self._segments.values() if segment.is_free]
-        free.sort(key=_size)
-        found = next((segment for segment in free if _size(segment) >= num_bytes), None)
+        found = min((each for each in free if each.size >= num_bytes), key=_SIZE, default=None)
         if found is None:
             found = _Segment(self._num_made, _rounded(num_bytes))
-            self._segments[found.number] = found
+            self._segments[found.number] = self._at[found.memory.data_ptr()] = found
             self._num_made += 1
         else:
             free.remove(found)
-        for segment in free[: max(0, len(free) - self._keep)]:
-            self._give_up(segment)
+        surplus = len(free) - self._keep * self._most_of_an_answer
+        for segment in sorted(free, key=_SIZE)[:surplus] if surplus > 0 else ():
+            self._forget(segment)
+            self._given_up.append(SegmentId(self.worker, segment.number))
         return found
 
-    def _give_up(self, segment: _Segment) -> None:
-        del self._segments[segment.number]
-        self._given_up.append(SegmentId(self.worker, segment.number))
+    def _forget(self, segment: _Segment) -> None:
+        del self._segments[segment.number], self._at[segment.memory.data_ptr()]
 
 
 class _Segment:
@@ -167,6 +175,8 @@ class _Segment:
         """Its file descriptor until that is sent, so that each process has few open at a time."""
         os.ftruncate(self.file, size)
         self.memory = _mapped(self.file, size)
+        self.size = size
+        """Size in bytes."""
         self.num_bytes = 0
         """Number of bytes that were lent last."""
         self.is_lent = False
@@ -268,5 +278,4 @@ def _rounded(num_bytes: int) -> int:
     return -(-num_bytes // step) * step
 
 
-def _size(segment: _Segment) -> int:
-    return segment.memory.numel()
+_SIZE = attrgetter("size")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing import resource_sharer
 from pathlib import Path
@@ -25,6 +25,7 @@ from stateful_gpu_loader.engine.workers.segments import (
 )
 from stateful_gpu_loader.engine.workers.worker_main import in_place_of
 from stateful_gpu_loader.records import Request
+from tests.conformance import same
 from tests.engine.workers import fakes
 from tests.engine.workers.fakes import Gate, request
 from tests.patience import seconds
@@ -170,10 +171,10 @@ def test_torch_sends_what_is_shared_and_small_parts_of_something_large() -> None
 @pytest.mark.parametrize("content", [bytes(4 * SIZE), torch.zeros(SIZE)])
 def test_another_thread_does_not_fill_a_copy_before_it_is_sent(content: Any) -> None:
     class Busy(WorkerSegments):
-        def send(self, number: int) -> SentSegment:
+        def send(self, numbers: Sequence[int]) -> tuple[SentSegment, ...]:
             of_another_thread = self.empty((SIZE,), torch.float32)
-            assert self.number_of(of_another_thread.untyped_storage()) != number
-            return super().send(number)
+            assert self.number_of(of_another_thread.untyped_storage()) not in numbers
+            return super().send(numbers)
 
     assert len(pack(content, Busy(keep=4)).segments) == 1
 
@@ -194,6 +195,15 @@ def test_only_so_many_free_segments_are_kept() -> None:
     del many
     pair.batch(0)
     assert len(pair.worker._segments) == len(pair.main._mapped) == 3
+
+
+def test_as_many_are_kept_as_several_answers_have() -> None:
+    pair = Pair(keep=2)
+    for value in range(9):
+        pair.worker.take_back(pair.main.to_return(0))
+        parts = [torch.full((SIZE,), float(value)) for _ in range(5)]
+        assert same(pair.received(pack(parts, pair.worker)), parts)
+    assert pair.worker._num_made == 5
 
 
 def test_a_smaller_batch_takes_a_larger_segment_and_a_larger_one_does_not_fit() -> None:

@@ -147,6 +147,13 @@ def loaded(loader: Loader, state: Any) -> Loader:
     return loader
 
 
+def differing(field: str, **values: Any) -> Callable[[StateMismatch], bool]:
+    """Check a refusal by its field and by the values that are given, ``saved`` and ``present``."""
+    return lambda error: all(
+        same(getattr(error, name), value) for name, value in {"field": field, **values}.items()
+    )
+
+
 def refusal(loader: Any, state: Any, field: str | None = None, **options: Any) -> StateMismatch:
     """Return the error with which a loader refuses a state; demand that nothing has changed.
 

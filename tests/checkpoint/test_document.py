@@ -131,8 +131,8 @@ def test_every_version_loads_for_ever(path: Path) -> None:
 @pytest.mark.parametrize(
     ("saved", "message"),
     [
-        ({"\ud800": SavedState.of(None, 1)}, r"'\\ud800' is no name of a state.*Remedy"),
-        ({1: SavedState.of(None, 1)}, r"1 is no name of a state.*Remedy"),
+        ({"\ud800": SavedState.of(None, 1)}, r"'\\ud800' .*Remedy"),
+        ({1: SavedState.of(None, 1)}, r"1 .*Remedy"),
     ],
     ids=["surrogate", "number"],
 )

@@ -93,7 +93,7 @@ def test_object_without_a_state_is_refused_by_name() -> None:
         (RNG, "stateful_gpu_loader.RNG is a class and has no state"),
     ):
         checkpoint = Checkpoint()
-        with pytest.raises(CheckpointError, match=rf"{reason}.*Remedy: register "):
+        with pytest.raises(CheckpointError, match=rf"{reason}"):
             checkpoint.register(thing, "it")
         assert len(checkpoint) == 0
 
@@ -105,11 +105,11 @@ def test_generator_of_another_algorithm_is_refused() -> None:
     saved.collect()
     checkpoint, other = Checkpoint(), np.random.Generator(np.random.Philox(1))
     checkpoint.deserialize(saved.serialize())
-    with pytest.raises(CheckpointError, match=r"'it' .* of a PCG64, .* from a Philox"):
+    with pytest.raises(CheckpointError, match=r"'it'.*PCG64.*Philox"):
         checkpoint.register(other, "it")
     assert other.random() == np.random.Generator(np.random.Philox(1)).random()
     checkpoint.set_state("it", 3)
-    with pytest.raises(CheckpointError, match="of a None"):
+    with pytest.raises(CheckpointError, match="None"):
         checkpoint.register(other, "it")
 
 
@@ -166,7 +166,7 @@ def test_class_of_the_main_script_is_that_of_its_module(monkeypatch: pytest.Monk
         monkeypatch.setattr(Net, "__module__", loading)
         Stateful("net", Net()).check(saved)
         monkeypatch.setattr(Other, "__module__", loading)
-        with pytest.raises(CheckpointError, match=rf"of type {saving}\.Net, .*{loading}\.Other"):
+        with pytest.raises(CheckpointError, match=rf"{saving}\.Net, .*{loading}\.Other"):
             Stateful("net", Other()).check(saved)
     with pytest.raises(CheckpointError, match="is of type"):
         Stateful("random", random).check(SavedState.of("__main__.module", "x"))

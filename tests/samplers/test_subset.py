@@ -80,13 +80,13 @@ def test_nothing_is_a_subset_too() -> None:
 @pytest.mark.parametrize(
     ("indices", "message"),
     [
-        ([3, -1], "index -1 is negative"),
-        (range(3, -5, -2), "index -3 is negative"),
-        (range(-2, 3), "index -2 is negative"),
+        ([3, -1], "-1"),
+        (range(3, -5, -2), "-3"),
+        (range(-2, 3), "-2"),
         ([True, False], "dtype bool.*flatnonzero"),
         ([0.5], "dtype float64"),
         ([[1]], r"shape \(1, 1\)"),
-        (np.array([2**63], dtype=np.uint64), "index 9223372036854775808 is beyond"),
+        (np.array([2**63], dtype=np.uint64), "9223372036854775808"),
     ],
 )
 def test_impossible_indices_are_refused(indices: Any, message: str) -> None:

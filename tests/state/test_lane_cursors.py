@@ -102,5 +102,5 @@ def test_anything_else_is_refused() -> None:
         "9223372036854775808:2:3:4:1",
         "\u0967:2:3:4:1",
     ):
-        with pytest.raises(ValueError, match="is no lane's cursor: five numbers"):
+        with pytest.raises(ValueError, match="cursor"):
             LaneCursor.from_text(text)

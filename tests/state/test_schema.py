@@ -22,6 +22,7 @@ from stateful_gpu_loader import (
 )
 from stateful_gpu_loader.state.schema import COMPARED, Fingerprint, LoaderState
 from stateful_gpu_loader.state.torchdata import is_torchdata_state
+from tests.conformance import differing
 
 STATE = LoaderState(
     seed=42, epoch=3, position=128, fingerprint='{"shuffle": true}', global_batch_size=64
@@ -114,10 +115,10 @@ WRONG: dict[str, list[Any]] = {
 @pytest.mark.parametrize("field", WRONG)
 def test_a_wrong_value_is_named_with_both_values_and_a_remedy(field: str) -> None:
     for value in WRONG[field]:
-        with pytest.raises(StateMismatch, match="Remedy: ") as caught:
+        with pytest.raises(StateMismatch, check=differing(field, saved=value)) as caught:
             LoaderState.from_dict({**STATE.to_dict(), field: value})
-        assert caught.value.field == field
         assert repr(value) in str(caught.value)
+        assert caught.value.remedy in str(caught.value)
 
 
 def test_a_value_that_cannot_be_shown_is_refused_all_the_same() -> None:
@@ -125,7 +126,7 @@ def test_a_value_that_cannot_be_shown_is_refused_all_the_same() -> None:
     value: Any = []
     for _ in range(50_000):
         value = [value]
-    with pytest.raises(StateMismatch, match="the state has a list that cannot be shown"):
+    with pytest.raises(StateMismatch, match=r"list.*RecursionError"):
         LoaderState.from_dict({**STATE.to_dict(), "seed": value})
 
 
@@ -134,7 +135,7 @@ def test_an_array_in_place_of_the_format_is_refused() -> None:
     for found in (np.array([1, 2]), np.array(["a", "b"]), torch.tensor([1, 2])):
         state = {**STATE.to_dict(), "format": found, "_num_yielded": 3}
         assert is_torchdata_state(state)
-        with pytest.raises(StateMismatch, match="format differs"):
+        with pytest.raises(StateMismatch, check=differing("format")):
             LoaderState.from_dict(state)
 
 
@@ -143,9 +144,9 @@ def test_missing_and_additional_keys_are_named() -> None:
     for key in set(STATE.to_dict()) - {"format", "version"}:
         truncated = STATE.to_dict()
         del truncated[key]
-        with pytest.raises(StateMismatch, match="keys differs"):
+        with pytest.raises(StateMismatch, check=differing("keys")):
             LoaderState.from_dict(truncated)
-    with pytest.raises(StateMismatch, match=r"unknown keys \['surprise'\]"):
+    with pytest.raises(StateMismatch, match=r"\['surprise'\]"):
         LoaderState.from_dict({**STATE.to_dict(), "surprise": 1})
 
 
@@ -237,12 +238,13 @@ def test_a_dataset_of_another_length_is_accepted_at_position_0_only() -> None:
     """A place in an epoch means nothing in another one. In a dataset of equal length it
     does, if somebody says that it is the same, described otherwise."""
     other = Fingerprint(**{**vars(FINGERPRINT), "dataset": "another"})
-    with pytest.raises(StateMismatch, match="known to be the same, and as long"):
+    with pytest.raises(StateMismatch, check=differing("dataset")) as refused:
         FINGERPRINT.check(other, accept=(), position=64)
+    assert "accept={'dataset'}" in refused.value.remedy
     FINGERPRINT.check(other, accept={"dataset"}, position=64)
     for length in (99, None):
         shorter = Fingerprint(**{**vars(other), "length": length})
-        with pytest.raises(StateMismatch, match="at position 0 only, this state is at 64"):
+        with pytest.raises(StateMismatch, match=r"position 0.*64"):
             FINGERPRINT.check(shorter, accept={"dataset"}, position=64)
         FINGERPRINT.check(shorter, accept={"dataset"}, position=0)
 
@@ -260,11 +262,11 @@ def with_content(**content: str) -> Fingerprint:
 def test_a_digest_is_compared_beside_a_text_that_tells_a_part() -> None:
     """And accepted by the name of its field."""
     for saved in (with_content(dataset="a"), with_content()):
-        with pytest.raises(StateMismatch, match="in full: b") as caught:
+        with pytest.raises(StateMismatch, check=differing("dataset")) as caught:
             with_content(dataset="b").check(saved, accept=(), position=5)
-        assert caught.value.field == "dataset"
+        assert caught.value.present.endswith("b")
         with_content(dataset="b").check(saved, accept={"dataset"}, position=5)
-    with pytest.raises(StateMismatch, match="in full: that is all"):
+    with pytest.raises(StateMismatch, check=differing("dataset")):
         with_content().check(with_content(dataset="a"), accept=(), position=5)
 
 
@@ -276,7 +278,7 @@ def test_a_digest_that_another_state_lacks_is_not_compared() -> None:
     unknown = replace(with_content(), dataset=None)
     unknown.check(with_content(dataset="a"), accept=(), position=5)
     known = replace(with_content(dataset="a"), dataset=None)
-    with pytest.raises(StateMismatch, match="what no text describes; in full: a"):
+    with pytest.raises(StateMismatch, check=differing("dataset")):
         known.check(replace(known, content={"dataset": "b"}), accept=(), position=5)
 
 

@@ -12,6 +12,7 @@ from stateful_gpu_loader import samplers
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.randomness.rng import RNG
 from stateful_gpu_loader.state.text_state import TextState
+from tests.conformance import differing
 from tests.state.typed_values import identical
 
 SAMPLERS: dict[str, Callable[[], Any]] = {
@@ -89,19 +90,19 @@ def test_a_text_does_not_change_with_its_object() -> None:
 )
 def test_what_is_no_text_of_a_state_is_refused_and_changes_nothing(text: Any) -> None:
     holder = Holder(5)
-    with pytest.raises(StateMismatch, match=r"state differs: .*Remedy: pass what get_state"):
+    with pytest.raises(StateMismatch, check=differing("state")):
         holder.set_state(text)
     assert holder.state == 5
 
 
 def test_errors_of_load_state_dict_stay_what_they_are() -> None:
-    with pytest.raises(StateMismatch, match=r"^keys differs: .*Remedy: keep them"):
+    with pytest.raises(StateMismatch, check=differing("keys")):
         Holder(5).set_state('{"other": 1}')
     sampler = SAMPLERS["shuffled"]()
-    with pytest.raises(StateMismatch, match=r"^order differs"):
+    with pytest.raises(StateMismatch, check=differing("order")):
         sampler.set_state(SAMPLERS["weighted"]().get_state())
 
 
 def test_a_state_without_form_is_refused_with_its_place() -> None:
-    with pytest.raises(TypeError, match=r"state\['held'\] is a object.*Remedy"):
+    with pytest.raises(TypeError, match=r"state\['held'\]"):
         Holder(object()).get_state()

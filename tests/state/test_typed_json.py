@@ -301,7 +301,7 @@ def test_what_has_no_form_is_refused_with_its_place(value: Any, named: str) -> N
         ({("x", 1): {2: value}}, r"state\[\('x', 1\)\]\[2\]"),
         (OrderedDict(k=(value,)), r"state\['k'\]\[0\]"),
     ):
-        with pytest.raises(TypeError, match=rf"^{place}.* is .*{named}") as caught:
+        with pytest.raises(TypeError, match=rf"^{place}.*{named}") as caught:
             encode(outer)
         assert "Remedy: " in str(caught.value)
 

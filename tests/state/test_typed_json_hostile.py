@@ -138,17 +138,17 @@ def test_a_claim_of_a_gigabyte_allocates_nothing(form: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (b"[" * 1_000_000, "nesting of depth 1000000"),
-        (b'{"a":' * 301 + b"1" + b"}" * 301, "nesting of depth 301"),
-        (b'["\\\\", ' * 400, "nesting of depth 400"),
-        (b'["\\"[", ' * 400, "nesting of depth 400"),
-        (b"[]," * 40_000 + b"[" * 301, "nesting of depth 301"),
-        (b"[" + b"9" * 401 + b"]", "a number of more than 400 digits"),
-        (b"[0." + b"1" * 10_000_000 + b"]", "a number of more than 400 digits"),
-        (b"1e" + b"0" * 10_000_000, "a number of more than 400 digits"),
-        (b'{"a": 1, "b": {"c": 1, "c": 1}}', "the key 'c' comes twice"),
-        (b'{"a": NaN}', "NaN is no JSON"),
-        (b"[-Infinity]", "-Infinity is no JSON"),
+        (b"[" * 1_000_000, "1000000"),
+        (b'{"a":' * 301 + b"1" + b"}" * 301, "301"),
+        (b'["\\\\", ' * 400, "400"),
+        (b'["\\"[", ' * 400, "400"),
+        (b"[]," * 40_000 + b"[" * 301, "301"),
+        (b"[" + b"9" * 401 + b"]", "400 digits"),
+        (b"[0." + b"1" * 10_000_000 + b"]", "400 digits"),
+        (b"1e" + b"0" * 10_000_000, "400 digits"),
+        (b'{"a": 1, "b": {"c": 1, "c": 1}}', "'c'"),
+        (b'{"a": NaN}', "NaN"),
+        (b"[-Infinity]", "-Infinity"),
         (b'"\xff"', "utf-8"),
         (b'"\xed\xa0\x80"', "utf-8"),
         (b"", "Expecting value"),
@@ -181,7 +181,7 @@ def test_too_little_stack_is_a_refusal() -> None:
             return at_depth(depth - 1)
         return parse(b"[" * 290 + b"]" * 290)
 
-    with pytest.raises(ValueError, match="stack"):
+    with pytest.raises(ValueError, match=r"stack"):
         at_depth(800)
 
 

@@ -147,7 +147,7 @@ def test_files_are_compared_place_by_place(tmp_path: Path) -> None:
     assert pairs[0].comparison.is_same
     (only,) = compare_files(tmp_path / "a.pt", tmp_path / "b.pt", "train")
     assert only.where == "train"
-    with pytest.raises(NoState, match=r"no state at 'val'\. Remedy: one of \['train', 'test'\]"):
+    with pytest.raises(NoState, match=r"'val'\..*\['train', 'test'\]"):
         compare_files(tmp_path / "a.pt", tmp_path / "b.pt", "val")
 
 

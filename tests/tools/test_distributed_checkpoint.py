@@ -126,7 +126,7 @@ def test_a_folder_of_another_python_is_read(tmp_path: Path, module: bytes) -> No
 
 def test_a_tensor_with_a_chunk_missing_is_named(in_two_chunks: Path) -> None:
     reindexed(in_two_chunks, lambda index: index.storage_data.popitem() and None)
-    with pytest.raises(ValueError, match=r"the tensor 'state\.t': 2 of its 8 numbers are stored"):
+    with pytest.raises(ValueError, match=r"'state\.t': 2.*8"):
         with_tensors(read_values(in_two_chunks), "state")
 
 
@@ -178,7 +178,7 @@ def test_an_index_names_nothing_that_executes(tmp_path: Path) -> None:
     annotations = b"\x80\x04ctorch.distributed.checkpoint.metadata\ndataclass\n."
     for content in (annotations, pickle.dumps(Code(tmp_path / "executed"))):
         (tmp_path / "7/.metadata").write_bytes(content)
-        with pytest.raises(NoState, match=r"names \S+\.(dataclass|mkdir), which is not executed"):
+        with pytest.raises(NoState, match=r"\.(dataclass|mkdir)\b"):
             find_states(tmp_path / "7")
     assert not (tmp_path / "executed").exists()
 

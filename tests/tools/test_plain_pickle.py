@@ -44,7 +44,7 @@ class Calls:
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_nothing_is_executed(tmp_path: Path, protocol: int) -> None:
     proof = tmp_path / "executed"
-    with pytest.raises(pickle.UnpicklingError, match="mkdir, which is not executed"):
+    with pytest.raises(pickle.UnpicklingError, match="mkdir"):
         load_plain(pickle.dumps([PLAIN, Calls(os.mkdir, str(proof))], protocol))
     assert not proof.exists()
 
@@ -61,10 +61,10 @@ def test_a_storage_inside_executes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"c_codecs\nencode\n(X\x01\x00\x00\x00aX\x03\x00\x00\x00hextR.", "encoded as 'hex'"),
+        (b"c_codecs\nencode\n(X\x01\x00\x00\x00aX\x03\x00\x00\x00hextR.", "'hex'"),
         (
             b"c_codecs\nencode\n(N}X\x01\x00\x00\x00a\x88st\x62.",
-            "sets the attributes of a Function",
+            "Function",
         ),
     ],
 )

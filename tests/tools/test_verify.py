@@ -277,7 +277,7 @@ def test_a_fault_is_found_and_named(fault: str, spawns: None) -> None:
     assert names in str(report.cause)
     assert report.sample is not None
     assert report.sample.fields[0].field == "['value']"
-    with pytest.raises(ResumeDiffers, match="Not exact"):
+    with pytest.raises(ResumeDiffers):
         report.check()
 
 
@@ -435,7 +435,7 @@ def test_a_loader_that_cannot_be_pickled_skips_processes_where_none_is_forked(
 def test_a_loader_whose_own_processes_cannot_be_started() -> None:
     processes = {"num_workers": 1, "multiprocessing_context": "spawn"}
     make = map_style(faults.augmented, collate_fn=lambda batch: batch, **processes)
-    with pytest.raises(VerifyError, match=r"the loader cannot run: worker .* collate_fn cannot be"):
+    with pytest.raises(VerifyError, match=r"collate_fn"):
         verify_resume(make, batches=BATCHES)
 
 
@@ -457,12 +457,12 @@ def test_epochs_of_one_batch(spawns: None) -> None:
 
 @pytest.mark.parametrize("batches", [0, 1])
 def test_nothing_would_be_left_of_one_batch(batches: int) -> None:
-    with pytest.raises(ValueError, match="at least 2"):
+    with pytest.raises(ValueError, match=r"\b2\b"):
         verify_resume(map_style(faults.augmented), batches=batches)
 
 
 def test_an_empty_dataset_proves_nothing() -> None:
-    with pytest.raises(VerifyError, match="delivers no batch"):
+    with pytest.raises(VerifyError, match="no batch"):
         verify_resume(lambda: StatefulGPULoader([], batch_size=2))
 
 

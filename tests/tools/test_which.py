@@ -96,7 +96,7 @@ def test_all_places_are_those_of_real_loaders(name: str, ranks: int, drop_last: 
                 assert [each.index for each in together if each.rank == rank] == batch
                 for row, index in enumerate(batch):
                     where[index].append((step, rank, row))
-        with pytest.raises(NoSuchPlace, match="steps of"):
+        with pytest.raises(NoSuchPlace, match="steps"):
             order.at_step(len(found[0][epoch]))
         for index, wanted in where.items():
             in_order = sorted(wanted, key=lambda place: (place[0], place[2], place[1]))
@@ -159,10 +159,10 @@ def test_what_a_state_does_not_hold_needs_the_loader(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("a sampler of a list", "the order is that of a sampler"),
-        ("shards", "samples of shards have no index"),
-        ("calls without length", "where an epoch of this stream ends"),
-        *((name, "an iterable dataset") for name in KINDS if name.startswith("iterable")),
+        ("a sampler of a list", "sampler"),
+        ("shards", "shards"),
+        ("calls without length", "epoch"),
+        *((name, "iterable") for name in KINDS if name.startswith("iterable")),
     ],
 )
 def test_streams_that_only_iterating_tells_are_refused(name: str, says: str) -> None:
@@ -184,9 +184,9 @@ def test_ranks_that_nobody_tells_are_unknown() -> None:
     assert order.unknown is not None
     (placed, *_) = order.at_step(1)
     assert (placed.step, placed.rank, placed.row) == (1, None, None)
-    with pytest.raises(NoSuchPlace, match="how many ranks"):
+    with pytest.raises(NoSuchPlace, match="ranks"):
         order.at_step(1, rank=0)
-    for ranks, says in ((3, "shared by 3 ranks"), (0, "shared by 0 ranks")):
+    for ranks, says in ((3, "3 ranks"), (0, "0 ranks")):
         with pytest.raises(NoSuchPlace, match=says):
             epoch_of(saved, num_replicas=ranks)
 
@@ -198,7 +198,7 @@ def test_the_loader_tells_the_ranks() -> None:
     assert epoch_of(two.state_dict(), loader=two).num_replicas == 2
     assert epoch_of(two.state_dict(), loader=auto).num_replicas == 2
     assert epoch_of(two.state_dict(), loader=single).num_replicas is None
-    with pytest.raises(NoSuchPlace, match="there are 2 ranks"):
+    with pytest.raises(NoSuchPlace, match="2 ranks"):
         epoch_of(two.state_dict(), loader=two, num_replicas=4)
 
 
@@ -209,7 +209,7 @@ def test_an_epoch_begun_with_another_batch_size_has_positions_alone() -> None:
     order = epoch_of(resumed.state_dict(), num_replicas=1)
     placed = order.at_position(21)
     assert (placed.step, placed.is_delivered) == (None, None)
-    with pytest.raises(NoSuchPlace, match="begun with another"):
+    with pytest.raises(NoSuchPlace, match="batch"):
         order.at_step(0)
     assert epoch_of(resumed.state_dict(), epoch=2, num_replicas=1).at_position(5).step == 1
 
@@ -220,7 +220,7 @@ def test_a_dropped_sample_is_found_and_not_delivered() -> None:
     assert (placed.is_delivered, placed.step) == (False, None)
     assert order.of_sample(N) == []
     for impossible in (-1, N):
-        with pytest.raises(NoSuchPlace, match="outside epoch 0"):
+        with pytest.raises(NoSuchPlace, match="epoch 0"):
             order.at_position(impossible)
     with pytest.raises(NoSuchPlace, match="negative"):
         order.of_sample(-1)
@@ -267,9 +267,9 @@ def test_an_epoch_in_torchdatas_order_is_refused_and_later_ones_are_not() -> Non
     loader.load_state_dict(theirs.state_dict())
     next(iter(loader))
     saved = loader.state_dict()
-    with pytest.raises(NoSuchPlace, match="in torchdata's order"):
+    with pytest.raises(NoSuchPlace, match="torchdata's"):
         epoch_of(saved)
-    with pytest.raises(NoSuchPlace, match="torchdata's sampler"):
+    with pytest.raises(NoSuchPlace, match="torchdata's"):
         loader.seek(epoch=saved["epoch"], position=4)
     (batches,) = delivered(loader, 1)  # the pass above is broken off: this is the next epoch
     order = epoch_of(saved, epoch=saved["epoch"] + 1)

@@ -115,10 +115,10 @@ def test_labels_are_numbered_if_asked_for(files: tuple[Path, Path], tmp_path: Pa
 
 
 def test_what_cannot_be_is_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="box_format = 'cxcywh' must be 'xyxy' or 'xywh'"):
+    with pytest.raises(ValueError, match=r"box_format = 'cxcywh'.*'xyxy'.*'xywh'"):
         CocoSource(*files, box_format="cxcywh")  # type: ignore[arg-type]
     empty = write_annotations(tmp_path / "empty.json", {"images": []})
-    with pytest.raises(ValueError, match=r"empty\.json' lists 0 images"):
+    with pytest.raises(ValueError, match=r"empty\.json'.*0"):
         CocoSource(files[0], empty)
     content = annotations()
     content["images"][0].pop("width")
@@ -127,7 +127,7 @@ def test_what_cannot_be_is_refused(files: tuple[Path, Path], tmp_path: Path) -> 
         CocoSource(files[0], path, ratio=True)
     (files[0] / "00004.jpg").unlink()
     source = CocoSource(*files)
-    with pytest.raises(FileNotFoundError, match=r"sample index = 1.*00004\.jpg"):
+    with pytest.raises(FileNotFoundError, match=r"index = 1.*00004\.jpg"):
         source[1]
 
 
@@ -247,7 +247,7 @@ def test_objects_of_images_that_are_not_listed_are_counted(tmp_path: Path) -> No
     unlisted = [{**content["annotations"][0], "image_id": number} for number in (404, 12, 12)]
     content["annotations"] = [*unlisted, *content["annotations"]]
     write_annotations(files[1], content)
-    with pytest.warns(UserWarning, match=r"5 images, and 3 of .* such as image_id 404") as caught:
+    with pytest.warns(UserWarning, match=r"5.*3.*image_id 404") as caught:
         source = CocoSource(*files)
     assert caught[0].filename == __file__
     assert same(targets(source), whole)

@@ -103,7 +103,7 @@ def test_doubles_and_packed_dims() -> None:
         assert np.array_equal(found.values(), numbers)
     single = message((2, 13)) + b"\x49" + numbers[:1].tobytes()
     assert parse_tensors(tensors(single))[0].values().tolist() == [0.1]
-    with pytest.raises(ValueError, match="double_data of 7 bytes"):
+    with pytest.raises(ValueError, match=r"double_data.*7"):
         parse_tensors(tensors(message((9, bytes(7)))))
 
 
@@ -159,16 +159,16 @@ def test_what_the_layout_does_not_say_is_named(
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), 3e38])
 def test_labels_that_are_no_numbers_are_refused_without_a_warning(number: float) -> None:
-    with pytest.raises(ValueError, match="expected integers of 0 to 4"):
+    with pytest.raises(ValueError, match=r"0.*4"):
         targets(tensor("float", [number]), label_type=LabelType(1), num_labels=5)
 
 
 def test_a_layout_checks_itself() -> None:
     for label_type in (LabelType(1), LabelType(3)):
         for num_labels in (None, 0):
-            with pytest.raises(ValueError, match="Remedy: pass num_labels"):
+            with pytest.raises(ValueError, match="num_labels"):
                 RecordLayout(label_type=label_type, num_labels=num_labels)
-    with pytest.raises(ValueError, match="additional_inputs is -1"):
+    with pytest.raises(ValueError, match=r"additional_inputs.*-1"):
         RecordLayout(additional_inputs=-1)
 
 
@@ -177,11 +177,11 @@ def test_damage_is_named_with_the_tensor_and_its_place() -> None:
     record = bytearray(tensors(IMAGE, label))
     record[-1] |= 0x80
     place = len(record) - len(label)
-    with pytest.raises(ValueError, match=f"tensor 1, which begins at byte {place} of the record: "):
+    with pytest.raises(ValueError, match=rf"tensor 1.*byte {place}"):
         parse_tensors(bytes(record))
     with pytest.raises(ValueError, match="protos has the wire type 0"):
         parse_tensors(message((1, 7)))
-    with pytest.raises(ValueError, match=r"tensor 0.* float_data has the wire type 0"):
+    with pytest.raises(ValueError, match=r"tensor 0.* float_data.*wire.*0"):
         parse_tensors(tensors(message((3, 7))))
-    with pytest.raises(ValueError, match=r"tensor 0.* int32_data has the wire type 5"):
+    with pytest.raises(ValueError, match=r"tensor 0.* int32_data.*wire.*5"):
         parse_tensors(tensors(message((4, 7.0))))

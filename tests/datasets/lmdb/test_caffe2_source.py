@@ -95,7 +95,7 @@ def test_records_without_labels_are_numbered(tmp_path: Path) -> None:
 )
 def test_a_corrupt_record_is_named(tmp_path: Path, record: bytes, reason: str) -> None:
     source = source_of(tmp_path, tensors(IMAGE, LABEL), record)
-    with pytest.raises(ValueError, match=rf"db', record '00000001': .*{reason}.*Remedy: "):
+    with pytest.raises(ValueError, match=rf"db'.*'00000001': .*{reason}"):
         source[1]
     assert source[0][1] == 3
 

@@ -90,14 +90,14 @@ def test_the_order_of_channels_is_the_users(tmp_path: Path) -> None:
     assert np.array_equal(shown.permute(1, 2, 0).numpy(), pixels)
     assert torch.equal(other, shown.flip(0))
     assert source.fingerprint() != turned.fingerprint()
-    with pytest.raises(ValueError, match=r"channel_order is 'RBG'. Remedy: pass 'BGR' or 'RGB'"):
+    with pytest.raises(ValueError, match=r"channel_order.*'RBG'.*'BGR'.*'RGB'"):
         CaffeLMDBSource(path, channel_order="RBG")  # type: ignore[arg-type]
 
 
 def test_records_without_labels_are_numbered_if_that_is_asked_for(tmp_path: Path) -> None:
     path = write_lmdb(tmp_path / "db", [message((4, b"a"), (7, 1)), message((4, b"b"), (7, 1))])
     assert contents(CaffeLMDBSource(path, label_available=False)) == [(b"a", 0), (b"b", 1)]
-    with pytest.raises(ValueError, match=r"record '00000001': .*no label, as with label_available"):
+    with pytest.raises(ValueError, match=r"'00000001'.*label_available"):
         CaffeLMDBSource(path)[1]
 
 
@@ -123,7 +123,7 @@ def test_a_corrupt_record_is_named_and_the_others_are_read(
     path = write_lmdb(tmp_path / "db", [encoded_datum(b"a", 1), record, encoded_datum(b"c", 3)])
     source = CaffeLMDBSource(path)
     for _ in range(2):
-        with pytest.raises(ValueError, match=rf"db', record '00000001': {reason}.*Remedy: "):
+        with pytest.raises(ValueError, match=rf"db'.*'00000001': {reason}"):
             source[1]
     assert [source[0][1], source[2][1]] == [1, 3]
 
@@ -139,7 +139,7 @@ def test_a_key_that_was_deleted_is_named(path: Path) -> None:
     """The database is not the one whose keys were read: no bad sample, and not passed over."""
     source = pickle.loads(pickle.dumps(CaffeLMDBSource(path)))
     del_key(path, b"10_photo.jpg")
-    with pytest.raises(OSError, match=r"record '10_photo.jpg' was here when the .*: '.*train'$"):
+    with pytest.raises(OSError, match=r"'10_photo.jpg'.*'.*train'$"):
         source[1]
     assert [source[index][1] for index in (0, 2)] == [0, 11]
     assert len(CaffeLMDBSource(path)) == 11
@@ -208,5 +208,5 @@ def test_the_fingerprint_is_kept(path: Path) -> None:
 
 def test_a_missing_package_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lmdb", None)
-    with pytest.raises(MissingDependency, match=r"package 'lmdb'.*stateful_gpu_loader\[lmdb\]"):
+    with pytest.raises(MissingDependency, match=r"'lmdb'.*stateful_gpu_loader\[lmdb\]"):
         CaffeLMDBSource(path)

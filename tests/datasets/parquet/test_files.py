@@ -118,17 +118,17 @@ def test_every_truncation_is_named(path: str) -> None:
     content = Path(path).read_bytes()
     for size in range(len(content)):
         Path(path).write_bytes(content[:size])
-        with pytest.raises(ValueError, match=r"a\.parquet'.*Remedy: fetch"):
+        with pytest.raises(ValueError, match=r"a\.parquet'"):
             read_footer(path)
 
 
 def test_what_is_no_parquet_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "a.parquet"
     file.write_bytes(b"x" * 100)
-    with pytest.raises(ValueError, match=r"byte 96: it ends with b'xxxx' .* no Parquet file"):
+    with pytest.raises(ValueError, match=r"byte 96.*b'xxxx'.*Parquet"):
         read_footer(str(file))
     file.write_bytes(b"x" * 100 + (1000).to_bytes(4, "little") + b"PAR1")
-    with pytest.raises(ValueError, match="its footer claims 1000 bytes, and the file has 108"):
+    with pytest.raises(ValueError, match=r"1000.*108"):
         read_footer(str(file))
     file.write_bytes(b"x" * 100 + (90).to_bytes(4, "little") + b"PAR1")
     with pytest.raises(ValueError, match="byte 10: its footer cannot be decoded"):
@@ -149,12 +149,12 @@ def test_a_damaged_row_group_is_named_and_the_others_are_read(path: str) -> None
     Path(path).write_bytes(content)
     assert read_row_group(footer, 0, ["label"]).num_rows == 4
     for columns in (["image"], None):
-        with pytest.raises(ValueError, match="record 'row group 1': a column cannot be decoded"):
+        with pytest.raises(ValueError, match="'row group 1'"):
             read_row_group(footer, 1, columns)
     assert read_row_group(footer, 2, None).num_rows == 3
     rows = iterate_rows(footer, 0, ["image.bytes"])
     assert next(rows)[:2] == (0, 0)
-    with pytest.raises(ValueError, match=r"a\.parquet', record 'row group 1'"):
+    with pytest.raises(ValueError, match=r"a\.parquet'.*'row group 1'"):
         next(rows)
 
 
@@ -177,7 +177,7 @@ def test_a_damaged_footer_is_refused_or_read(path: str) -> None:
 
 def test_a_want_of_memory_names_the_file_and_is_no_damage() -> None:
     with (
-        pytest.raises(MemoryError, match=r"'a', record 'row group 1': .* size 7 .*Remedy: give"),
+        pytest.raises(MemoryError, match=r"'a'.*'row group 1': .* size 7"),
         decoding("a", "row group 1", "a column"),
     ):
         raise pyarrow.ArrowMemoryError("malloc of size 7 failed")
@@ -212,7 +212,7 @@ def test_the_package_is_asked_for_where_it_is_missing(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingDependency, match=r"pyarrow.*stateful_gpu_loader\[parquet\]"):
+    with pytest.raises(MissingDependency, match=r"stateful_gpu_loader\[parquet\]"):
         read_footer(path)
 
 

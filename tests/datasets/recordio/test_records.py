@@ -81,7 +81,7 @@ def test_a_record_that_is_not_as_long_as_the_index_says_is_named() -> None:
             unframed(wrong)
         with pytest.raises(ValueError, match=text):
             FRAMING.check_extent(frame[:8], size, START)
-    with pytest.raises(ValueError, match="it takes 12 bytes or more, and the index says 8"):
+    with pytest.raises(ValueError, match=r"12.*8"):
         unframed(frame[:8])
     FRAMING.check_extent(frame[:8], 12, START)
     cut = recordio_frame(b"abcd" + MAGIC)

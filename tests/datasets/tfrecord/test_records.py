@@ -71,7 +71,7 @@ def test_walking_checks_the_lengths_and_skips_the_data() -> None:
     damaged[-10] ^= 1
     assert walked(bytes(damaged)) == walked(FILE)
     damaged[17] ^= 1
-    with pytest.raises(ValueError, match="record 1, byte 16: the checksum of its length differs"):
+    with pytest.raises(ValueError, match=r"record 1, byte 16.*checksum"):
         walked(bytes(damaged))
 
 
@@ -96,7 +96,7 @@ def test_a_record_that_is_not_as_long_as_the_index_says_is_named() -> None:
     with pytest.raises(ValueError, match=text):
         FRAMING.check_extent(EVENT_1[:12], 80, START)
     FRAMING.check_extent(EVENT_1[:12], 40, START)
-    with pytest.raises(ValueError, match="cut off: it has 12 of at least 16 bytes"):
+    with pytest.raises(ValueError, match=r"12.*16"):
         unframed(EVENT_1[:12])
 
 

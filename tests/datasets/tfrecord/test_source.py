@@ -97,7 +97,7 @@ def test_damage_is_not_looked_for_if_asked_not_to(
         with pytest.raises(MissingDependency, match=r"check_crc.*google-crc32c"):
             TFRecordSource(path)
     source = TFRecordSource(path)
-    with pytest.raises(ValueError, match="record 0, byte 0: the checksum of its data differs"):
+    with pytest.raises(ValueError, match=r"record 0, byte 0.*checksum"):
         source.read(0)
 
 
@@ -105,10 +105,10 @@ def test_what_is_no_example_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.tfrecord"
     write_records(path, [tfrecord_frame(b"\x0a\x7fabc"), tfrecord_frame(example({"a": [b"b"]}))])
     source = TFRecordSource(path, image="a", target=None)
-    with pytest.raises(ValueError, match=r"a.tfrecord', record 0, byte 0: malformed proto"):
+    with pytest.raises(ValueError, match=r"a.tfrecord', record 0, byte 0: malformed"):
         source.read(0)
-    with pytest.raises(ValueError, match=r"a.tfrecord', record 0, byte 0: malformed proto"):
+    with pytest.raises(ValueError, match=r"a.tfrecord', record 0, byte 0: malformed"):
         source.record(0)
     assert source[1][0].numpy().tobytes() == b"b"
-    with pytest.raises(ValueError, match="record 1, byte 21: it has no feature 'image/encoded'"):
+    with pytest.raises(ValueError, match=r"record 1, byte 21.*'image/encoded'"):
         TFRecordSource(path).read(1)

@@ -14,6 +14,7 @@ from stateful_gpu_loader import StatefulGPULoader, StateMismatch
 from stateful_gpu_loader.integrations.shared import every_rank
 from stateful_gpu_loader.integrations.shared.every_rank import load_own_state, state_of_all_ranks
 from stateful_gpu_loader.state.bad_samples import BadSamples, FoundBad
+from tests.conformance import differing, refusal
 from tests.rank_processes import on_ranks
 
 
@@ -46,28 +47,29 @@ def test_state_of_each_rank_gives_each_its_own(rank: int, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("state", "message"),
+    ("state", "field", "values"),
     [
-        (of_ranks(0, 1, num_ranks=2), "number of ranks differs: the state has 2, expected was 1"),
-        (of_ranks(), "rank_00000 differs: the state has .*expected was 'the state of rank 0 of 1'"),
-        (of_ranks(0, version=2), "version differs: the state has 2, expected was 1"),
-        ({**of_ranks(0), "rank_00000": 3}, "format differs: the state has 'int'"),
-        (None, "format differs: the state has 'NoneType'"),
+        (of_ranks(0, 1, num_ranks=2), "number of ranks", {"saved": 2, "present": 1}),
+        (of_ranks(), "rank_00000", {}),
+        (of_ranks(0, version=2), "version", {"saved": 2, "present": 1}),
+        ({**of_ranks(0), "rank_00000": 3}, "format", {"saved": "int"}),
+        (None, "format", {"saved": "NoneType"}),
     ],
 )
-def test_damaged_state_of_each_rank_is_refused(state: Any, message: str) -> None:
+def test_damaged_state_of_each_rank_is_refused(
+    state: Any, field: str, values: dict[str, Any]
+) -> None:
     """With the numbers, and nothing is changed."""
     loader = loader_of()
     before = loader.state_dict()
-    with pytest.raises(StateMismatch, match=message):
+    with pytest.raises(StateMismatch, check=differing(field, **values)):
         load_own_state(loader, state)
     assert loader.state_dict() == before
 
 
 def test_loader_alone_refuses_the_state_of_each_rank() -> None:
     """It says whose states they are."""
-    with pytest.raises(StateMismatch, match="'stateful_gpu_loader of each rank'"):
-        loader_of().load_state_dict(of_ranks(0))
+    assert refusal(loader_of(), of_ranks(0)).saved == "stateful_gpu_loader of each rank"
 
 
 class WithTensor(IterableDataset[int]):

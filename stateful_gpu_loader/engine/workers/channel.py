@@ -59,7 +59,7 @@ def pickled(content: Any) -> tuple[memoryview, list[int]]:
     """
     files: list[int] = []
     collector: Any = _Collector(files)
-    before = get_spawning_popen()
+    before = spawning_process()
     set_spawning_popen(collector)
     try:
         return ForkingPickler.dumps(content), files
@@ -68,6 +68,15 @@ def pickled(content: Any) -> tuple[memoryview, list[int]]:
         raise
     finally:
         set_spawning_popen(before)
+
+
+def spawning_process() -> Any:
+    """Process that this thread is about to spawn, or None.
+
+    An interrupt inside :func:`pickled` may leave its collector in the process's place.
+    """
+    process = get_spawning_popen()
+    return None if isinstance(process, _Collector) else process
 
 
 @contextmanager

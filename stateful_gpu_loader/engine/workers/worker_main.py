@@ -16,7 +16,6 @@ from contextlib import suppress
 from functools import partial
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
-from multiprocessing.context import get_spawning_popen
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd, ForkingPickler
 from queue import SimpleQueue
@@ -37,7 +36,14 @@ from stateful_gpu_loader.engine.pipeline import (
 )
 from stateful_gpu_loader.engine.stats import PRESENT, StageTimes
 from stateful_gpu_loader.engine.torch_names import become_worker, stack_into
-from stateful_gpu_loader.engine.workers.channel import Channel, Message, Sender, pickled, received
+from stateful_gpu_loader.engine.workers.channel import (
+    Channel,
+    Message,
+    Sender,
+    pickled,
+    received,
+    spawning_process,
+)
 from stateful_gpu_loader.engine.workers.packing import pack, unpack
 from stateful_gpu_loader.engine.workers.segments import Returned, WorkerSegments
 from stateful_gpu_loader.engine.workers.worker_start import (
@@ -247,7 +253,7 @@ class WorkerAdapter:
             *(self._maker, self._dataset, self._initialise, self._pack, self._segments),
             self._seeds,
         )
-        if get_spawning_popen() is None:
+        if spawning_process() is None:
             return WorkerAdapter, parts
         # Sent in a file rather than in the message that starts the worker: multiprocessing writes
         # the message to a pipe whose reading end it holds itself, so it would wait for ever if the

@@ -23,7 +23,7 @@ def test_a_gpu_that_is_not_there_is_named_at_the_first_batch(tmp_path: Any) -> N
     state = loader.state_dict()
     iterator = iter(loader)
     for _ in range(2):
-        with pytest.raises(LoaderError, match=r"device='cuda:1' cannot be used: .*device=None"):
+        with pytest.raises(LoaderError, match=r"device='cuda:1' .*device=None"):
             next(iterator)
     assert loader.state_dict() == state
     assert not torch.cuda.is_initialized()
@@ -66,9 +66,7 @@ def test_streams_that_cannot_be_created_are_reported(
         raise RuntimeError("CUDA's driver, libcuda.so.1, has no cuStreamCreate")
 
     monkeypatch.setattr(place_module, "private_streams", refuse)
-    with pytest.raises(
-        LoaderError, match=r"device='cuda:3' cannot be used: .* cuStreamCreate\. Re"
-    ):
+    with pytest.raises(LoaderError, match=r"device='cuda:3' .* cuStreamCreate"):
         CudaPlace(torch.device("cuda")).open()
 
 

@@ -142,7 +142,7 @@ def test_reasons_are_one_line_of_bounded_length() -> None:
 
 @pytest.mark.parametrize("mode", ["", "skip", "Replace", None])
 def test_another_mode_is_refused(mode: Any) -> None:
-    with pytest.raises(ValueError, match=r"on_bad_sample=.* is none of"):
+    with pytest.raises(ValueError, match=r"on_bad_sample="):
         BadSamplePolicy(mode=mode)
 
 

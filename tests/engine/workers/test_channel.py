@@ -10,6 +10,8 @@ import signal
 import socket
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from multiprocessing import resource_sharer
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
@@ -28,8 +30,10 @@ from stateful_gpu_loader.engine.workers.channel import (
     close_all,
     pickled,
     received,
+    spawning_process,
 )
 from tests.engine.workers.fakes import fds
+from tests.interrupts import interrupt_at, places_of
 from tests.patience import seconds
 
 LARGE = 4 << 20
@@ -246,6 +250,18 @@ def test_what_cannot_be_pickled_leaves_no_file_open(tmp_path: Path) -> None:
         pickled([opened(tmp_path / "a"), lambda: 0])
     assert fds() == before
     assert get_spawning_popen() is popen
+
+
+def test_an_interrupt_leaves_no_message_in_the_place_of_a_process() -> None:
+    """What is pickled afterwards is for no process."""
+    places = places_of(partial(pickled, 1), by="line").items()
+    (number,) = {number for place, number in places if place.source.endswith("popen(before)")}
+    with interrupt_at(number, by="line"), suppress(KeyboardInterrupt):
+        pickled(1)
+    assert get_spawning_popen() is not None
+    assert spawning_process() is None
+    pickled(1)
+    assert get_spawning_popen() is None
 
 
 def test_messages_within_one_another_keep_their_own_files(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_a_start_that_exceeds_the_timeout_counts_as_a_loss_of_the_batch() -> Non
         assert not two_workers.is_ready()
         two_workers.look_for_overdue(began=0.0, timeout=1e-9)
     assert two_workers.is_ready()
-    with pytest.raises(WorkersDied, match="timed out after 1e-09 seconds"):
+    with pytest.raises(WorkersDied, match="1e-09 seconds"):
         two_workers.deliver()
 
 
@@ -265,7 +265,7 @@ def test_no_batch_is_waited_for_that_nobody_makes() -> None:
     assert not two_workers.is_ready()
     two_workers.note(Lost(0, "a test ended it before it had started"))
     assert two_workers.is_ready()
-    with pytest.raises(WorkersDied, match="worker 0 was lost"):
+    with pytest.raises(WorkersDied, match="worker 0"):
         two_workers.deliver()
 
 

@@ -184,7 +184,7 @@ def test_a_request_that_cannot_be_sent_fails_in_its_place(make: Any) -> None:
         fakes.starts(1),
     )
     failed, answer = answers(pipeline)
-    with pytest.raises(Exception, match=r"(?s)was sent to a worker process.*lambda"):
+    with pytest.raises(Exception, match="lambda"):
         failed.reraise()
     assert answer.snapshot == b"begin 0, request 1"
 

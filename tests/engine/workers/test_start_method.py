@@ -200,7 +200,7 @@ def test_a_fork_that_is_avoided_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     """What the main script has set since is missing in the workers."""
     monkeypatch.setattr(processes, "default_context", lambda: "forkserver")
     arguments: Any = {"num_workers": 1, "threads": 1, "base_seed": 0, "tally": Tally()}
-    with pytest.warns(RuntimeWarning, match="import the main script anew"):
+    with pytest.warns(RuntimeWarning, match="main script"):
         ProcessCluster(WorkerAdapter(None, (), None), multiprocessing_context=None, **arguments)
     ProcessCluster(WorkerAdapter(None, (), None), multiprocessing_context="spawn", **arguments)
 

@@ -196,8 +196,8 @@ class PreparedSource(Source):
             return self.read(index)
         store = self._store
         if (entry := store.entry(index)) and (json := store.json(index, entry)) is not None:
-            header = self._header_after((entry.height, entry.width))
-            target = self._target_of(index, json)
+            header = _header_after(self.recipes, (entry.height, entry.width))
+            target = self._target_of(index, entry, json)
             return OwnImage(
                 header, target, self._name(index), partial(self._kept_pixels, index, entry, header)
             )
@@ -206,16 +206,11 @@ class PreparedSource(Source):
         if self.has_spatial_targets:
             self._originals[index] = before.height, before.width
         return OwnImage(
-            self._header_after((before.height, before.width)),
+            _header_after(self.recipes, (before.height, before.width)),
             sample.target,
             self._name(index),
             lambda memory: self._made(index, sample, before)[0],
         )
-
-    def _header_after(self, original: Size) -> ImageHeader:
-        """Of an image that had this size before the recipes."""
-        height, width = _drawn(self.recipes, original).sizes[0].tolist()
-        return ImageHeader("ppm", height=height, width=width, orientation=1)
 
     def read_target_alone(self, index: int) -> Any:
         if not reads_as(self, PreparedSource):
@@ -258,14 +253,16 @@ class PreparedSource(Source):
         """The PPM in ``memory`` and the target of an image that is kept; None if it is not."""
         entry = self._store.entry(index)
         found = None if entry is None else self._store.record(index, entry, memory)
-        if found is None:
+        if entry is None or found is None:
             return None
         joined, record = found
-        target = self._target_of(index, record.json)
+        target = self._target_of(index, entry, record.json)
         return joined[: len(joined) - len(record.json)], target
 
-    def _target_of(self, index: int, json: bytes) -> Any:
+    def _target_of(self, index: int, entry: Entry, json: bytes) -> Any:
         """The target of an image that is kept, which the source has if the record has none."""
+        if entry.label is not None:
+            return entry.label
         return target_in(json) if json else self.source.read_target_alone(index)
 
     def _kept_pixels(
@@ -285,7 +282,8 @@ class PreparedSource(Source):
                 )
             return pixels
         _, record = found
-        return torch.from_numpy(record.pixels).view(header.height, header.width, 3).permute(2, 0, 1)
+        interleaved = record.pixels.reshape(header.height, header.width, 3)
+        return torch.from_numpy(interleaved.transpose(2, 0, 1))
 
     def _made(
         self, index: int, sample: EncodedSample, header: ImageHeader
@@ -331,6 +329,13 @@ def _drawn(recipes: Compose, size: Size) -> PipelineDraw:
     except ValueError as error:
         # A ValueError would mean that the image is damaged.
         raise LoaderError(f"{recipes!r} in a PreparedSource: {error}") from error
+
+
+@lru_cache(maxsize=1024)
+def _header_after(recipes: Compose, size: Size) -> ImageHeader:
+    """Of an image that had this size before the recipes."""
+    height, width = _drawn(recipes, size).sizes[0].tolist()
+    return ImageHeader("ppm", height=height, width=width, orientation=1)
 
 
 def _check_recipes(recipes: Compose, source: Source) -> None:

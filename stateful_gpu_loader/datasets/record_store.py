@@ -1,7 +1,8 @@
 """RecordStore: records by index, in a folder that many processes fill and read at the same time.
 
 The folder has segments, files of which each process appends to one of its own. A record is a
-prepared image: a binary PPM, and the target as JSON after it.
+prepared image: a binary PPM, and the target as JSON after it. A target that is the number of a
+class is in the index instead, so that it costs no reading and no parsing.
 """
 
 from __future__ import annotations
@@ -59,6 +60,12 @@ class Entry(NamedTuple):
     """Pixels of the image that the record was made from."""
     width: int
     """Pixels of the image that the record was made from."""
+    label: int | None = None
+    """The target, if it is the number of a class. The record has no JSON then."""
+
+
+_LABEL = (1 << 32) - 1
+"""Length of JSON that no record has: the JSON's checksum is the target itself."""
 
 
 class RecordStore:
@@ -139,7 +146,11 @@ class RecordStore:
             if place is None:
                 return False
             segment, offset = place
-            target = len(record.json), zlib.crc32(record.json)
+            target = (
+                (len(record.json), zlib.crc32(record.json))
+                if record.label is None
+                else (_LABEL, record.label)
+            )
             sizes = offset, record.num_bytes, *target, *original
             fields = _ENTRY.pack(segment, record.checksum(), *sizes)
             entry = fields + self._checksum(index, fields)
@@ -164,7 +175,10 @@ class RecordStore:
         fields = entry[: _ENTRY.size]
         if entry[_ENTRY.size :] != self._checksum(index, fields):
             return None
-        return Entry(*_ENTRY.unpack(fields))
+        found = Entry(*_ENTRY.unpack(fields))
+        if found.json_bytes == _LABEL:
+            return found._replace(json_bytes=0, label=found.json_checksum)
+        return found
 
     def _read(self, index: int, entry: Entry, memory: Bytes, offset: int) -> Bytes | None:
         """Fill the memory from an offset of a record's segment on; None if that cannot be read."""
@@ -225,7 +239,7 @@ class Segments:
     def __init__(
         self, folder: Path, *, segment_bytes: int, limit: int | None, owners: Owners
     ) -> None:
-        self._folder = folder
+        self._prefix = f"{folder}/pixels-"
         self._segment_bytes = segment_bytes
         self._limit = limit
         self._owners = owners
@@ -237,7 +251,7 @@ class Segments:
 
     def path(self, number: int) -> str:
         """Where a segment lies."""
-        return f"{self._folder}/pixels-{number:06d}.bin"
+        return f"{self._prefix}{number:06d}.bin"
 
     def append(self, record: Record) -> tuple[int, int] | None:
         """Write a record behind those of this process's segment.
@@ -310,9 +324,9 @@ _SMALLEST_MASKS = 4096
 class Record:
     """An image and its target, in three parts that follow each other.
 
-    >>> record = Record.of(torch.zeros(3, 2, 4, dtype=torch.uint8), 7)
+    >>> record = Record.of(torch.zeros(3, 2, 4, dtype=torch.uint8), "cat")
     >>> record.head, record.num_bytes, record.json
-    (b'P6\\n4 2                     \\n255\\n', 63, b'[7, {}]')
+    (b'P6\\n4 2                     \\n255\\n', 67, b'["cat", {}]')
     """
 
     head: bytes
@@ -321,7 +335,9 @@ class Record:
     """uint8 [height * width * 3], the colours of a pixel side by side."""
     json: bytes
     """The target in typed JSON, masks as bits; empty if it has no form, or a larger one than the
-    pixels."""
+    pixels, or is the label."""
+    label: int | None = None
+    """The target, if it is the number of a class: an int from 0 to 2**32 - 1."""
 
     @classmethod
     def of(cls, image: torch.Tensor, target: Any) -> Record:
@@ -331,16 +347,14 @@ class Record:
             image: uint8 [3, height, width] on the CPU, of any strides.
             target: of the image, as its source gives it.
         """
-        try:
-            json = typed_json.write(typed_json.encode(_with_bits(target))).encode()
-        except TypeError:
-            json = b""
+        label = target if type(target) is int and 0 <= target < 1 << 32 else None
+        json = _json_of(target) if label is None else b""
         if len(json) > image.numel():
             json = b""
         _, height, width = image.shape
         head = b"P6\n%-24b\n255\n" % (b"%d %d" % (width, height))
         pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy()).reshape(-1)
-        return cls(head, pixels, json)
+        return cls(head, pixels, json, label)
 
     @classmethod
     def taken_apart(cls, joined: Bytes, json_bytes: int) -> Record:
@@ -376,6 +390,14 @@ class Record:
         sums = pixels[:whole].view(np.uint64).reshape(-1, _PAGE // 8).sum(axis=1)
         found = zlib.crc32(sums.astype("<u8").data, zlib.crc32(self.head))
         return zlib.crc32(self.json, zlib.crc32(pixels[whole:].data, found))
+
+
+def _json_of(target: Any) -> bytes:
+    """The target as JSON; empty if it has no form."""
+    try:
+        return typed_json.write(typed_json.encode(_with_bits(target))).encode()
+    except TypeError:
+        return b""
 
 
 def target_in(json: bytes) -> Any:

@@ -21,10 +21,12 @@ from PIL import Image
 
 from stateful_gpu_loader import FolderSource, PreparedSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.datasets import Source
 from stateful_gpu_loader.datasets.prepared import SMALLEST_SEGMENT
 from stateful_gpu_loader.datasets.record_store import ENTRY_BYTES, INDEX_FILE
 from stateful_gpu_loader.decoders import available
 from stateful_gpu_loader.errors import LoaderError
+from stateful_gpu_loader.records import EncodedSample
 from tests.conformance import same, uninterrupted
 from tests.images import write_photo_folder
 
@@ -105,6 +107,8 @@ def test_a_damaged_record_is_made_anew(
     num_damaged: int,
 ) -> None:
     folder = tmp_path / "kept"
+    paths = [source.path(index) for index in range(N)]
+    source = FolderSource.from_paths(paths, range(-N, 0))  # negative targets lie in the record
     fill(PreparedSource(source, folder, HEAD))
     damage(folder)
     with caplog.at_level(logging.WARNING):
@@ -117,6 +121,38 @@ def test_a_damaged_record_is_made_anew(
     again = PreparedSource(source, folder, HEAD)
     assert same(stream(again), stream(source, HEAD))
     assert not caplog.records, "what was made anew is kept"
+
+
+class Unread(Source):
+    """Two images that are never read."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def read(self, index: int) -> EncodedSample:
+        raise AssertionError(f"image {index} is read")
+
+    def fingerprint(self) -> str:
+        return "two"
+
+
+def test_a_directory_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """It has all targets beside the pixels, those that are numbers of classes as well."""
+    prepared = PreparedSource(Unread(), tmp_path, decoder="torchvision")
+    (tmp_path / INDEX_FILE).write_bytes(
+        bytes.fromhex(
+            "000000004c6370ca000000006f000000070000005e952dd60400000006000000df7b89b9"
+            "0000000057d2a0236f000000750000000d0000008c3780bc0400000006000000c02de47c"
+        )
+    )
+    head, pixels = b"P6\n%-24b\n255\n" % b"6 4", bytes(range(73))
+    (tmp_path / "pixels-000000.bin").write_bytes(
+        head + pixels[:72] + b"[7, {}]" + head + pixels[1:] + b'["seven", {}]'
+    )
+    for index, target in enumerate((7, "seven")):
+        sample, opened = prepared.read(index), prepared.open_for_loader(index)
+        assert (sample.target, opened.target) == (target, target)
+        assert bytes(sample.data.numpy()) == head + pixels[index : index + 72]
 
 
 def test_an_original_of_another_size_does_not_take_the_place_of_a_damaged_record(

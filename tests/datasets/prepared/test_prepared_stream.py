@@ -238,6 +238,7 @@ def masks_of(index: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("target", "reads"),
     [
+        (lambda index: (0, 1, 2**32 - 1, 2**32, -1, True)[index], 1),
         (lambda index: f"photo {index}", 1),
         (lambda index: {"a": (index, torch.arange(index)), "b": np.float32(index)}, 1),
         (lambda index: {"masks": masks_of(index), 7: masks_of(1)[0], "n": None}, 1),
@@ -245,7 +246,7 @@ def masks_of(index: int) -> torch.Tensor:
         (lambda index: torch.arange(10_000) + index, 2),  # larger than the pixels
         (lambda index: {"masks": masks_of(index) * 2}, 2),  # no masks, and larger than the pixels
     ],
-    ids=["a text", "a dict", "masks", "an object", "a large one", "no masks"],
+    ids=["a number", "a text", "a dict", "masks", "an object", "a large one", "no masks"],
 )
 def test_targets_are_kept_as_far_as_they_can_be(
     tmp_path: Path, target: Callable[[int], Any], reads: int

@@ -456,6 +456,7 @@ def _photo_shards(broken: frozenset[int] = frozenset(), **of: Any) -> Make:
 OF_IMAGES: dict[str, Make] = {
     "photographs": _photographs(),
     "photographs, all recipes": _photographs(transform=ALL_RECIPES),
+    "photographs, parts of them": _photographs(decoder="nvimgcodec"),
     "photographs, unbatched": _photographs(batch_size=None),
     "photographs, transforms of torchvision": _photographs(transform=lambda: V2),
     "photographs, own transform": _photographs(transform=lambda: noisy_corner),

@@ -18,6 +18,7 @@ import torch
 
 from stateful_gpu_loader.decoders.decoder import Image
 from stateful_gpu_loader.decoders.header import ImageHeader, JpegHeader
+from stateful_gpu_loader.decoders.jpeg import BASELINE, PROGRESSIVE
 from stateful_gpu_loader.decoders.orientation import turned
 from stateful_gpu_loader.decoders.rule import NO_CAUSE, OUT_OF_MEMORY, reason_of, without_cause
 from stateful_gpu_loader.errors import LoaderError
@@ -231,9 +232,6 @@ def unfilled_memory() -> Iterator[None]:
     finally:
         _unfilled.leave()
 
-
-BASELINE, PROGRESSIVE = 0xC0, 0xC2
-"""The frames (ITU-T T.81, table B.1) that nvJPEG decodes: 8 bits, Huffman-coded."""
 
 SUBSAMPLINGS = frozenset({"4:0:0", "4:4:4", "4:2:2", "4:2:0", "4:4:0"})
 """What the JPEG engines of a GPU take; nvJPEG's CUDA kernels take a few rare ones more."""

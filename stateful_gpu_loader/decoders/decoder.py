@@ -11,6 +11,11 @@ from torch import Tensor
 
 from stateful_gpu_loader.decoders.header import ImageHeader
 
+Size = tuple[int, int]
+"""Height and width in pixels."""
+Box = tuple[int, int, int, int]
+"""Top, left, height and width in pixels of an image whose orientation is applied."""
+
 
 @runtime_checkable
 class Decoder(Protocol):
@@ -42,6 +47,46 @@ class Decoder(Protocol):
             ValueError: with the reason, whatever is wrong with the bytes.
         """
         ...
+
+
+@runtime_checkable
+class PartDecoder(Decoder, Protocol):
+    """A decoder that can decode part of an image for less than the whole image costs.
+
+    >>> from stateful_gpu_loader.decoders import make_decoder
+    >>> isinstance(make_decoder("torchvision"), PartDecoder)
+    False
+    """
+
+    def decode_part(
+        self, data: torch.Tensor, header: ImageHeader, box: Box, least: Size | None
+    ) -> torch.Tensor:
+        """RGB pixels of a part, as :meth:`decode` of the whole image shows it.
+
+        Args:
+            data, header: as for :meth:`decode`.
+            box: the part, not empty and inside the image.
+            least: size that the part will be resized to; None if it is not resized.
+
+        Returns:
+            uint8 [3, height, width] of the box. A decoder whose family says that it scales may
+            return the part smaller, but neither lower nor narrower than ``least``.
+
+        Raises:
+            ValueError: :meth:`decode` refuses the image. No part of a damaged image is decoded of
+                which the whole is refused.
+        """
+        ...
+
+
+def part_of(image: Tensor, box: Box) -> Tensor:
+    """Return a box of an image [C, H, W]: a view.
+
+    Raises:
+        RuntimeError: the box lies outside.
+    """
+    top, left, height, width = box
+    return image.narrow(1, top, height).narrow(2, left, width)
 
 
 class BatchDecoder(Protocol):

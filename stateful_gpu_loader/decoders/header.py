@@ -56,6 +56,8 @@ class JpegHeader(ImageHeader):
     """Whether the first scan holds every component."""
     exif_spans: tuple[tuple[int, int], ...]
     """(start, end) in bytes of each APP1 segment, its marker included."""
+    scan_start: int
+    """Bytes before the entropy-coded data of the first scan."""
 
     @property
     def progressive(self) -> bool:
@@ -78,6 +80,7 @@ class JpegHeader(ImageHeader):
             self.subsampling,
             self.single_scan,
             (),
+            self.scan_start - sum(end - start for start, end in self.exif_spans),
         )
 
 

@@ -7,13 +7,18 @@ from functools import lru_cache
 from struct import unpack_from
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from stateful_gpu_loader.decoders.header import MAX_SEGMENTS, JpegHeader, check_size
 from stateful_gpu_loader.decoders.orientation import read_orientation
 
 Color = Literal["grey", "ycbcr", "rgb", "cmyk", "ycck"]
 
 SOF_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-EOI, SOS, APP0, APP1, APP14 = 0xD9, 0xDA, 0xE0, 0xE1, 0xEE
+RST0, EOI, SOS, APP0, APP1, APP14 = 0xD0, 0xD9, 0xDA, 0xE0, 0xE1, 0xEE
+BASELINE, PROGRESSIVE = 0xC0, 0xC2
+"""Frames (ITU-T T.81, table B.1) of 8 bits, Huffman-coded: nearly all JPEGs have one of the two."""
 WITHOUT_LENGTH = frozenset({0x00, 0x01, *range(0xD0, 0xD8)})
 NO_SEGMENTS = WITHOUT_LENGTH | {EOI, 0xFF}
 READ = SOF_MARKERS | {SOS, APP0, APP1, APP14}
@@ -88,7 +93,29 @@ def read_jpeg_header(view: memoryview) -> JpegHeader:
         subsampling,
         view[start] == num_components,
         tuple(exif_spans),
+        end,
     )
+
+
+def is_one_clean_scan(data: npt.NDArray[np.uint8], header: JpegHeader) -> bool:
+    """Whether nothing but restart markers interrupts a baseline JPEG's one scan before its end.
+
+    libjpeg then finds its way through the scan whatever bits are in it, so that no decoder refuses
+    the file after its header. Another marker there, which only damage leaves, is where decoders
+    differ. It takes some 15 microseconds for 100 KB.
+
+    Args:
+        data: uint8 [num_bytes], the whole file.
+    """
+    if header.process != BASELINE or not header.single_scan:
+        return False
+    scan = data[header.scan_start :]
+    is_marker = (scan[:-1] == 0xFF) & (scan[1:] != 0)
+    if np.count_nonzero(is_marker) == 1 and scan[-2] == 0xFF and scan[-1] == EOI:
+        return True  # most files; what follows takes twice as long as this
+    markers = scan[1:][is_marker]
+    others = np.flatnonzero(markers & 0xF8 != RST0)
+    return len(others) > 0 and bool(markers[others[0]] == EOI)
 
 
 def _segments(view: memoryview) -> Iterator[tuple[int, int, int]]:

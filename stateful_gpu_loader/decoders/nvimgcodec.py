@@ -1,4 +1,4 @@
-"""NvimgcodecBatchDecoder: the GPU's JPEG engines and CUDA kernels through nvImageCodec."""
+"""nvImageCodec: parts of JPEGs on the CPU; the JPEG engines and CUDA kernels of a GPU."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.dlpack import from_dlpack
 
@@ -19,15 +20,27 @@ from stateful_gpu_loader.decoders.batch_rule import (
     with_index,
 )
 from stateful_gpu_loader.decoders.cuda_driver import keep_freed_memory
-from stateful_gpu_loader.decoders.decoder import Decoder, Image, StridedImage
-from stateful_gpu_loader.decoders.header import ImageHeader
+from stateful_gpu_loader.decoders.decoder import (
+    Box,
+    Decoder,
+    Image,
+    Size,
+    StridedImage,
+    as_tensor,
+    part_of,
+)
+from stateful_gpu_loader.decoders.header import ImageHeader, JpegHeader
+from stateful_gpu_loader.decoders.jpeg import is_one_clean_scan
 from stateful_gpu_loader.decoders.machine import (
     NVIMGCODEC,
     describe_versions,
     host_threads,
     load_package,
+    package_versions,
 )
+from stateful_gpu_loader.decoders.orientation import stored_box, turned
 from stateful_gpu_loader.decoders.torchvision import TorchvisionDecoder
+from stateful_gpu_loader.errors import LoaderError
 
 OPTIONS = ":fancy_upsampling=1"
 """Chroma is interpolated as libjpeg does it, by nvJPEG 12.1 and later."""
@@ -35,11 +48,110 @@ OPTIONS = ":fancy_upsampling=1"
 BATCHES = 2
 """Decoded batches of a loader that are in memory at a time."""
 
+LEAST_SIDE = 8
+"""Pixels. nvImageCodec 0.9 gives other bits for one column at the left of a 4:2:0 JPEG."""
+
 GRANULE = 512
 """Bytes of which the pool hands out multiples."""
 
 TRIAL_SIDE = 256
 """Pixels of the grey image that tells whether this GPU has JPEG engines."""
+
+
+class NvimgcodecDecoder:
+    """Decodes parts of JPEGs with nvImageCodec, and the rest with torchvision, on the CPU.
+
+    Both use libjpeg-turbo, and a part has the bits that the whole image has there. The part costs
+    less: the rows after it are not decoded, and of all others only what the entropy code demands.
+
+    A file's header, its bytes and the part decide who decodes it, and a file that nvImageCodec does
+    not decode goes to torchvision. So the verdict on a damaged file is always torchvision's on the
+    whole file, whatever part is asked for (:func:`is_one_clean_scan`). It needs the extra
+    ``nvimgcodec``, but neither a GPU nor a driver.
+
+    Raises:
+        MissingDependency: nvimgcodec is not installed.
+        LoaderError: nvimgcodec is installed and cannot be used; the text says why.
+    """
+
+    family = "nvimgcodec-cpu"
+
+    def __init__(self) -> None:
+        if not hasattr(_library(), "Region"):
+            raise LoaderError(
+                "decoder='nvimgcodec' cannot be used on the CPU: this nvImageCodec decodes no "
+                "regions. Remedy: install nvidia-nvimgcodec-cu12 >= 0.9, or use "
+                "decoder='torchvision'"
+            )
+        self._whole = TorchvisionDecoder()
+
+    def version(self) -> str:
+        """Of torchvision and of nvImageCodec."""
+        return ", ".join([self._whole.version(), *package_versions(*NVIMGCODEC[:2])])
+
+    def decode(self, data: torch.Tensor, header: ImageHeader) -> torch.Tensor:
+        """See :meth:`Decoder.decode`."""
+        return self._whole.decode(data, header)
+
+    def decode_part(
+        self, data: torch.Tensor, header: ImageHeader, box: Box, least: Size | None
+    ) -> torch.Tensor:
+        """See :meth:`PartDecoder.decode_part`."""
+        if isinstance(header, JpegHeader) and is_worth_it(header, box):
+            image = _decode_part(data, header, box)
+            if image is not None:
+                return image
+        return part_of(self.decode(data, header), box)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+def is_worth_it(header: JpegHeader, box: Box) -> bool:
+    """Whether nvImageCodec decodes this part of this kind of JPEG, and faster than the whole."""
+    return (
+        header.precision == 8
+        and header.color in ("grey", "ycbcr")
+        and min(box[2:]) >= LEAST_SIDE
+        and box[2:] != (header.height, header.width)
+    )
+
+
+def _decode_part(data: torch.Tensor, header: JpegHeader, box: Box) -> torch.Tensor | None:
+    """uint8 [3, height, width] of a box, a view of HWC memory; None if it was not decoded."""
+    library, pixels = _library(), data.numpy()
+    if not is_one_clean_scan(pixels, header):
+        return None
+    top, left, height, width = stored_box(box, (header.height, header.width), header.orientation)
+    region = library.Region(top, left, top + height, left + width)
+    try:
+        stream = library.CodeStream(pixels).get_sub_code_stream(region=region)
+        found = _of_this_thread().decode(stream, params=_parameters())
+    except RuntimeError:
+        return None
+    image = None if found is None else np.asarray(found)
+    if image is None or image.shape != (height, width, 3):
+        return None
+    return as_tensor(turned(torch.from_numpy(image).permute(2, 0, 1), header.orientation))
+
+
+_LOCAL = threading.local()
+
+
+def _of_this_thread() -> Any:
+    """nvImageCodec's decoder of this thread, for the CPU alone.
+
+    With one thread it decodes in the caller's and starts none, so that a forked child can use it.
+    """
+    decoder = getattr(_LOCAL, "decoder", None)
+    if decoder is None:
+        library = _library()
+        decoder = _LOCAL.decoder = library.Decoder(
+            device_id=library.NVIMGCODEC_DEVICE_CPU_ONLY,
+            max_num_cpu_threads=1,
+            backends=[library.Backend(library.BackendKind.CPU_ONLY)],
+        )
+    return decoder
 
 
 class NvimgcodecBatchDecoder:
@@ -140,9 +252,7 @@ class _Stage:
     def __init__(self, device: torch.device, kind: Any) -> None:
         library = _library()
         self._device = device
-        self._parameters = library.DecodeParams(
-            apply_exif_orientation=False, color_spec=library.ColorSpec.SRGB, allow_any_depth=False
-        )
+        self._parameters = _parameters()
         self._decoder = library.Decoder(
             device_id=device.index,
             max_num_cpu_threads=host_threads(),
@@ -186,6 +296,13 @@ def _trial() -> torch.Tensor:
     grey = torch.full((3, TRIAL_SIDE, TRIAL_SIDE), 128, dtype=torch.uint8)
     encoded: torch.Tensor = torch.ops.image.encode_jpeg(grey, 90)
     return encoded
+
+
+def _parameters() -> Any:
+    library = _library()
+    return library.DecodeParams(
+        apply_exif_orientation=False, color_spec=library.ColorSpec.SRGB, allow_any_depth=False
+    )
 
 
 @functools.cache

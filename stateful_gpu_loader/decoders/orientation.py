@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from struct import unpack_from
 
-from stateful_gpu_loader.decoders.decoder import Image, StridedImage
+from stateful_gpu_loader.decoders.decoder import Box, Image, Size, StridedImage
 
 ORIENTATION_TAG = 0x0112
 SHORT, LONG = 3, 4
@@ -78,3 +78,23 @@ def turned(image: Image, orientation: int) -> Image:
     if 1 in mirrored:
         start, column = start + (width - 1) * column, -column
     return StridedImage(stored.memory, (channels, height, width), (channel, row, column), start)
+
+
+def stored_box(box: Box, size: Size, orientation: int) -> Box:
+    """Return where a box of the turned image lies in the image as stored.
+
+    Args:
+        box: top, left, height and width in pixels, after :func:`turned`.
+        size: height and width of the whole image in pixels, after :func:`turned`.
+        orientation: 1 to 8.
+
+    >>> stored_box((0, 0, 10, 20), (100, 50), orientation=6)
+    (30, 0, 20, 10)
+    """
+    top, left, height, width = box
+    mirrored = MIRRORED_AXES.get(orientation, ())
+    if 0 in mirrored:
+        top = size[0] - top - height
+    if 1 in mirrored:
+        left = size[1] - left - width
+    return (left, top, width, height) if orientation >= 5 else (top, left, height, width)

@@ -10,17 +10,18 @@ import torch
 
 from stateful_gpu_loader.decoders.dali import DaliBatchDecoder, DaliDecoder
 from stateful_gpu_loader.decoders.decoder import BatchDecoder, Decoder
-from stateful_gpu_loader.decoders.nvimgcodec import NvimgcodecBatchDecoder
+from stateful_gpu_loader.decoders.nvimgcodec import NvimgcodecBatchDecoder, NvimgcodecDecoder
 from stateful_gpu_loader.decoders.torchcodec import TorchcodecBatchDecoder, TorchcodecDecoder
 from stateful_gpu_loader.decoders.torchvision import TorchvisionBatchDecoder, TorchvisionDecoder
 from stateful_gpu_loader.errors import LoaderError
 
 DECODERS: dict[str, Callable[[], Decoder]] = {
+    "nvimgcodec": NvimgcodecDecoder,
     "torchcodec": TorchcodecDecoder,
     "torchvision": TorchvisionDecoder,
     "dali": DaliDecoder,
 }
-"""On the CPU, in the order in which "auto" tries them. Each name is the decoder's family."""
+"""On the CPU, in the order in which "auto" tries them (docs/decoders.md says why)."""
 
 BATCH_DECODERS: dict[str, Callable[[torch.device], BatchDecoder]] = {
     "torchcodec": TorchcodecBatchDecoder,
@@ -31,7 +32,15 @@ BATCH_DECODERS: dict[str, Callable[[torch.device], BatchDecoder]] = {
 """On a GPU, in the order in which "auto" tries them (docs/decoders.md says why)."""
 
 DECODER_NAMES = ("auto", *BATCH_DECODERS)
-"""What ``decoder=`` may be; each has a GPU's form, and all but nvimgcodec the CPU's."""
+"""What ``decoder=`` may be; each has a form for the CPU and one for a GPU."""
+
+CPU_FAMILIES = {
+    "torchcodec": "torchcodec",
+    "torchvision": "torchvision",
+    "dali": "dali",
+    "nvimgcodec-cpu": "nvimgcodec",
+}
+"""The name of each CPU decoder by its family, as a state's fingerprint keeps it."""
 
 FAMILIES = {
     "torchcodec-cuda": "torchcodec",
@@ -57,12 +66,12 @@ def make_decoder(name: str, prefer: str | None = None) -> Decoder:
     """The CPU's decoder of this name.
 
     Args:
-        name: ``"torchcodec"``, ``"torchvision"``, ``"dali"``, or ``"auto"`` for the first that is
-            available.
+        name: ``"nvimgcodec"``, ``"torchcodec"``, ``"torchvision"``, ``"dali"``, or ``"auto"`` for
+            the first that is available.
         prefer: a family (as a loaded state names it) that ``"auto"`` takes where available.
 
     Raises:
-        ValueError: there is no decoder of this name, or none on the CPU.
+        ValueError: there is no decoder of this name.
         MissingDependency: its package is not installed.
         LoaderError: its package cannot be used; the text says why.
 
@@ -75,14 +84,8 @@ def make_decoder(name: str, prefer: str | None = None) -> Decoder:
 'nvimgcodec', 'dali'
     """
     if name == "auto":
-        return _first(DECODERS, prefer)
+        return _first(DECODERS, CPU_FAMILIES.get((prefer or "").partition(",")[0]))
     _check_name(name)
-    if name not in DECODERS:
-        raise ValueError(
-            f"decoder={name!r} decodes on GPUs only, and here the CPU decodes: device is None, or "
-            "transform is a callable, or there is a collate_fn, or batch_size=None. Remedy: change "
-            f"that, or use one of {_listed('auto', *DECODERS)}"
-        )
     return DECODERS[name]()
 
 

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stateful_gpu_loader.decoders.decoder import Image
+from stateful_gpu_loader.decoders.decoder import Image, Size
 from stateful_gpu_loader.randomness.philox import Stream, uniforms
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.batches.batching import Batching
+from stateful_gpu_loader.transforms.cut import Cut
 from stateful_gpu_loader.transforms.motion import at_rest, one_after_the_other
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe, copy_into
 from stateful_gpu_loader.transforms.values import Normalize, ToDtype, ToMemoryFormat
@@ -148,31 +149,64 @@ class Compose:
             sizes = draws[-1].sizes
         return PipelineDraw(tuple(draws), sizes)
 
-    def apply(self, image: Tensor, rows: Rows) -> Tensor:
+    def cut(self, size: Size, rows: Rows) -> tuple[Cut, int]:
+        """Return the part of an image that its pixels after all recipes are made of.
+
+        Args:
+            size: height and width of the decoded image, in pixels.
+            rows: from :meth:`PipelineDraw.sample`.
+
+        Returns:
+            the part, and the number of recipes that it takes into account: ``num_cut`` of
+            :meth:`apply`, for an image of which only the part was decoded. They are the first
+            ones, up to the last crop or the first resize.
+
+        >>> from stateful_gpu_loader.transforms import RandomHorizontalFlip, RandomResizedCrop
+        >>> recipes = Compose([RandomHorizontalFlip(), RandomResizedCrop(224)])
+        >>> recipes.cut((375, 500), ([1], [29, 91, 318, 318]))
+        (Cut(box=(29, 91, 318, 318), mirrored=(False, True), resized=(224, 224)), 2)
+        """
+        cut, num_cut = Cut((0, 0, *size)), 0
+        found = cut
+        for i, (recipe, numbers) in enumerate(zip(self.recipes, rows, strict=True)):
+            after = recipe.cut(cut, numbers)
+            if after is None:
+                break
+            if after.box is not cut.box or after.resized:
+                found, num_cut = after, i + 1
+            if after.resized:
+                break
+            cut = after
+        return found, num_cut
+
+    def apply(self, image: Tensor, rows: Rows, num_cut: int = 0) -> Tensor:
         """Make the pixels of one image; ``image`` stays as it is, the result may be a view of it.
 
         Args:
-            image: [C, H, W], uint8 or float, of the size that ``rows`` were drawn for.
+            image: [C, H, W], uint8 or float, of the size that ``rows`` were drawn for; or what
+                :meth:`cut` says of it, uint8.
             rows: from :meth:`PipelineDraw.sample`.
+            num_cut: number of recipes that :meth:`cut` took into account; 0 for a whole image.
         """
-        for recipe, numbers in zip(self.recipes, rows, strict=True):
-            image = recipe.apply(image, numbers)
+        for i, (recipe, numbers) in enumerate(zip(self.recipes, rows, strict=True)):
+            image = (recipe.apply_to_cut if i < num_cut else recipe.apply)(image, numbers)
         return image
 
-    def apply_into(self, image: Tensor, rows: Rows, out: Tensor) -> None:
+    def apply_into(self, image: Tensor, rows: Rows, out: Tensor, num_cut: int = 0) -> None:
         """As :meth:`apply`, into ``out``: a row of the batch, [C, H, W].
 
         Raises:
             ValueError: the result has another shape or dtype than ``out``.
         """
-        if not self.recipes:
-            copy_into(image, out)
+        last = len(self.recipes) - 1
+        if num_cut > last:
+            copy_into(self.apply(image, rows, num_cut), out)
             return
-        *before, last = zip(self.recipes, rows, strict=True)
-        for recipe, numbers in before:
-            image = recipe.apply(image, numbers)
-        recipe, numbers = last
-        recipe.apply_into(image, numbers, out)
+        for i, (recipe, numbers) in enumerate(zip(self.recipes, rows, strict=True)):
+            if i == last:
+                recipe.apply_into(image, numbers, out)
+            else:
+                image = (recipe.apply_to_cut if i < num_cut else recipe.apply)(image, numbers)
 
     def apply_batch(self, images: Sequence[Image], drawn: PipelineDraw) -> Tensor:
         """As :meth:`apply`, for n images of any sizes at once, on any device.

@@ -22,6 +22,7 @@ from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.arguments import as_probability
 from stateful_gpu_loader.transforms.batches.device import on_device
 from stateful_gpu_loader.transforms.batches.placement import Placement, Pointwise
+from stateful_gpu_loader.transforms.cut import Cut
 from stateful_gpu_loader.transforms.motion import at_rest
 
 FloatArray = npt.NDArray[np.float64]
@@ -81,7 +82,15 @@ class Recipe(ABC):
         """
         super().__init_subclass__(**arguments)
         if "apply" in vars(cls):
-            for name in ("apply_into", "apply_batch", "place", "pointwise", "motion"):
+            for name in (
+                "apply_into",
+                "apply_batch",
+                "apply_to_cut",
+                "cut",
+                "place",
+                "pointwise",
+                "motion",
+            ):
                 if name not in vars(cls):
                     setattr(cls, name, getattr(Recipe, name))
         if "draw" in vars(cls) and "number_names" not in vars(cls):
@@ -114,6 +123,27 @@ class Recipe(ABC):
             ValueError: the result has another shape or dtype than ``out``.
         """
         copy_into(self.apply(image, numbers), out)
+
+    def cut(self, cut: Cut, numbers: Sequence[float]) -> Cut | None:
+        """Fold a recipe that keeps a part of an image's bytes, or resizes them, into a cut.
+
+        So that only the part is decoded, and then goes through :meth:`apply_to_cut`.
+
+        Args:
+            cut: what the recipes before this one keep; nothing of it is resized.
+            numbers: as for :meth:`apply`.
+
+        Returns: the cut after the recipe, or None where the recipe needs all of the image.
+        """
+        return None
+
+    def apply_to_cut(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
+        """As :meth:`apply`, for an image of which only what :meth:`cut` keeps is left.
+
+        Args:
+            image: uint8 [C, H, W]; smaller than the cut if it was decoded at a smaller scale.
+        """
+        return self.apply(image, numbers)
 
     def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
         """As :meth:`apply`, for n images of one size at once, on any device.

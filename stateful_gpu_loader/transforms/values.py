@@ -11,6 +11,7 @@ from torch import Tensor
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.batches.device import constant
 from stateful_gpu_loader.transforms.batches.placement import FLOATS, Placement, Pointwise
+from stateful_gpu_loader.transforms.cut import Cut
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe, in_place, nothing_drawn
 
 
@@ -54,6 +55,9 @@ class ToDtype(Recipe):
 
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
         return self.dtype
+
+    def cut(self, cut: Cut, numbers: Sequence[float]) -> Cut | None:
+        return cut if self.dtype is torch.uint8 else None
 
     def pointwise(self, before: Pointwise) -> Pointwise | None:
         if self.dtype is before.dtype:
@@ -107,6 +111,9 @@ class ToMemoryFormat(Recipe):
 
     def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
         return images.contiguous(memory_format=self.memory_format)
+
+    def cut(self, cut: Cut, numbers: Sequence[float]) -> Cut:
+        return cut
 
     def place(self, placement: Placement, numbers: IndexArray | FloatArray) -> Placement:
         return placement

@@ -194,7 +194,19 @@ def test_what_is_no_bytes_is_a_type_error(data: torch.Tensor) -> None:
 
 
 def test_a_header_without_exif_differs_in_nothing_else() -> None:
-    found = probe(encode(photo(40, 30), exif=exif(6)))
+    data = encode(photo(40, 30), exif=exif(6))
+    found = probe(data)
     assert isinstance(found, JpegHeader)
-    assert found.exif_spans
-    assert found.without_exif() == replace(found, exif_spans=())
+    ((start, end),) = found.exif_spans
+    shorter = probe(torch.cat([data[:start], data[end:]]))
+    assert isinstance(shorter, JpegHeader)
+    upright = {"height": found.height, "width": found.width, "orientation": 6}
+    assert found.without_exif() == replace(shorter, **upright)
+
+
+def test_a_header_knows_where_the_scan_starts() -> None:
+    """Behind the last bytes of a baseline scan's header: coefficients 0 to 63, and 0."""
+    for data in (encode(photo(40, 30), exif=exif(6)), encode(photo(40, 30).convert("L"))):
+        header = probe(data)
+        assert isinstance(header, JpegHeader)
+        assert data[header.scan_start - 3 : header.scan_start].tolist() == [0, 63, 0]

@@ -26,7 +26,8 @@ from stateful_gpu_loader.decoders import (
     probe,
     torchcodec,
 )
-from stateful_gpu_loader.decoders.registry import FAMILIES
+from stateful_gpu_loader.decoders.decoder import PartDecoder
+from stateful_gpu_loader.decoders.registry import CPU_FAMILIES, FAMILIES
 from stateful_gpu_loader.errors import LoaderError, MissingDependency
 from stateful_gpu_loader.integrations.dali import DALILoader
 from tests.decoders.variants import pillow_variants
@@ -67,16 +68,19 @@ def test_every_available_decoder_can_be_made_by_name() -> None:
     for name in available():
         decoder = make_decoder(name)
         assert isinstance(decoder, Decoder)
-        assert decoder.family == name
+        assert CPU_FAMILIES[decoder.family] == name
         assert decoder.version()[0].isdigit()
         assert repr(decoder)
 
 
 def test_auto_is_the_first_available_unless_another_is_preferred() -> None:
-    assert make_decoder("auto").family == available()[0]
-    for family in available():
-        assert make_decoder("auto", prefer=family).family == family
-    assert make_decoder("auto", prefer="a family of tomorrow").family == available()[0]
+    first = make_decoder(available()[0]).family
+    assert make_decoder("auto").family == first
+    for family, name in CPU_FAMILIES.items():
+        if name in available():
+            assert make_decoder("auto", prefer=family).family == family
+    for unknown in ("nvimgcodec", "torchvision-cuda", "a family of tomorrow"):
+        assert make_decoder("auto", prefer=unknown).family == first
     assert make_decoder("torchvision", prefer="torchcodec").family == "torchvision"
 
 
@@ -85,17 +89,26 @@ def test_an_unknown_name_lists_the_choices() -> None:
         make_decoder("pillow")
 
 
+def test_auto_prefers_what_decodes_parts() -> None:
+    pytest.importorskip("nvidia.nvimgcodec")
+    assert available()[0] == "nvimgcodec"
+    assert isinstance(make_decoder("auto"), PartDecoder)
+
+
 def test_without_torchcodec_auto_is_torchvision(missing: set[str]) -> None:
-    missing.add("torchcodec")
+    missing |= {"torchcodec", "nvidia.nvimgcodec"}
     assert available()[0] == "torchvision"
     assert "torchcodec" not in available()
     assert make_decoder("auto", prefer="torchcodec").family == "torchvision"
 
 
 @pytest.mark.usefixtures("with_broken_torchcodec")
-def test_a_torchcodec_that_cannot_be_loaded_is_not_available_and_says_why() -> None:
+def test_a_torchcodec_that_cannot_be_loaded_is_not_available_and_says_why(
+    missing: set[str],
+) -> None:
     """It is installed, but its libraries do not fit; that is no ImportError of Python's."""
     pytest.importorskip("torchcodec")
+    missing.add("nvidia.nvimgcodec")
     assert available()[0] == "torchvision"
     assert "torchcodec" not in available()
     assert make_decoder("auto").family == "torchvision"
@@ -136,7 +149,7 @@ def test_making_a_decoder_starts_nothing(name: str) -> None:
         pytest.importorskip(PACKAGES[name])
     decoder = make_batch_decoder(name, DEVICE)
     assert FAMILIES[decoder.family] == name
-    assert decoder.family not in DECODERS
+    assert decoder.family not in CPU_FAMILIES
     assert decoder.version()
     assert repr(decoder).endswith("(cuda)")
     assert not torch.cuda.is_initialized()
@@ -233,12 +246,7 @@ def test_an_unknown_batch_decoder_lists_the_choices() -> None:
     with pytest.raises(ValueError, match=r"unknown decoder 'pillow'.*'nvimgcodec', 'dali'"):
         make_batch_decoder("pillow", DEVICE)
     assert ("auto", *BATCH_DECODERS) == DECODER_NAMES
-    assert set(DECODERS) < set(DECODER_NAMES)
-
-
-def test_nvimgcodec_without_a_gpu_says_which_device_it_needs() -> None:
-    with pytest.raises(ValueError, match=r"'nvimgcodec' decodes on GPUs only.*device is None"):
-        make_decoder("nvimgcodec")
+    assert set(DECODERS) == set(BATCH_DECODERS) == set(CPU_FAMILIES.values())
 
 
 def test_a_batch_decoder_of_the_cpu_is_refused() -> None:
@@ -248,12 +256,12 @@ def test_a_batch_decoder_of_the_cpu_is_refused() -> None:
 
 @pytest.mark.processes
 def test_no_backend_is_imported_before_it_is_needed() -> None:
-    """Each takes a second, torchcodec is optional, and DALI starts with what CUDA finds."""
+    """torchcodec takes a second, and DALI starts with what CUDA finds; nvImageCodec takes 10 ms."""
     code = (
         "import sys, torch, stateful_gpu_loader.decoders as d;"
         "print('torchcodec' in sys.modules);"
         "d.make_decoder('auto'); d.make_batch_decoder('auto', torch.device('cuda'));"
-        "print([name for name in sys.modules if name.startswith('nvidia.')])"
+        "print([name for name in sys.modules if name.startswith('nvidia.dali')])"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

@@ -158,6 +158,7 @@ KINDS = {
     "plain": Kind(partial(_plain, Damaged)),
     "native batches": Kind(partial(_plain, DamagedBatches), shares_draws=True),
     "recipes": Kind(_images, is_source=True),
+    "recipes, parts of images": Kind(partial(_images, decoder="nvimgcodec"), is_source=True),
     "callable on images": Kind(partial(_images, transform=noisy_corner), is_source=True),
     "device": Kind(partial(_images, device="cuda"), is_source=True),
     "iterable": Kind(_iterable, is_map=False, shares_draws=True),

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from stateful_gpu_loader import FolderSource, StatefulGPULoader
+from stateful_gpu_loader import CocoSource, FolderSource, StatefulGPULoader, ragged_collate
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.decoders import DECODERS, available
-from tests.conformance import assert_exact_resume, refusal
+from stateful_gpu_loader.decoders import DECODERS, available, nvimgcodec
+from tests.conformance import assert_exact_resume, refusal, same
+from tests.damaged import write_photos
+from tests.datasets.coco.coco_files import write_coco
 from tests.images import write_photo_folder
 
 EXECUTIONS: tuple[dict[str, Any], ...] = (
@@ -75,3 +77,88 @@ def test_another_decoder_is_a_mismatch(photos: Path) -> None:
     if "dali" in available():
         refused = refusal(make(photos, "dali"), state, "decoder")
         assert (refused.saved, refused.present) == ("torchvision", "dali")
+
+
+with_nvimgcodec = pytest.mark.skipif(
+    "nvimgcodec" not in available(), reason="nvImageCodec cannot be used here"
+)
+TRANSFORMS: dict[str, list[T.Recipe]] = {
+    "random resized crop": [T.RandomResizedCrop(32), T.RandomHorizontalFlip()],
+    "random crop": [T.RandomVerticalFlip(), T.RandomCrop(50), T.Normalize([0.5] * 3, [0.5] * 3)],
+    "center crop, resized": [T.CenterCrop(60), T.Resize(32)],
+    "no crop": [T.Resize((32, 40))],
+}
+
+
+@with_nvimgcodec
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_parts_of_images_change_nothing(tmp_path: Path, transform: list[T.Recipe]) -> None:
+    """Batches, draws and the record of damaged files are those of whole images."""
+    _, damaged = write_photos(tmp_path)
+    for mode in ("replace", "drop"):
+        loaders = [
+            make(damaged, decoder, on_bad_sample=mode, transform=transform)
+            for decoder in ("torchvision", "nvimgcodec")
+        ]
+        for of_whole, of_parts in zip(*loaders, strict=True):
+            assert same(of_parts, of_whole)
+            assert same(loaders[1].draws(), loaders[0].draws())
+        records = [loader.bad_samples.samples for loader in loaders]
+        assert records[0] == records[1] != ()
+
+
+@with_nvimgcodec
+def test_boxes_and_masks_go_with_parts_of_images(tmp_path: Path) -> None:
+    """As with whole images."""
+    files = write_coco(tmp_path)
+    of_whole, of_parts = (
+        list(
+            StatefulGPULoader(
+                CocoSource(*files),
+                batch_size=2,
+                seed=1,
+                decoder=decoder,
+                collate_fn=ragged_collate,
+                transform=TRANSFORMS["random resized crop"],
+            )
+        )
+        for decoder in ("torchvision", "nvimgcodec")
+    )
+    assert same(of_parts, of_whole)
+
+
+@with_nvimgcodec
+def test_only_the_part_is_decoded(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader that decodes whole images would pass all other tests."""
+    parts: list[Any] = []
+    decode = nvimgcodec._decode_part
+
+    def note(data: torch.Tensor, header: Any, box: Any) -> Any:
+        parts.append((box, decode(data, header, box)))
+        return parts[-1][1]
+
+    monkeypatch.setattr(nvimgcodec, "_decode_part", note)
+    loader = make(photos, "nvimgcodec")
+    drawn = []
+    for _ in loader:
+        crop = loader.draws()[0]
+        drawn += zip(
+            *(crop[side].tolist() for side in ("top", "left", "height", "width")), strict=True
+        )
+    assert [box for box, _ in parts] == drawn
+    assert [image.shape[1:] for _, image in parts if image is not None] == [
+        box[2:] for box, image in parts if image is not None
+    ]
+    assert sum(image is not None for _, image in parts) >= 8
+
+
+@with_nvimgcodec
+def test_nvimgcodec_of_a_gpu_is_another_decoder(photos: Path) -> None:
+    """Its name is the same, its pixels are not."""
+    loader = make(photos, "nvimgcodec")
+    state = loader.state_dict()
+    assert '"nvimgcodec-cpu"' in state["fingerprint"]
+    of_gpu = {**state, "fingerprint": state["fingerprint"].replace("nvimgcodec-cpu", "nvimgcodec")}
+    for decoder in ("auto", "nvimgcodec"):
+        refused = refusal(make(photos, decoder), of_gpu, "decoder")
+        assert refused.saved == "nvimgcodec"

@@ -16,6 +16,7 @@ import torch
 from stateful_gpu_loader.datasets.source import OwnImage, Source, image_header, read_into
 from stateful_gpu_loader.datasets.storage.memory import Arena, Memory, Scratch, new_memory
 from stateful_gpu_loader.decoders import Decoder, ImageHeader
+from stateful_gpu_loader.decoders.decoder import PartDecoder
 from stateful_gpu_loader.engine.makers.bad_sample_policy import (
     BadSamplePolicy,
     BadSampleReplacer,
@@ -35,10 +36,20 @@ from stateful_gpu_loader.engine.stats import stage
 from stateful_gpu_loader.errors import BadSample
 from stateful_gpu_loader.records import EncodedSample, IndexArray, Request, SampleKey
 from stateful_gpu_loader.transforms import Compose
-from stateful_gpu_loader.transforms.compose import PipelineDraw
+from stateful_gpu_loader.transforms.compose import PipelineDraw, Rows
+from stateful_gpu_loader.transforms.cut import Cut
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 """Returns an uninitialised CPU tensor of a shape and dtype."""
+
+
+class _Drawn(NamedTuple):
+    """What the recipes drew for one sample."""
+
+    key: SampleKey
+    numbers: Rows
+    target: Any
+    """The sample's target, which has moved with the pixels."""
 
 
 class ImageMaker:
@@ -69,6 +80,7 @@ class ImageMaker:
     ) -> None:
         self._source = source
         self._decoder = decoder
+        self._part_decoder = decoder if isinstance(decoder, PartDecoder) else None
         self._recipes = recipes
         self._collate_fn = collate_fn
         self._batched = batched
@@ -114,28 +126,24 @@ class ImageMaker:
             size = (len(keys), *drawn.sizes[0].tolist())
             rows = empty_rows(self._allocate, size, self._dtype, self._memory_format)
         # An image that is copied into the batch leaves its own memory to the next one.
-        decode_one = partial(self._decode, check, new_memory if rows is None else Scratch())
+        memory = new_memory if rows is None else Scratch()
         # No tensor made in this mode is delivered: the batch was allocated outside.
         with torch.inference_mode(rows is not None):
             places = [] if rows is None else rows.unbind(0)
             for i, (slot, key) in enumerate(zip(kept, keys, strict=True)):
-                image = replacer.fill(slot, decode_one)
-                if image is None:
+                own = _Drawn(key, drawn.rows[i], moved[i])
+                found = replacer.fill(slot, partial(self._decode_drawn, check, memory, own))
+                if found is None:
                     continue
+                image, num_cut, own = found
                 with stage("augment"):
-                    numbers = drawn.rows[i]
-                    if slot.key is not key:
-                        # Only this sample's numbers change, as they depend on its position and size
-                        # alone. If the recipes give it another size, apply_into refuses.
-                        own, (moved[i],) = draw(
-                            self._recipes, [slot.key], [slot.sample], self._source
-                        )
-                        numbers = own.rows[0]
                     if rows is None:
-                        images.append(self._recipes.apply(image, numbers).contiguous())
+                        made = self._recipes.apply(image, own.numbers, num_cut)
+                        images.append(made.contiguous())
                     else:
-                        self._recipes.apply_into(image, numbers, places[len(targets)])
-                targets.append(moved[i])
+                        place = places[len(targets)]
+                        self._recipes.apply_into(image, own.numbers, place, num_cut)
+                targets.append(own.target)
         if not targets:
             replacer.settle(partial(self._decode, check, Scratch()))
             return self._filled(replacer, check)
@@ -145,12 +153,39 @@ class ImageMaker:
         slot.sample = opened(self._source, slot.key)
 
     def _decode(self, check: Callable[[], None], memory: Memory, slot: Slot) -> torch.Tensor:
+        self._open_replacement(check, slot)
+        with stage("decode"):
+            return decode(self._decoder, slot.sample, slot.key, memory)
+
+    def _decode_drawn(
+        self, check: Callable[[], None], memory: Memory, drawn: _Drawn, slot: Slot
+    ) -> tuple[torch.Tensor, int, _Drawn]:
+        """Decode what the recipes need of an image.
+
+        Returns:
+            the image, or its cut, with ``num_cut`` of :meth:`Compose.apply`; and what was drawn for
+            it, which for a replacement are numbers of its own.
+        """
+        self._open_replacement(check, slot)
+        image = slot.sample
+        if slot.key is not drawn.key:
+            # Only this sample's numbers change, as they depend on its position and size alone. If
+            # the recipes give it another size, apply_into refuses.
+            with stage("augment"):
+                own, (target,) = draw(self._recipes, [slot.key], [image], self._source)
+            drawn = _Drawn(slot.key, own.rows[0], target)
+        with stage("decode"):
+            if self._part_decoder is None or isinstance(image.sample, OwnImage):
+                return decode(self._decoder, image, slot.key, memory), 0, drawn
+            header = image.header
+            cut, num_cut = self._recipes.cut((header.height, header.width), drawn.numbers)
+            return decode_cut(self._part_decoder, image, slot.key, cut), num_cut, drawn
+
+    def _open_replacement(self, check: Callable[[], None], slot: Slot) -> None:
         if slot.sample is None:
             with stage("read"):
                 self._open(slot)
         check()
-        with stage("decode"):
-            return decode(self._decoder, slot.sample, slot.key, memory)
 
 
 def empty_rows(
@@ -263,6 +298,15 @@ def decode(
         if isinstance(sample, OwnImage):
             return sample.make(memory)
         return decoder.decode(sample.data, image.header)
+    except ValueError as error:
+        raise bad_image(sample.name, key, error) from error
+
+
+def decode_cut(decoder: PartDecoder, image: OpenedImage, key: SampleKey, cut: Cut) -> torch.Tensor:
+    """Decode what recipes keep of an image that is no OwnImage; a PartDecoder may scale it."""
+    sample = image.sample
+    try:
+        return decoder.decode_part(sample.data, image.header, cut.box, cut.resized)
     except ValueError as error:
         raise bad_image(sample.name, key, error) from error
 

@@ -21,6 +21,7 @@ from stateful_gpu_loader.transforms.arguments import (
 )
 from stateful_gpu_loader.transforms.batches.device import on_device
 from stateful_gpu_loader.transforms.batches.placement import Placement
+from stateful_gpu_loader.transforms.cut import Cut
 from stateful_gpu_loader.transforms.geometry.resize import INTERPOLATIONS, crop, resize
 from stateful_gpu_loader.transforms.motion import scaled_and_shifted
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe, between
@@ -42,6 +43,13 @@ class _Crop(Recipe):
     def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
         *padding, top, left = map(int, numbers)
         return crop(self._padded(image, padding), top, left, *self.size)
+
+    def cut(self, cut: Cut, numbers: Sequence[float]) -> Cut | None:
+        *padding, top, left = map(int, numbers)
+        return None if any(padding) else cut.crop((top, left, *self.size))
+
+    def apply_to_cut(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
+        return image
 
     def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
         # Images of one size are padded alike; where the box lies may differ.
@@ -314,8 +322,14 @@ class RandomResizedCrop(Recipe):
         return Draw(np.concatenate((corners, boxes), axis=1), np.full_like(sizes, self.size))
 
     def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
-        box = crop(image, *map(int, numbers))
-        return resize(box, self.size, self.interpolation, self.antialias)
+        return self.apply_to_cut(crop(image, *map(int, numbers)), numbers)
+
+    def cut(self, cut: Cut, numbers: Sequence[float]) -> Cut | None:
+        top, left, height, width = map(int, numbers)
+        return cut.crop((top, left, height, width)).resize(self.size)
+
+    def apply_to_cut(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
+        return resize(image, self.size, self.interpolation, self.antialias)
 
     def place(self, placement: Placement, numbers: IndexArray | FloatArray) -> Placement | None:
         if self.interpolation != "bilinear":

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from torch import Tensor
 
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.batches.placement import Placement
+from stateful_gpu_loader.transforms.cut import Cut
 from stateful_gpu_loader.transforms.motion import scaled_and_shifted
 from stateful_gpu_loader.transforms.recipe import FloatArray, WithProbability
 
@@ -21,6 +24,9 @@ class _Flip(WithProbability):
 
     def _act(self, images: Tensor) -> Tensor:
         return images.flip(self._axis - 2)
+
+    def cut(self, cut: Cut, numbers: Sequence[float]) -> Cut:
+        return cut.flip(self._axis) if numbers[0] else cut
 
     def place(self, placement: Placement, numbers: IndexArray | FloatArray) -> Placement:
         return placement.flip(self._axis, numbers[:, 0] != 0)

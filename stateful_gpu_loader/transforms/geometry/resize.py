@@ -22,6 +22,7 @@ from stateful_gpu_loader.transforms.arguments import (
     as_size,
 )
 from stateful_gpu_loader.transforms.batches.placement import Placement
+from stateful_gpu_loader.transforms.cut import Cut
 from stateful_gpu_loader.transforms.motion import scaled_and_shifted
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe
 
@@ -88,6 +89,10 @@ class Resize(Recipe):
     def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
         height, width = numbers
         return resize(image, (int(height), int(width)), self.interpolation, self.antialias)
+
+    def cut(self, cut: Cut, numbers: Sequence[float]) -> Cut | None:
+        height, width = map(int, numbers)
+        return cut.resize((height, width))
 
     def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
         # Images of one size have one size after it.

@@ -1,0 +1,40 @@
+"""Cut: the part of an image that the first recipes keep, so that no more of it is decoded."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from stateful_gpu_loader.decoders.decoder import Box, Size
+
+
+class Cut(NamedTuple):
+    """What recipes that crop, flip and resize have left of one image.
+
+    >>> Cut((0, 0, 375, 500)).flip(1).crop((0, 10, 300, 400)).box
+    (0, 90, 300, 400)
+    """
+
+    box: Box
+    """Top, left, height, width in pixels of the image."""
+    mirrored: tuple[bool, bool] = (False, False)
+    """Whether rows, and columns, of the box were swapped by flips."""
+    resized: Size | None = None
+    """Height and width in pixels that the box is resized to; None as long as it is not."""
+
+    def crop(self, box: Box) -> Cut:
+        """Keep a box of what is left."""
+        top, left, height, width = box
+        if self.mirrored[0]:
+            top = self.box[2] - top - height
+        if self.mirrored[1]:
+            left = self.box[3] - left - width
+        return Cut((self.box[0] + top, self.box[1] + left, height, width), self.mirrored)
+
+    def flip(self, axis: int) -> Cut:
+        """Swap rows (axis 0) or columns (axis 1)."""
+        rows, columns = self.mirrored
+        return Cut(self.box, (not rows, columns) if axis == 0 else (rows, not columns))
+
+    def resize(self, size: Size) -> Cut:
+        """Resize what is left; no recipe is folded after that."""
+        return Cut(self.box, self.mirrored, size)

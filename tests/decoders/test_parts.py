@@ -1,0 +1,279 @@
+"""Parts of images: the bits of the whole image, and its verdict, whatever part is asked for."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import pickle
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stateful_gpu_loader.decoders import ImageHeader, make_decoder, nvimgcodec, probe
+from stateful_gpu_loader.decoders.decoder import Box, PartDecoder, part_of
+from stateful_gpu_loader.decoders.header import JpegHeader
+from stateful_gpu_loader.decoders.jpeg import is_one_clean_scan
+from stateful_gpu_loader.decoders.nvimgcodec import LEAST_SIDE, NvimgcodecDecoder
+from stateful_gpu_loader.errors import LoaderError
+from tests.decoders.rare_jpegs import RARE
+from tests.decoders.variants import ORIENTATIONS, exif, photo, pillow_variants
+from tests.images import encode
+
+pytest.importorskip("nvidia.nvimgcodec")
+
+TORCHVISION = make_decoder("torchvision")
+SIDES = (1, 7, 8, 9, 16, 17, 33, 47)
+
+
+def boxes(height: int, width: int) -> Iterator[Box]:
+    """Boxes at every border, and around the blocks of 8 and 16 pixels within."""
+
+    def spans(side: int) -> list[tuple[int, int]]:
+        edges = sorted({edge for edge in (0, 1, 8, 15, 16, side // 2, side) if edge <= side})
+        return list(itertools.combinations(edges, 2))
+
+    for (top, bottom), (left, right) in itertools.product(spans(height), spans(width)):
+        yield top, left, bottom - top, right - left
+
+
+def whole(data: torch.Tensor) -> torch.Tensor:
+    return TORCHVISION.decode(data, probe(data))
+
+
+def check_parts(data: torch.Tensor, *, decoded: bool) -> None:
+    """Compare every part, and see who decoded it.
+
+    Args:
+        decoded: whether nvImageCodec decodes all parts but the whole.
+    """
+    header, expected, decoder = probe(data), whole(data), NvimgcodecDecoder()
+    size = (header.height, header.width)
+    for box in boxes(*size):
+        part = decoder.decode_part(data, header, box, None)
+        assert torch.equal(part, part_of(expected, box)), box
+        if decoded and box[2:] != size and min(box[2:]) >= LEAST_SIDE:
+            assert isinstance(header, JpegHeader)
+            assert nvimgcodec._decode_part(data, header, box) is not None, box
+
+
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+@pytest.mark.parametrize(
+    "options", [{}, {"restart_marker_blocks": 3}, {"progressive": True}], ids=str
+)
+def test_a_part_has_the_bits_of_the_whole_image(subsampling: int, options: dict[str, Any]) -> None:
+    for height, width in itertools.product(SIDES[::2], SIDES[1::2]):
+        data = encode(photo(height, width), quality=85, subsampling=subsampling, **options)
+        check_parts(data, decoded="progressive" not in options)
+
+
+@pytest.mark.parametrize("name", RARE)
+def test_rare_subsamplings_too(name: str) -> None:
+    data = RARE[name]
+    header = probe(data)
+    assert isinstance(header, JpegHeader)
+    assert header.subsampling == name
+    check_parts(data, decoded=True)
+
+
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+def test_the_part_is_that_of_the_turned_image(orientation: int) -> None:
+    check_parts(encode(photo(33, 47), exif=exif(orientation)), decoded=True)
+
+
+SMALL = {name: data for name, data in pillow_variants().items() if "tall" not in name}
+BY_PARTS = {
+    name
+    for name in SMALL
+    if name.startswith("jpeg")
+    and not any(other in name for other in ("progressive", "rgb", "cmyk", "ycck"))
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_format_has_its_parts(name: str) -> None:
+    """Those of a JPEG that nvImageCodec does not decode, and of other formats, from the whole."""
+    check_parts(SMALL[name], decoded=name in BY_PARTS)
+
+
+def verdict(decoder: Any, data: torch.Tensor, header: ImageHeader, box: Box) -> Any:
+    """The part, or the reason why the image is refused."""
+    try:
+        if isinstance(decoder, PartDecoder):
+            return decoder.decode_part(data, header, box, None)
+        return part_of(decoder.decode(data, header), box)
+    except ValueError as error:
+        return str(error)
+
+
+def check_damaged(data: torch.Tensor) -> None:
+    """Whatever the damage: what torchvision shows of the whole, or why it refuses that."""
+    try:
+        header = probe(data)
+    except ValueError:
+        return
+    height, width = header.height, header.width
+    decoder = NvimgcodecDecoder()
+    for box in (
+        (0, 0, max(1, height // 3), width),
+        (height // 2, width // 3, height - height // 2, max(1, width // 2)),
+        (height - 1, 0, 1, 1),
+    ):
+        expected = verdict(TORCHVISION, data, header, box)
+        found = verdict(decoder, data, header, box)
+        if isinstance(expected, str):
+            assert found == expected
+        else:
+            assert torch.equal(found, expected), box
+
+
+KINDS = ["jpeg 4:4:4", "jpeg 4:2:2", "jpeg 4:2:0", "jpeg restart markers", "jpeg grey"]
+SMALL["jpeg large"] = encode(photo(200, 240), quality=90)
+"""libjpeg reads the last 3 KB of a scan by other code than what is before them."""
+
+
+@pytest.mark.parametrize("name", [*KINDS, "jpeg large"])
+def test_damage_is_judged_by_the_whole_image(name: str) -> None:
+    """A part above the damage is refused as well, and one below it shows what the whole shows."""
+    good = SMALL[name]
+    generator = np.random.default_rng(0)
+    start = probe(good).scan_start  # type: ignore[attr-defined]
+    for _ in range(60):
+        data = good.clone()
+        where = int(generator.integers(start, good.numel() - 2))
+        length = int(generator.integers(1, 4))
+        noise = generator.choice([0x00, 0x5A, 0xD1, 0xC4, 0xDA, 0xFF], length)
+        data[where : where + length] = torch.from_numpy(noise.astype(np.uint8))
+        check_damaged(data)
+    for marker in (0xC0, 0xC4, 0xD3, 0xDA, 0xE1, 0xFE):
+        data = good.clone()
+        data[-20:-18] = torch.tensor([0xFF, marker], dtype=torch.uint8)
+        check_damaged(data)
+        check_damaged(torch.cat([good[:-40], good[-2:]]))
+        check_damaged(torch.cat([good[:-40], good[-60:]]))
+
+
+@pytest.mark.fuzz
+@given(
+    st.sampled_from(KINDS),
+    st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=8),
+    st.sampled_from([1.0, 0.02, 0.1]),
+)
+@settings(deadline=None, max_examples=1000)
+def test_any_damage_is_judged_by_the_whole_image(
+    name: str, changes: list[tuple[float, int]], reach: float
+) -> None:
+    data = SMALL[name].clone()
+    for where, value in changes:
+        data[int(where * reach * (data.numel() - 1))] = value
+    check_damaged(data)
+
+
+def with_scan(scan: bytes) -> tuple[npt.NDArray[np.uint8], JpegHeader]:
+    data = SMALL["jpeg 4:2:0"]
+    header = probe(data)
+    assert isinstance(header, JpegHeader)
+    start = data[: header.scan_start].numpy().tobytes()
+    return np.frombuffer(start + scan, dtype=np.uint8), header
+
+
+@pytest.mark.parametrize(
+    ("scan", "is_clean"),
+    [
+        (b"\x12\xff\x00\x34\xff\xd9", True),
+        (b"\x12\xff\xd0\x34\xff\xd1\x12\xff\xd9", True),
+        (b"\x12\xff\xd9\xff\xd8\xff\xe0 a second image", True),
+        (b"\x12\xff\xe1\x34\xff\xd9", False),
+        (b"\x12\xff\xc4\x34\xff\xd9", False),
+        (b"\x12\xff\xff\x00\x34\xff\xd9", False),
+        (b"\x12\xff\xff\xd9", False),
+        (b"\x12\x34\xff\xda\x00\x08\xff\xd9", False),
+    ],
+)
+def test_only_restart_markers_may_interrupt_a_scan(scan: bytes, is_clean: bool) -> None:
+    assert is_one_clean_scan(*with_scan(scan)) is is_clean
+
+
+def test_what_nvimgcodec_refuses_is_decoded_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = SMALL["jpeg 4:2:0"]
+
+    class Refuses:
+        def decode(self, *given: Any, **named: Any) -> None:
+            return None
+
+    class Fails:
+        def decode(self, *given: Any, **named: Any) -> None:
+            raise RuntimeError("no codec")
+
+    for library_decoder in (Refuses(), Fails()):
+        monkeypatch.setattr(nvimgcodec, "_of_this_thread", lambda made=library_decoder: made)
+        part = NvimgcodecDecoder().decode_part(data, probe(data), (1, 2, 3, 4), None)
+        assert torch.equal(part, part_of(whole(data), (1, 2, 3, 4)))
+
+
+def test_a_library_without_regions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvimgcodec, "_library", lambda: object())
+    with pytest.raises(LoaderError, match=r"decodes no regions.*Remedy"):
+        NvimgcodecDecoder()
+
+
+def parts(decoder: NvimgcodecDecoder) -> list[torch.Tensor]:
+    data = SMALL["jpeg 4:2:0"]
+    return [decoder.decode_part(data, probe(data), box, None) for box in boxes(47, 61)]
+
+
+def test_each_thread_has_a_decoder_of_its_own() -> None:
+    decoder = NvimgcodecDecoder()
+    expected = parts(decoder)
+    with ThreadPoolExecutor(4) as pool:
+        of_threads = list(pool.map(parts, [decoder] * 8))
+        made = set(pool.map(lambda number: id(nvimgcodec._of_this_thread()), range(16)))
+    assert all(map(torch.equal, itertools.chain(*of_threads), expected * 8))
+    assert id(nvimgcodec._of_this_thread()) not in made
+
+
+def test_a_pickled_decoder_decodes_the_same() -> None:
+    decoder = NvimgcodecDecoder()
+    copy = pickle.loads(pickle.dumps(decoder))
+    assert all(map(torch.equal, parts(copy), parts(decoder)))
+
+
+def _same_in_child(decoder: NvimgcodecDecoder, expected: list[torch.Tensor]) -> None:
+    assert all(map(torch.equal, parts(decoder), expected))
+
+
+def test_a_forked_child_decodes_the_same() -> None:
+    """With the decoder of its parent's thread, which has no threads of its own."""
+    before = len(list(Path("/proc/self/task").iterdir()))
+    decoder = NvimgcodecDecoder()
+    parts(decoder)
+    assert len(list(Path("/proc/self/task").iterdir())) == before
+    child = multiprocessing.get_context("fork").Process(
+        target=_same_in_child, args=(decoder, parts(decoder))
+    )
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+
+
+def test_only_libjpeg_prints_what_it_prints_for_the_whole(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """nvImageCodec has no line of its own for damage in the scan."""
+    for name in KINDS:
+        check_parts(SMALL[name], decoded=True)
+    assert capfd.readouterr() == ("", "")
+    for name in KINDS:
+        data = SMALL[name].clone()
+        data[-90:-60] = 0
+        check_damaged(data)
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert all(line.startswith("Corrupt JPEG data:") for line in printed.err.splitlines())

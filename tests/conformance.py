@@ -46,11 +46,11 @@ def assert_exact_resume(
     expected, states = uninterrupted(loader, epochs)
     places = few = few_places(states)
     if getattr(loader, "num_workers", 0) == 0:
-        boundaries = _boundaries(states)
+        at_edges = boundaries(states)
         places = {
-            place: epochs if place in boundaries else few.get(place, min(epochs, place[0] + 2))
+            place: epochs if place in at_edges else few.get(place, min(epochs, place[0] + 2))
             for place in states
-            if place in boundaries or place in few
+            if place in at_edges or place in few
         }
     for place, end in places.items():
         _assert_resumes(make_loader(), expected, states, place, end, states_follow=states_follow)
@@ -232,7 +232,8 @@ def _assert_second_resume(
     assert_same_rest(last, expected, (0, delivered), epochs, "after several resumes")
 
 
-def _boundaries(states: Mapping[tuple[int, int], Any]) -> set[tuple[int, int]]:
+def boundaries(states: Mapping[tuple[int, int], Any]) -> set[tuple[int, int]]:
+    """The first two places of each epoch, and the last two."""
     return {(epoch, edge) for epoch, end in _ends(states).items() for edge in (0, 1, end - 1, end)}
 
 

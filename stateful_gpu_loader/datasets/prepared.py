@@ -19,6 +19,7 @@ import torch
 
 from stateful_gpu_loader.datasets.record_store import (
     ENTRY_BYTES,
+    HEAD_BYTES,
     INDEX_FILE,
     Entry,
     Record,
@@ -252,12 +253,11 @@ class PreparedSource(Source):
     def _kept(self, index: int, memory: Memory) -> tuple[Bytes, Any] | None:
         """The PPM in ``memory`` and the target of an image that is kept; None if it is not."""
         entry = self._store.entry(index)
-        found = None if entry is None else self._store.record(index, entry, memory)
-        if entry is None or found is None:
+        record = None if entry is None else self._store.record(index, entry, memory)
+        if entry is None or record is None:
             return None
-        joined, record = found
-        target = self._target_of(index, entry, record.json)
-        return joined[: len(joined) - len(record.json)], target
+        end = len(record) - entry.json_bytes
+        return record[:end], self._target_of(index, entry, record[end:].tobytes())
 
     def _target_of(self, index: int, entry: Entry, json: bytes) -> Any:
         """The target of an image that is kept, which the source has if the record has none."""
@@ -269,8 +269,8 @@ class PreparedSource(Source):
         self, index: int, entry: Entry, header: ImageHeader, memory: Memory
     ) -> torch.Tensor:
         """The pixels of an image that is kept, uint8 [3, height, width]; made anew if damaged."""
-        found = self._store.record(index, entry, memory)
-        if found is None:
+        record = self._store.record(index, entry, memory)
+        if record is None:
             sample = self.source.read(index)
             pixels = self._made(index, sample, _header(sample))[0]
             if pixels.shape[1:] != (header.height, header.width):
@@ -281,8 +281,8 @@ class PreparedSource(Source):
                     "directory, as files of the source were replaced"
                 )
             return pixels
-        _, record = found
-        interleaved = record.pixels.reshape(header.height, header.width, 3)
+        end = len(record) - entry.json_bytes
+        interleaved = record[HEAD_BYTES:end].reshape(header.height, header.width, 3)
         return torch.from_numpy(interleaved.transpose(2, 0, 1))
 
     def _made(

@@ -6,7 +6,6 @@ import errno
 import os
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -32,7 +31,7 @@ def file_number(path: str) -> FileNumber | None:
 
 
 class OpenFiles:
-    """Opens files as they are read, and keeps the descriptors of the last few.
+    """Opens files as they are read, and keeps the descriptors of the last few that it opened.
 
     Reads carry their offset with them, so threads share a descriptor; a forked child opens files
     anew, and a pickled copy has none.
@@ -60,7 +59,7 @@ class OpenFiles:
         self._limit = limit
         self._numbers = numbers or {}
         self._owners = owners
-        self._files: OrderedDict[str, Descriptor] = OrderedDict()
+        self._files: dict[str, Descriptor] = {}
         self._lock = threading.Lock()
         self._ahead = ReadAhead()
         forget_in_children(self)
@@ -100,14 +99,15 @@ class OpenFiles:
             OSError, ValueError: as :meth:`read`.
         """
         size = sum(map(len, parts))
-        if is_url(path):
+        file = self._files.get(path)
+        if file is None and is_url(path):
             expected = self._ahead.take(path, offset, size)
             content = memoryview(read_remote(path, offset, size)) if expected is None else expected
             done = len(content)
             for part in parts if done == size else ():
                 part[:], content = content[: len(part)], content[len(part) :]
         else:
-            file = self._open(path)
+            file = file or self._open(path)
             done = 0
             # One read gives at most 2 GiB, and less on some network file systems.
             while done < size and (
@@ -123,11 +123,6 @@ class OpenFiles:
             )
 
     def _open(self, path: str) -> Descriptor:
-        with self._lock:
-            file = self._files.get(path)
-            if file is not None:
-                self._files.move_to_end(path)
-                return file
         opened: Descriptor
         if self._owners is None:
             opened = _Opened(path, self._numbers.get(path))
@@ -137,7 +132,7 @@ class OpenFiles:
             file = self._files.setdefault(path, opened)
             while len(self._files) > self._limit:
                 # A thread that is still reading keeps the descriptor open until it is done.
-                self._files.popitem(last=False)
+                del self._files[next(iter(self._files))]
         return file
 
     def forget(self) -> None:
@@ -145,7 +140,7 @@ class OpenFiles:
 
         A forked child begins with this, for a thread of the parent may have held the lock.
         """
-        self._files = OrderedDict()
+        self._files = {}
         self._lock = threading.Lock()
         self._ahead = ReadAhead()
 

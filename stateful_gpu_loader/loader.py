@@ -58,6 +58,10 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             :mod:`stateful_gpu_loader.decoders`.
         cpu_share: share of the images that a GPU could decode which the workers' CPUs decode
             instead, from 0 to 1. The bytes of an image decide which ones.
+        scaled_decoding: whether large JPEGs are decoded at 1/2, 1/4 or 1/8 of their size where the
+            recipes make them smaller still. It is faster and changes the pixels a little, so a
+            state names it; docs/decoders.md shows by how much. For recipes on the CPU; needs
+            Pillow.
         transform: a list of recipes of :mod:`stateful_gpu_loader.transforms`, or any callable;
             applied to the image of a Source, or to the whole sample of another dataset.
         batch_transform: MixUp, CutMix, any callable on the finished batch, or a list of them. It
@@ -124,6 +128,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         device: torch.device | str | int | None = None,
         decoder: str = "auto",
         cpu_share: float = 0.0,
+        scaled_decoding: bool = False,
         transform: Any = None,
         batch_transform: Any = None,
         worker_type: Any = "auto",
@@ -150,6 +155,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         self.shuffle, self.in_order, self.strict = shuffle, in_order, strict
         self.seed, self.rank, self.num_replicas = seed, rank, num_replicas
         self.device, self.decoder, self.cpu_share = device, decoder, cpu_share
+        self.scaled_decoding = scaled_decoding
         self.transform, self.batch_transform = transform, batch_transform
         self.worker_type, self.threads_per_process = worker_type, threads_per_process
         self.on_bad_sample, self.on_epoch_boundary = on_bad_sample, on_epoch_boundary

@@ -457,6 +457,7 @@ OF_IMAGES: dict[str, Make] = {
     "photographs": _photographs(),
     "photographs, all recipes": _photographs(transform=ALL_RECIPES),
     "photographs, parts of them": _photographs(decoder="nvimgcodec"),
+    "photographs, scaled": _photographs(scaled_decoding=True),
     "photographs, unbatched": _photographs(batch_size=None),
     "photographs, transforms of torchvision": _photographs(transform=lambda: V2),
     "photographs, own transform": _photographs(transform=lambda: noisy_corner),

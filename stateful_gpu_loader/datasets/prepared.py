@@ -36,7 +36,9 @@ from stateful_gpu_loader.datasets.storage.kept_files import (
 from stateful_gpu_loader.datasets.storage.memory import Bytes, Memory, new_memory
 from stateful_gpu_loader.datasets.wrapped import as_source
 from stateful_gpu_loader.decoders import ImageHeader, make_decoder, probe
+from stateful_gpu_loader.decoders.decoder import PartDecoder
 from stateful_gpu_loader.decoders.machine import package_versions
+from stateful_gpu_loader.decoders.scaled import ScaledDecoder
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.transforms.compose import Compose, PipelineDraw
@@ -76,6 +78,7 @@ class PreparedSource(Source):
         max_bytes: size of the directory at most; None is without limit.
         decoder: as the loader's ``decoder``, for the CPU. "auto" takes the one that the directory
             was begun with.
+        scaled_decoding: as the loader's ``scaled_decoding``.
 
     Attributes:
         source: the source.
@@ -111,6 +114,7 @@ class PreparedSource(Source):
     source: Source
     directory: str
     recipes: Compose
+    makes_pixels = True
 
     def __init__(
         self,
@@ -120,6 +124,7 @@ class PreparedSource(Source):
         *,
         max_bytes: int | None = None,
         decoder: str = "auto",
+        scaled_decoding: bool = False,
     ) -> None:
         found = as_source(source)
         if found is None:
@@ -135,7 +140,8 @@ class PreparedSource(Source):
         folder = Path(os.path.abspath(os.path.expanduser(directory)))
         self.directory = str(folder)
         before = read_description(folder)
-        self._decoder = make_decoder(decoder, None if before is None else before.decoder)
+        plain = make_decoder(decoder, None if before is None else before.decoder)
+        self._decoder = ScaledDecoder(plain) if scaled_decoding else plain
         index_bytes = ENTRY_BYTES * len(found)
         room = None if max_bytes is None else max_bytes - index_bytes
         description = begin(
@@ -298,12 +304,17 @@ class PreparedSource(Source):
         Raises:
             ValueError: it cannot be decoded.
         """
+        size = header.height, header.width
+        numbers, num_cut = _drawn(self.recipes, size).sample(0), 0
         try:
-            image = self._decoder.decode(sample.data, header)
+            if isinstance(self._decoder, PartDecoder):
+                cut, num_cut = self.recipes.cut(size, numbers)
+                image = self._decoder.decode_part(sample.data, header, cut.box, cut.resized)
+            else:
+                image = self._decoder.decode(sample.data, header)
         except ValueError as error:
             raise ValueError(f"{sample.name}: {error}") from error
-        size = header.height, header.width
-        image = self.recipes.apply(image, _drawn(self.recipes, size).sample(0))
+        image = self.recipes.apply(image, numbers, num_cut)
         record = Record.of(image, sample.target)
         self._store.put(index, record, size)
         self._originals.pop(index, None)

@@ -54,6 +54,9 @@ class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
     num_recipes_before: int = 0
     """Recipes that the images went through already; a loader's draw as those that follow them."""
 
+    makes_pixels: bool = False
+    """Whether the images are pixels that were decoded before, and no files of JPEG or the like."""
+
     @property
     def is_remote(self) -> bool:
         """Whether samples are read by URL, so that it pays to be told of them by :meth:`expect`."""

@@ -253,6 +253,37 @@ def check_targets(
         )
 
 
+def check_scaled_decoding(
+    config: LoaderConfig, source: Source | None, recipes: Compose | None, *, by_gpu: bool
+) -> None:
+    """Refuse ``scaled_decoding=True`` where no recipes on a CPU make decoded images smaller.
+
+    Args:
+        source: the dataset, or its adapter; None if it holds no encoded images.
+        recipes: the transform, if it consists of recipes alone.
+        by_gpu: whether a GPU decodes.
+
+    Raises:
+        ValueError: it would be ignored.
+    """
+    name = type(config.dataset).__name__
+    if source is None:
+        obstacle = f"{name} is no source of encoded images, so it decodes them itself"
+        remedy = "a Source such as FolderSource(root), or scale in the dataset's own code"
+    elif source.makes_pixels:
+        obstacle = f"{name} gives pixels that it made before"
+        remedy = "PreparedSource(..., scaled_decoding=True)"
+    elif recipes is None:
+        obstacle = f"it is not known what size {describe(config.transform)} needs"
+        remedy = "recipes of stateful_gpu_loader.transforms as transform"
+    elif by_gpu:
+        obstacle = f"device={str(config.device)!r} decodes, and GPUs decode whole images"
+        remedy = "device=None, or a collate_fn, so that the CPUs decode"
+    else:
+        return
+    raise ValueError(f"scaled_decoding=True has no effect: {obstacle}. Remedy: {remedy}")
+
+
 def check_accept(accept: Any) -> None:
     is_collection = isinstance(accept, Collection) and not isinstance(accept, str)
     if not is_collection or set(accept) - ACCEPTABLE:

@@ -57,6 +57,11 @@ def _check_share(name: str, value: Any) -> None:
         raise ValueError(f"{name} = {value!r} must be from 0 to 1")
 
 
+def _check_bool(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} = {value!r} must be True or False")
+
+
 def _one_of(*choices: str, or_a: type | tuple[()] = ()) -> Check:
     def check(name: str, value: Any) -> None:
         if not isinstance(value, or_a) and value not in choices:
@@ -154,6 +159,8 @@ class LoaderConfig:
     """Name of a decoder, or ``"auto"``."""
     cpu_share: float = _argument(Change.NEVER, _check_share)
     """Share of the images that the GPU could decode which the CPUs decode instead, from 0 to 1."""
+    scaled_decoding: bool = _argument(Change.NEVER, _check_bool)
+    """Whether CPUs decode JPEGs at a smaller scale where the recipes make them smaller still."""
     transform: Any = _argument(Change.NEVER)
     """Recipes, or any callable on a sample."""
     batch_transform: Any = _argument(Change.NEVER)

@@ -17,10 +17,12 @@ from stateful_gpu_loader.datasets.sharded import EncodedShards, ShardedDataset
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.decoders import BatchDecoder, Decoder, make_batch_decoder, make_decoder
 from stateful_gpu_loader.decoders.cpu_share import SharedOut
+from stateful_gpu_loader.decoders.scaled import ScaledDecoder
 from stateful_gpu_loader.engine.arguments import (
     as_device,
     check_division,
     check_image_transform,
+    check_scaled_decoding,
     check_targets,
 )
 from stateful_gpu_loader.engine.batch_transform import BatchTransform
@@ -118,6 +120,8 @@ class Plan:
             and recipes is not None
             and not decodes_elsewhere
         )
+        if config.scaled_decoding:
+            check_scaled_decoding(config, source, recipes, by_gpu=finishes_images)
         plan = cls(
             config=config,
             order=order,
@@ -286,6 +290,8 @@ class Plan:
             prefer: a family that ``decoder="auto"`` takes where it is available.
         """
         name, share = self.config.decoder, self.config.cpu_share
+        if self.config.scaled_decoding:
+            return ScaledDecoder(make_decoder(name, prefer))
         if self.finishes_images and self.device is not None:
             decoder = make_batch_decoder(name, self.device, prefer)
             return SharedOut(decoder, share) if share else decoder

@@ -1,0 +1,138 @@
+"""ScaledDecoder: JPEGs at a half, a quarter or an eighth of their size, by libjpeg's scaled DCT."""
+
+from __future__ import annotations
+
+import functools
+import io
+from typing import Any
+
+import numpy as np
+import torch
+
+from stateful_gpu_loader.decoders.decoder import (
+    Box,
+    Decoder,
+    PartDecoder,
+    Size,
+    as_tensor,
+    part_of,
+)
+from stateful_gpu_loader.decoders.header import ImageHeader, JpegHeader
+from stateful_gpu_loader.decoders.jpeg import PROGRESSIVE, is_one_clean_scan
+from stateful_gpu_loader.decoders.machine import load_package, package_versions
+from stateful_gpu_loader.decoders.orientation import stored_box, turned
+from stateful_gpu_loader.decoders.rule import without_exif
+
+SCALES = (8, 4, 2)
+"""Denominators of the scales, the smallest image first."""
+
+
+class ScaledDecoder:
+    """Decodes as another decoder does, but JPEGs that will be made much smaller at a smaller scale.
+
+    The scale is the smallest of 1/2, 1/4 and 1/8 at which the part that the recipes need is still
+    at least as large as the size that they resize it to. So header and drawn numbers decide it.
+    Pillow decodes (``Image.draft``). What it does not decode, the other decoder decodes whole; the
+    verdict on a damaged file is therefore always that of the other decoder on the whole file.
+
+    Args:
+        decoder: decodes everything else.
+
+    Raises:
+        MissingDependency: Pillow is not installed.
+
+    >>> from stateful_gpu_loader.decoders import make_decoder
+    >>> ScaledDecoder(make_decoder("torchvision")).family
+    'torchvision, scaled_decoding=True'
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        _jpeg_file()
+        self.family = f"{decoder.family}, scaled_decoding=True"
+        self._decoder = decoder
+        self._part_decoder = decoder if isinstance(decoder, PartDecoder) else None
+
+    def version(self) -> str:
+        """Of the other decoder and of Pillow, which brings its own libjpeg."""
+        return ", ".join([self._decoder.version(), *package_versions("pillow")])
+
+    def decode(self, data: torch.Tensor, header: ImageHeader) -> torch.Tensor:
+        """See :meth:`Decoder.decode`."""
+        return self._decoder.decode(data, header)
+
+    def decode_part(
+        self, data: torch.Tensor, header: ImageHeader, box: Box, least: Size | None
+    ) -> torch.Tensor:
+        """See :meth:`PartDecoder.decode_part`."""
+        scale = 1 if least is None else scale_of(box, least)
+        if scale > 1 and isinstance(header, JpegHeader) and _is_common(header):
+            image = _scaled(data, header, box, scale)
+            if image is not None:
+                return image
+        if self._part_decoder is not None:
+            return self._part_decoder.decode_part(data, header, box, None)
+        return part_of(self.decode(data, header), box)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._decoder!r})"
+
+
+def scale_of(box: Box, least: Size) -> int:
+    """Return the denominator of the scale: 8, 4, 2 or 1.
+
+    >>> scale_of((0, 0, 900, 1200), (224, 224)), scale_of((0, 0, 900, 447), (224, 224))
+    (4, 1)
+    """
+    _, _, height, width = box
+    for scale in SCALES:
+        if height >= scale * least[0] and width >= scale * least[1]:
+            return scale
+    return 1
+
+
+def _is_common(header: JpegHeader) -> bool:
+    return header.precision == 8 and header.color in ("grey", "ycbcr")
+
+
+def _scaled(data: torch.Tensor, header: JpegHeader, box: Box, scale: int) -> torch.Tensor | None:
+    """uint8 [3, h, w] of a box at a scale, its edges rounded; None if Pillow does not decode it.
+
+    libjpeg reads all scans of a progressive file before it shows a pixel, as of a whole image.
+    """
+    if header.process != PROGRESSIVE and not is_one_clean_scan(data.numpy(), header):
+        return None
+    stored_height, stored_width = header.stored_size
+    size = header.height, header.width
+    top, left, height, width = stored_box(box, size, header.orientation)
+    # Halves are rounded up, so that no part becomes smaller than its size divided by the scale.
+    edges = left, top, left + width, top + height
+    corners = tuple((2 * edge + scale) // (2 * scale) for edge in edges)
+    try:
+        file = _jpeg_file()(io.BytesIO(without_exif(data, header).numpy().data))
+        file.draft("RGB", (stored_width // scale, stored_height // scale))
+        if file.size != (-(-stored_width // scale), -(-stored_height // scale)):
+            return None
+        part = file.crop(corners).convert("RGB")
+    except (OSError, SyntaxError, ValueError):
+        return None
+    image = torch.from_numpy(np.array(part)).permute(2, 0, 1)
+    return as_tensor(turned(image, header.orientation))
+
+
+@functools.cache
+def _jpeg_file() -> Any:
+    """Pillow's class of a JPEG file, without ``Image.open``'s search for the format."""
+    return load_package(
+        _load,
+        module="PIL",
+        package="pillow",
+        needed_for="scaled_decoding=True",
+        extra="cli",
+        remedy="a Pillow that can be imported",
+    )
+
+
+def _load() -> Any:
+    from PIL.JpegImagePlugin import JpegImageFile
+
+    return JpegImageFile

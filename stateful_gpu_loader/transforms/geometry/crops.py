@@ -22,7 +22,12 @@ from stateful_gpu_loader.transforms.arguments import (
 from stateful_gpu_loader.transforms.batches.device import on_device
 from stateful_gpu_loader.transforms.batches.placement import Placement
 from stateful_gpu_loader.transforms.cut import Cut
-from stateful_gpu_loader.transforms.geometry.resize import INTERPOLATIONS, crop, resize
+from stateful_gpu_loader.transforms.geometry.resize import (
+    INTERPOLATIONS,
+    crop,
+    resize,
+    resized_crop,
+)
 from stateful_gpu_loader.transforms.motion import scaled_and_shifted
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe, between
 
@@ -322,7 +327,9 @@ class RandomResizedCrop(Recipe):
         return Draw(np.concatenate((corners, boxes), axis=1), np.full_like(sizes, self.size))
 
     def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
-        return self.apply_to_cut(crop(image, *map(int, numbers)), numbers)
+        top, left, height, width = map(int, numbers)
+        box = top, left, height, width
+        return resized_crop(image, box, self.size, self.interpolation, self.antialias)
 
     def cut(self, cut: Cut, numbers: Sequence[float]) -> Cut | None:
         top, left, height, width = map(int, numbers)

@@ -24,6 +24,9 @@ def test_box_outside_the_image_is_not_cut_off() -> None:
     """An image of another size than was drawn for raises, instead of giving a smaller crop."""
     with pytest.raises(RuntimeError):
         RandomCrop(20).apply(noise(30, 30), [0, 0, 0, 0, 15, 0])
+    for box in ([15, 0, 20, 9], [0, 15, 9, 20], [0, -1, 9, 9], [-1, 9, 9, 9]):
+        with pytest.raises(RuntimeError):
+            RandomResizedCrop(8).apply(noise(60, 60)[:, 9:39, 9:39], box)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torchvision.transforms.v2 import functional as F
 
 from stateful_gpu_loader.transforms import Resize
-from stateful_gpu_loader.transforms.geometry.resize import crop, resize, resizes_bytes
+from stateful_gpu_loader.transforms.geometry.resize import crop, resize, resized_crop, resizes_bytes
 from tests.transforms.pictures import ODD_SIZES, decoded, noise, rows_for, sizes_of
 
 
@@ -23,7 +23,7 @@ from tests.transforms.pictures import ODD_SIZES, decoded, noise, rows_for, sizes
 def test_short_way_equals_torchvision(
     height: int, width: int, channels: int, new_size: tuple[int, int]
 ) -> None:
-    """The direct call of the kernel, for any size, number of channels and memory layout."""
+    """The direct call of the kernel, for any size, channels, memory layout, and box of an image."""
     # To a width of 1, torch's results by way of float differ between memory layouts.
     assume(new_size[1] > 1 or resizes_bytes())
     image = noise(height + 4, width + 3, channels)
@@ -31,6 +31,9 @@ def test_short_way_equals_torchvision(
     expected = F.resize(view.clone(), list(new_size))
     assert torch.equal(resize(view, new_size, "bilinear", True), expected)
     assert torch.equal(resize(view.contiguous(), new_size, "bilinear", True), expected)
+    larger = crop(image, 1, 1, height + 2, width + 1)
+    cut = resized_crop(larger, (2, 1, height, width), new_size, "bilinear", True)
+    assert torch.equal(cut, expected)
 
 
 def test_very_long_image() -> None:

@@ -15,6 +15,7 @@ from benchmarks.arguments import parse_options
 BENCHMARKS = (
     "throughput",
     "cores",
+    "sizes",
     "prepared",
     "state",
     "cold",

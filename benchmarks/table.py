@@ -18,6 +18,7 @@ from benchmarks.bench_faults import faults_section
 from benchmarks.bench_overhead import overhead_section
 from benchmarks.bench_prepared import prepared_section
 from benchmarks.bench_ray import ray_section
+from benchmarks.bench_sizes import sizes_section
 from benchmarks.bench_state import state_section
 from benchmarks.bench_throughput import throughput_section
 from benchmarks.cores_picture import draw_cores
@@ -101,6 +102,7 @@ def markdown(folder: Path, pictures: Path) -> str:
         ("peers", peers_section),
         ("throughput", throughput_section),
         ("cores", cores_section),
+        ("sizes", sizes_section),
         ("prepared", prepared_section),
         ("state", state_section),
         ("cold", cold_section),

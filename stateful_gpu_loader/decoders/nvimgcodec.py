@@ -83,15 +83,15 @@ class NvimgcodecDecoder:
                 "regions. Remedy: install nvidia-nvimgcodec-cu12 >= 0.9, or use "
                 "decoder='torchvision'"
             )
-        self._whole = TorchvisionDecoder()
 
     def version(self) -> str:
         """Of torchvision and of nvImageCodec."""
-        return ", ".join([self._whole.version(), *package_versions(*NVIMGCODEC[:2])])
+        return ", ".join([TorchvisionDecoder().version(), *package_versions(*NVIMGCODEC[:2])])
 
     def decode(self, data: torch.Tensor, header: ImageHeader) -> torch.Tensor:
         """See :meth:`Decoder.decode`."""
-        return self._whole.decode(data, header)
+        # Made here, so that a spawned worker imports torchvision only if an image needs it.
+        return TorchvisionDecoder().decode(data, header)
 
     def decode_part(
         self, data: torch.Tensor, header: ImageHeader, box: Box, least: Size | None

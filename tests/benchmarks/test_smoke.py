@@ -17,6 +17,7 @@ import pytest
 
 from benchmarks import (
     bench_locality,
+    bench_sizes,
     headline,
     lane_loaders,
     markdown,
@@ -46,6 +47,7 @@ ROOT = Path(__file__).parents[2]
 HAS_DALI = importlib.util.find_spec("nvidia.dali") is not None
 BENCHMARKS = (
     "throughput",
+    "sizes",
     "prepared",
     "state",
     "cold",
@@ -100,6 +102,16 @@ def test_every_contestant_that_is_installed_takes_part(output: Path) -> None:
     names = {measurement["name"] for measurement in measurements}
     assert {"torch_pillow", "torchdata_torchvision", "ours_torchcodec"} <= names
     assert ("dali" in names) == HAS_DALI
+
+
+def test_the_section_of_sizes_shows_every_rate_and_peak(output: Path) -> None:
+    content = _content(output, "sizes")
+    text = bench_sizes.sizes_section(content)
+    assert set(content["settings"]) == {"0.2", "3"}
+    for measurement in content["measurements"]:
+        assert f" {markdown.short(measurement['median'])} |" in text, measurement["name"]
+    for aim in content["aims"]:
+        assert aim["what"] in text
 
 
 def test_every_cpu_decoder_is_run_both_ways(output: Path) -> None:

@@ -219,8 +219,8 @@ if __name__ == "__main__":
     loader = StatefulGPULoader(
         Telling("photos"),
         batch_size=2,
-        transform=[T.Resize((24, 24)), T.Normalize([0.5] * 3, [0.25] * 3)],
-        decoder="torchcodec",
+        transform=[T.RandomResizedCrop(24), T.Normalize([0.5] * 3, [0.25] * 3)],
+        decoder=DECODER,
         num_workers=1,
         worker_type="process",
         multiprocessing_context="spawn",
@@ -231,9 +231,11 @@ if __name__ == "__main__":
 
 
 @pytest.mark.processes
-def test_a_worker_that_is_spawned_begins_without_torchvision(tmp_path: Path) -> None:
+@pytest.mark.parametrize("decoder", ["nvimgcodec", "torchcodec"])
+def test_a_worker_that_is_spawned_begins_without_torchvision(tmp_path: Path, decoder: str) -> None:
     """Its import takes as long as torch's, and all it would be asked is how it resizes."""
-    pytest.importorskip("torchcodec")
+    pytest.importorskip({"nvimgcodec": "nvidia.nvimgcodec"}.get(decoder, decoder))
     write_photo_folder(tmp_path / "photos", num_classes=1, per_class=4)
     script = SPAWNED.replace('"photos"', repr(str(tmp_path / "photos")))
+    script = script.replace("DECODER", repr(decoder))
     assert run(script, tmp_path) == [f"0 {int(not resizes_bytes())}"]

@@ -1,0 +1,255 @@
+"""Images a second by the size of the photographs, from thumbnails to 12 megapixels; peak memory.
+
+Every contestant makes the same from the same files: a random crop resized to 224x224, flipped
+every other time, normalised to float32, in shuffled batches, with two workers. ``draft`` and
+``scaled_decoding`` let libjpeg decode at a half, a quarter or an eighth of the size, which changes
+the pixels a little; the other contestants decode at full size, DALI and ``nvimgcodec`` only the
+crop.
+
+The clock runs in the middle of one long pass. Memory is that of one more pass in a fresh process,
+its workers included and shared pages divided among them, over what was in use before the pass.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import psutil
+from PIL import Image
+from torch.utils.data import DataLoader
+from torchvision.transforms import v2
+
+from benchmarks import photograph_loaders as loaders
+from benchmarks.arguments import Arguments, parse
+from benchmarks.harness import (
+    Contestant,
+    in_fresh_process,
+    measured,
+    quieten_peers,
+    seconds_a_batch,
+)
+from benchmarks.markdown import Content, aims_table, as_table, medians_of, short
+from benchmarks.photograph_loaders import Pass
+from benchmarks.photograph_sizes import enlarged_folder
+from benchmarks.photographs import HEIGHT, WIDTH, photograph_folder
+from benchmarks.results import Aim, Measurement, compared
+
+SIZES = {"0.2": (WIDTH, HEIGHT), "0.8": (1024, 768), "3": (2048, 1536), "12": (4000, 3000)}
+"""Width and height by megapixels."""
+WORK = {"0.2": (512, 64, 24), "0.8": (64, 32, 12), "3": (24, 16, 8), "12": (16, 8, 4)}
+"""Files, batch size and timed batches by megapixels."""
+QUICK = {"0.2": (8, 4, 4), "3": (4, 2, 2)}
+WARM_UP_BATCHES, SPARE_BATCHES, NUM_WORKERS = 4, 4, 2
+
+PILLOW, DRAFT, TORCHVISION, DALI = "torch_pillow", "torch_draft", "torchdata_torchvision", "dali"
+WHOLE, PARTS, SCALED = "ours_whole", "ours_parts", "ours_scaled"
+LABELS = {
+    PILLOW: "torch DataLoader, Pillow",
+    DRAFT: "torch DataLoader, Pillow with `draft`",
+    TORCHVISION: "StatefulDataLoader, torchvision",
+    DALI: "DALI, fused crop",
+    WHOLE: "StatefulGPULoader, torchvision",
+    PARTS: "StatefulGPULoader, nvimgcodec: crops alone",
+    SCALED: "StatefulGPULoader, scaled_decoding",
+}
+PEERS = (PILLOW, DRAFT, TORCHVISION, DALI)
+MEMORY = "memory"
+_AIM_OF_PARTS = "0.2", DALI, 1.6
+_AIMS_OF_SCALED = {"3": 2.0, "12": 3.0}
+_SECONDS_BETWEEN_SAMPLES = 0.02
+
+
+class ReadWithDraft:
+    """Reads a photograph at the scale that Pillow's ``draft`` finds for a crop of half its sides.
+
+    The crop is not known before the image is read, so a smaller scale could enlarge the crop.
+    """
+
+    def __call__(self, file: str) -> Image.Image:
+        with open(file, "rb") as opened:
+            image = Image.open(opened)
+            image.draft("RGB", (2 * loaders.SIZE, 2 * loaders.SIZE))
+            return image.convert("RGB")
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Run the benchmark and write ``sizes.json``."""
+    arguments = parse(__doc__, rounds=5, given=given)
+    quieten_peers()
+    works = {size: _work(size, arguments) for size in (QUICK if arguments.quick else WORK)}
+    names = [name for name in LABELS if _is_installed(name)]
+    measurements = measured(
+        [
+            Contestant(
+                name=f"{name}_{size}",
+                label=f"{LABELS[name]}, {size} megapixels",
+                measure=functools.partial(_images_a_second, name, work),
+            )
+            for size, work in works.items()
+            for name in names
+        ],
+        arguments,
+        title="sizes",
+        unit="images/s",
+    )
+    ours = (WHOLE, PARTS, SCALED)
+    comparisons = compared(
+        measurements,
+        [
+            (f"{one}_{size}", f"{other}_{size}")
+            for size in works
+            for one in ours
+            for other in (*PEERS, *ours)
+            if one != other
+        ],
+    )
+    ratios = {(each.of, each.to): each.ratio for each in comparisons}
+    aims = [(PARTS, *_AIM_OF_PARTS)] + [
+        (SCALED, size, peer, limit) for size, limit in _AIMS_OF_SCALED.items() for peer in PEERS
+    ]
+    memory = [
+        Measurement(
+            name=f"{MEMORY}_{name}_{size}",
+            label=f"peak memory of {LABELS[name]}, {size} megapixels",
+            unit="MiB",
+            values=[in_fresh_process(peak_mebibytes, name, work)],
+        )
+        for size, work in works.items()
+        for name in names
+    ]
+    arguments.report(
+        "sizes",
+        settings={
+            size: {**work.folder.settings, "width": SIZES[size][0], "height": SIZES[size][1]}
+            | {"batch_size": work.batch_size}
+            for size, work in works.items()
+        },
+        measurements=[*measurements, *memory],
+        comparisons=comparisons,
+        aims=[
+            Aim.at_least(f"{size} megapixels: {LABELS[name]} beside {LABELS[peer]}", ratio, limit)
+            for name, size, peer, limit in aims
+            if (ratio := ratios.get((f"{name}_{size}", f"{peer}_{size}"))) is not None
+        ],
+    )
+
+
+def _work(size: str, arguments: Arguments) -> Pass:
+    num_images, batch_size, timed = (QUICK if arguments.quick else WORK)[size]
+    width, height = SIZES[size]
+    folder = (
+        photograph_folder(num_images, arguments.data)
+        if (width, height) == (WIDTH, HEIGHT)
+        else enlarged_folder(num_images, width, height, arguments.data)
+    )
+    return Pass(
+        folder=folder,
+        batch_size=batch_size,
+        num_batches=WARM_UP_BATCHES + timed + SPARE_BATCHES,
+        num_workers=NUM_WORKERS,
+    )
+
+
+def _is_installed(name: str) -> bool:
+    package = {DALI: "nvidia.dali", PARTS: "nvidia.nvimgcodec"}.get(name)
+    return package is None or importlib.util.find_spec(package) is not None
+
+
+def _start(name: str, work: Pass) -> Iterator[Any]:
+    starts: dict[str, Callable[[], Iterator[Any]]] = {
+        PILLOW: functools.partial(loaders.torch_with_pillow, work),
+        DRAFT: functools.partial(_torch_with_draft, work),
+        TORCHVISION: functools.partial(loaders.torchdata_with_torchvision, work),
+        DALI: functools.partial(loaders.dali, work),
+        WHOLE: functools.partial(loaders.ours, work, decoder="torchvision"),
+        PARTS: functools.partial(loaders.ours, work, decoder="nvimgcodec"),
+        SCALED: functools.partial(
+            loaders.ours_of,
+            loaders.source_of(work),
+            work,
+            decoder="torchvision",
+            scaled_decoding=True,
+        ),
+    }
+    return starts[name]()
+
+
+def _torch_with_draft(work: Pass) -> Iterator[Any]:
+    steps = v2.Compose([*loaders.crop_and_flip(), v2.ToImage(), *loaders.to_float()])
+    dataset = loaders.Photographs(work.files, work.targets, ReadWithDraft(), steps)
+    return iter(DataLoader(dataset, work.batch_size, shuffle=True, num_workers=work.num_workers))
+
+
+def _images_a_second(name: str, work: Pass) -> float:
+    timed = work.num_batches - WARM_UP_BATCHES - SPARE_BATCHES
+    return work.batch_size / seconds_a_batch(
+        _start(name, work), warm_up=WARM_UP_BATCHES, timed=timed
+    )
+
+
+def peak_mebibytes(name: str, work: Pass) -> float:
+    """Peak memory of a pass, in MiB over what this process used before it."""
+    this, ended = psutil.Process(), threading.Event()
+    peak = before = _bytes_of(this)
+
+    def watch() -> None:
+        nonlocal peak
+        while not ended.wait(_SECONDS_BETWEEN_SAMPLES):
+            peak = max(peak, _bytes_of(this))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        for _ in _start(name, work):
+            pass
+    finally:
+        ended.set()
+        watcher.join()
+    return (peak - before) / 2**20
+
+
+def _bytes_of(process: psutil.Process) -> int:
+    """Memory of a process and its workers, shared pages divided among those who share them."""
+    found = 0
+    for each in (process, *process.children(recursive=True)):
+        try:
+            found += each.memory_full_info().pss
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def sizes_section(content: Content) -> str:
+    """Images a second of every contestant at every size, and its memory."""
+    medians, settings = medians_of(content), content["settings"]
+    names = [name for name in LABELS if f"{name}_{next(iter(settings))}" in medians]
+
+    def table(prefix: str) -> str:
+        rows = [
+            [
+                f"**{LABELS[name]}**" if name in (WHOLE, PARTS, SCALED) else LABELS[name],
+                *(short(medians[f"{prefix}{name}_{size}"]) for size in settings),
+            ]
+            for name in names
+        ]
+        return as_table(["", *(f"{size} MP" for size in settings)], rows)
+
+    files = ", ".join(
+        f"{found['width']}x{found['height']} ({found['mean_bytes'] / 1000:,.0f} KB)"
+        for found in settings.values()
+    )
+    return (
+        f"**Sizes of photographs**: images a second, two workers, by megapixels: {files}. Random "
+        "crop resized to 224x224, flip, normalised float32. `draft` and `scaled_decoding` change "
+        "the pixels a little ([how much](decoders.md#at-a-smaller-scale)).\n\n"
+        f"{table('')}\n\nPeak memory in MiB, workers included, over what the process used before "
+        f"the pass:\n\n{table(f'{MEMORY}_')}\n\n{aims_table(content)}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -13,9 +13,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-import tests.prepared_processes  # noqa: F401, before anything starts a server of processes
 from stateful_gpu_loader.randomness.global_generators import one_at_a_time
-from tests import marks
+from tests import marks, prepared_processes
 
 # The same examples in every run; no deadline, because nothing here asserts a time.
 settings.register_profile("reproducible", derandomize=True, deadline=None)
@@ -48,6 +47,8 @@ def pytest_collection_finish() -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """What is marked ``gpu`` skips without a GPU, and fails under ``REQUIRE_CUDA=1``."""
+    if item.get_closest_marker("trainers") is not None:
+        prepared_processes.preload_trainers()
     if item.get_closest_marker("gpu") is None or torch.cuda.is_available():
         return
     if os.environ.get("REQUIRE_CUDA") == "1":

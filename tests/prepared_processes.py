@@ -1,13 +1,15 @@
-"""Processes forked from a server that has imported torch and the trainers' packages already.
+"""Processes forked from a server that has imported torch already, and the trainers' packages.
 
 A new interpreter takes seconds of processor time to import them; a forked one is there at once. The
-server starts with the first of them, once a test process.
+server starts with the first of them, once a test process. Lightning takes longer to import than all
+else, so the server imports it for tests marked ``trainers`` alone.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import multiprocessing
 import os
 import runpy
@@ -19,6 +21,7 @@ import traceback
 import warnings
 import weakref
 from contextlib import suppress
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import ModuleType
@@ -31,20 +34,21 @@ from tests.patience import seconds
 ROOT = Path(__file__).parent.parent
 """Where the examples find their photographs, and programs that they start find the examples."""
 
-PRELOADED = [
-    "stateful_gpu_loader",
-    "tests.trainer_data",
-    "lightning.pytorch",
-    "accelerate",
-    "transformers",
-    "torch.distributed.checkpoint",
-]
+PRELOADED = ["stateful_gpu_loader", "tests.trainer_data", "torch.distributed.checkpoint"]
+TRAINERS = ["lightning.pytorch", "accelerate", "transformers"]
 """What is not installed is left out."""
 
 CONTEXT = multiprocessing.get_context("forkserver")
 """Python has one such server a process: ``multiprocessing_context="forkserver"`` uses it, too. What
 its processes are given is pickled, as for spawned ones: they inherit nothing from the test's."""
 CONTEXT.set_forkserver_preload(PRELOADED)
+
+
+@functools.cache
+def preload_trainers() -> None:
+    """Let the server import the trainers, too. One that runs without them ends."""
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    CONTEXT.set_forkserver_preload([*PRELOADED, *TRAINERS])
 
 
 def run_script(

@@ -24,8 +24,12 @@ StatefulGPULoader.load_state_dict = lambda self, state_dict, accept=(): None
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.ranks) if name == ELASTIC else name for name in EXAMPLES],
+    [
+        pytest.param(name, marks=pytest.mark.ranks if name == ELASTIC else pytest.mark.fast)
+        for name in EXAMPLES
+    ],
 )
+@pytest.mark.trainers
 def test_an_example_finds_the_resumed_run_the_same(name: str, tmp_path: Path) -> None:
     done = run_script(FOLDER / f"{name}.py", folder=tmp_path)
     assert done.returncode == 0, done.stderr

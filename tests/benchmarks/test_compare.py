@@ -48,7 +48,7 @@ def test_what_got_slower_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_results_that_cannot_be_compared_are_refused() -> None:
     one = {"benchmark": "quick", "machine": {"cores": 2}, "quick": False}
     for field, value in (("benchmark", "state"), ("machine", {"cores": 4}), ("quick", True)):
-        with pytest.raises(ValueError, match=f"differ in {field}.*Remedy"):
+        with pytest.raises(ValueError, match=field):
             compare.changes(one, {**one, field: value})
 
 

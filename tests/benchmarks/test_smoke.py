@@ -174,7 +174,7 @@ def test_readers_that_read_something_else_are_not_timed(output: Path, tmp_path: 
     samples = ((bytes(data.numpy()), label + 1) for data, label in open_source("folder", files))
     write("parquet", tmp_path / "parquet", samples, count=192, num_files=1, rows=64)
     arguments = Arguments(rounds=1, quick=True, output=tmp_path, data=tmp_path)
-    with pytest.raises(ValueError, match="ours reads 192 samples, 12 of them different"):
+    with pytest.raises(ValueError, match=r"192 .* 12 "):
         measure_rates("parquet", other, arguments)
 
 

@@ -18,7 +18,7 @@ from stateful_gpu_loader import start_workers
 from stateful_gpu_loader.errors import LoaderError, StateMismatch
 from stateful_gpu_loader.integrations.dali import DALILoader
 from stateful_gpu_loader.samplers import LastBatchPolicy
-from tests.conformance import copy_of, same
+from tests.conformance import copy_of, differing, same
 from tests.integrations.dali_readers import (
     READERS,
     Arguments,
@@ -149,9 +149,8 @@ def test_another_pipeline_is_refused(change: str, datasets: dict[str, Arguments]
     batches = iter(loaded)
     next(batches)
     before = loaded.state_dict()
-    with pytest.raises(StateMismatch, match="Remedy: load it into the pipeline") as caught:
+    with pytest.raises(StateMismatch, check=differing(field)):
         loaded.load_checkpoint(pipeline.checkpoint())
-    assert caught.value.field == field
     assert loaded.state_dict() == before
     next(batches)
 
@@ -161,12 +160,12 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path, datasets: dict[str, Ar
     loaded = loader(numbers(), "numpy", datasets["numpy"])
     pipeline = of_dali_alone("numpy", datasets["numpy"], 3)
     for damaged in (b"", b"{}", json.dumps(loaded.state_dict()).encode(), b"\x0a\x00"):
-        with pytest.raises(StateMismatch, match=r"checkpoint differs.*Remedy: pass what Pipeline"):
+        with pytest.raises(StateMismatch, check=differing("checkpoint")):
             loaded.load_checkpoint(damaged)
     with pytest.raises(FileNotFoundError):
         loaded.load_checkpoint(tmp_path / "none.cpt")
     built = DALILoader(pipeline, ["images", "labels"])
-    with pytest.raises(LoaderError, match="given a Pipeline"):
+    with pytest.raises(LoaderError, match="Pipeline"):
         built.load_checkpoint(pipeline.checkpoint())
 
 
@@ -183,8 +182,9 @@ def test_an_altered_reader_is_refused(datasets: dict[str, Arguments]) -> None:
     for at, bits in (another_field, another_epoch, more_samples, *everywhere):
         altered = bytearray(checkpoint)
         altered[at] ^= bits
-        with pytest.raises(StateMismatch, match=r"(checkpoint|reader's place) differs"):
+        with pytest.raises(StateMismatch) as refused:
             loaded.load_checkpoint(bytes(altered))
+        assert refused.value.field in ("checkpoint", "reader's place")
 
 
 def of_place(info: Any) -> Any:
@@ -236,7 +236,7 @@ def test_a_refused_state_leaves_the_workers_waiting() -> None:
     waiting = make_parallel()
     waiting.start_py_workers()
     pool = pool_of(waiting)
-    with pytest.raises(StateMismatch, match="batch_size"):
+    with pytest.raises(StateMismatch, check=differing("batch_size")):
         waiting.load_state_dict(other.state_dict())
     assert pool_of(waiting) is pool
     assert next(iter(waiting))["numbers"].flatten().tolist() == [0, 1, 2]
@@ -245,7 +245,7 @@ def test_a_refused_state_leaves_the_workers_waiting() -> None:
 def test_no_worker_is_forked_behind_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only those that would be."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    with pytest.raises(LoaderError, match="CUDA has been initialised"):
+    with pytest.raises(LoaderError, match="CUDA"):
         start_workers(make_parallel())
     start_workers(make_source(of_batch, batch_info=True))
 

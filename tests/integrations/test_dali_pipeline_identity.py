@@ -12,7 +12,7 @@ import torch
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.integrations.dali import DALILoader
 from stateful_gpu_loader.integrations.dali_pipeline.description import changes
-from tests.conformance import copy_of, same
+from tests.conformance import copy_of, differing, same
 from tests.integrations.dali_readers import (
     Arguments,
     after_two_batches,
@@ -57,7 +57,7 @@ def test_another_reader_that_ends_the_epochs_is_refused(datasets: dict[str, Argu
         return piped(outputs, *names, reader_name=reader_name)
 
     state = after_two_batches(build("a"))
-    with pytest.raises(StateMismatch, match=r"reader_name differs: the state has 'a', .* 'b'"):
+    with pytest.raises(StateMismatch, check=differing("reader_name", saved="a", present="b")):
         build("b").load_state_dict(state)
     build("a").load_state_dict(state)
     build("a", "a").load_state_dict(after_two_batches(build(None, "a")))
@@ -82,7 +82,7 @@ def test_a_nan_among_the_arguments_is_no_change(datasets: dict[str, Arguments]) 
     resumed.load_state_dict(state)
     for batch, again in zip(batches, resumed, strict=True):
         assert torch.equal(batch["drawn"][:, :3], again["drawn"][:, :3])
-    with pytest.raises(StateMismatch, match=r"pad\.fill_value differs"):
+    with pytest.raises(StateMismatch, check=differing("pad.fill_value")):
         build(0.0).load_state_dict(state)
 
 
@@ -115,7 +115,6 @@ def test_what_moves_the_readers_place_cannot_be_accepted(datasets: dict[str, Arg
     }
     assert fields <= set(json.loads(state["pipeline"]))
     for accept in (*({field} for field in fields), {"no such field"}, "seed", 3):
-        with pytest.raises(ValueError, match="must be a collection of names among") as caught:
+        with pytest.raises(ValueError, match=r"'reader\.files'"):
             loaded.load_state_dict(state, accept=accept)  # type: ignore[arg-type]
-        assert "'reader.files'" in str(caught.value)
         assert loaded.state_dict() == state

@@ -14,7 +14,7 @@ from stateful_gpu_loader.errors import LoaderError, StateMismatch
 from stateful_gpu_loader.integrations.dali import DALILoader
 from stateful_gpu_loader.integrations.dali_pipeline.state import checksum
 from stateful_gpu_loader.samplers import LastBatchPolicy
-from tests.conformance import copy_of, same
+from tests.conformance import copy_of, differing, same
 from tests.integrations.dali_readers import (
     Arguments,
     after_two_batches,
@@ -106,7 +106,7 @@ def test_operators_that_are_connected_otherwise_are_refused(
 
         return piped(outputs, "pair", "labels")
 
-    with pytest.raises(StateMismatch, match=r"pair\.inputs differs"):
+    with pytest.raises(StateMismatch, check=differing("pair.inputs")):
         build(1).load_state_dict(after_two_batches(build(0)))
 
 
@@ -122,7 +122,7 @@ def test_a_named_operator_that_is_missing_is_named(datasets: dict[str, Arguments
 
         return piped(outputs, "images", "labels")
 
-    with pytest.raises(StateMismatch, match=r"cut differs: the state has 'Crop'"):
+    with pytest.raises(StateMismatch, check=differing("operator cut", saved="Crop")):
         build(False).load_state_dict(after_two_batches(build(True)))
 
 
@@ -205,7 +205,7 @@ def test_a_built_pipeline_is_iterated_and_saved_but_not_resumed(
     batches = iter(given)
     next(batches)
     state = given.state_dict()
-    with pytest.raises(LoaderError, match="Remedy: give it the function"):
+    with pytest.raises(LoaderError, match="Remedy"):
         given.load_state_dict(state)
     resumed = loader(numbers(), "file", datasets["file"])
     resumed.load_state_dict(state)
@@ -227,24 +227,24 @@ def test_pipelines_that_cannot_be_saved_are_refused(datasets: dict[str, Argument
             next(iter(DALILoader(pipeline, ["images", "labels"])))
     state = after_two_batches(DALILoader(whole, ["images", "labels"]))
     deaf = DALILoader(lambda **_: whole(enable_checkpointing=True), ["images", "labels"])
-    with pytest.raises(LoaderError, match="not restored from it"):
+    with pytest.raises(LoaderError):
         deaf.load_state_dict(state)
-    with pytest.raises(TypeError, match="Remedy: pass what @pipeline_def"):
+    with pytest.raises(TypeError, match="@pipeline_def"):
         next(iter(DALILoader(lambda: whole(), ["images", "labels"])))
 
 
 def test_arguments_are_checked(datasets: dict[str, Arguments]) -> None:
     whole = partial(augmented(), "file", datasets["file"], batch_size=3)
-    with pytest.raises(TypeError, match="Remedy: pass a function"):
+    with pytest.raises(TypeError, match="Remedy"):
         DALILoader(3, ["images"])
-    with pytest.raises(ValueError, match="Remedy: one for each"):
+    with pytest.raises(ValueError, match="Remedy"):
         DALILoader(whole, ["images", "images"])
     for policy in ("fill", LoaderError, Enum("Other", ["FILL"])["FILL"]):
         with pytest.raises(TypeError, match=r"of stateful_gpu_loader\.samplers"):
             DALILoader(whole, ["images"], last_batch_policy=policy)  # type: ignore[arg-type]
-    with pytest.raises(LoaderError, match="2 outputs, output_map has 1"):
+    with pytest.raises(LoaderError, match=r"2 .*output_map.* 1"):
         next(iter(DALILoader(whole, ["images"])))
-    with pytest.raises(LoaderError, match=r"'files' is no reader.*'reader'"):
+    with pytest.raises(LoaderError, match=r"'files' .*'reader'"):
         len(DALILoader(whole, ["images", "labels"], reader_name="files"))
 
 
@@ -321,5 +321,5 @@ def test_damaged_states_are_refused(datasets: dict[str, Arguments]) -> None:
 def test_another_version_of_dali_warns(datasets: dict[str, Arguments]) -> None:
     loaded = loader(numbers(), "caffe", datasets["caffe"])
     state = after_two_batches(loaded) | {"dali": "2.3.0"}
-    with pytest.warns(UserWarning, match=r"saved with DALI 2\.3\.0, this is 2\."):
+    with pytest.warns(UserWarning, match=r"2\.3\.0.* 2\."):
         loaded.load_state_dict(state)

@@ -11,7 +11,7 @@ import pytest
 
 from stateful_gpu_loader.errors import LoaderError, StateMismatch
 from stateful_gpu_loader.integrations.dali import DALILoader
-from tests.conformance import assert_exact_resume, copy_of, same
+from tests.conformance import assert_exact_resume, copy_of, differing, same
 from tests.integrations.dali_readers import Arguments, write_datasets
 
 dali = pytest.importorskip("nvidia.dali")
@@ -80,7 +80,7 @@ def test_an_epoch_is_what_the_source_gives() -> None:
     epochs = [[batch["numbers"].flatten().tolist() for batch in loaded] for _ in range(2)]
     assert epochs[0] == [[0, 1, 2], [100, 101, 102], [200, 201, 202], [300, 301]]
     assert epochs[1] == [[number + 1000 for number in batch] for batch in epochs[0]]
-    with pytest.raises(TypeError, match="no length before they end"):
+    with pytest.raises(TypeError, match="length"):
         len(loaded)
 
 
@@ -141,12 +141,12 @@ def test_one_bad_source_among_good_ones_is_the_one_that_is_named() -> None:
         good = dali.fn.external_source(of_number, name="good")
         return good, dali.fn.external_source(numbers_for_ever, name="bad")
 
-    with pytest.raises(LoaderError, match="external source bad, a function without arguments"):
+    with pytest.raises(LoaderError, match=r"source bad\b"):
         next(iter(DALILoader(pipeline, ["good", "bad"])))
 
 
 def test_sources_fed_by_hand_are_refused_by_name() -> None:
-    with pytest.raises(LoaderError, match=r"external source numbers is fed by feed_input.*Remedy"):
+    with pytest.raises(LoaderError, match=r"source numbers .*feed_input"):
         next(iter(make(None)))
 
 
@@ -172,7 +172,7 @@ def test_a_source_that_ends_before_its_reader_is_an_error(tmp_path: Any) -> None
 
     short = DALILoader(pipeline(6), ["numbers", "labels"])
     assert len(list(short)) == len(short) == 4
-    with pytest.raises(LoaderError, match="ended inside the reader's epoch 1, after 2 batches"):
+    with pytest.raises(LoaderError, match=r"epoch 1.* 2 "):
         list(short)
     long = partial(DALILoader, pipeline(20), ["numbers", "labels"])
     assert_exact_resume(long, epochs=3)
@@ -184,7 +184,7 @@ def test_a_state_of_another_epoch_is_refused() -> None:
     next(iter(loaded))
     state = loaded.state_dict()
     assert (state["epoch"], state["position"]) == (1, 1)
-    with pytest.raises(StateMismatch, match="checkpoint differs"):
+    with pytest.raises(StateMismatch, check=differing("checkpoint")):
         loaded.load_state_dict({**state, "epoch": 0})
 
 
@@ -218,7 +218,7 @@ def test_an_interrupted_batch_is_delivered_after_the_resume() -> None:
     found: list[Any] = []
     with pytest.raises(KeyboardInterrupt):
         found.extend(loaded)
-    with pytest.raises(LoaderError, match="cannot go on after KeyboardInterrupt"):
+    with pytest.raises(LoaderError, match="KeyboardInterrupt"):
         list(loaded)
     loaded.load_state_dict(loaded.state_dict())
     assert same(found + list(loaded), expected)

@@ -10,6 +10,7 @@ import pytest
 
 from stateful_gpu_loader import StatefulGPULoader, StateMismatch
 from stateful_gpu_loader.integrations.dcp import RankedState
+from tests.conformance import differing, refusal
 from tests.datasets.shards import Numbers
 from tests.integrations.dcp_jobs import Job, datasets, refused, run_all, save_of_rank_0
 from tests.rank_processes import on_ranks
@@ -38,9 +39,7 @@ def test_on_another_number_of_ranks_and_with_a_rank_missing(tmp_path: Path) -> N
         assert "loader.lane_00001" in text
         assert unchanged
     loader = image_loader(data["lanes"], batch_size=2, num_replicas=2, rank=1)
-    with pytest.raises(StateMismatch, match="rank 1 of 2, which serves lanes") as missing:
-        loader.load_state_dict(whole[0])
-    assert missing.value.field == "lanes"
+    refusal(loader, whole[0], "lanes")
 
 
 def ranks_of(steps: int, size: int = 2, **arguments: Any) -> list[dict[str, Any]]:
@@ -107,10 +106,11 @@ def test_states_of_different_steps_are_refused_on_another_number() -> None:
     """Both numbers, and why."""
     wrapped = ranked(size=1)
     before = wrapped.loader.state_dict()
-    with pytest.raises(StateMismatch, match="the state has 2, expected was 1") as error:
+    with pytest.raises(StateMismatch) as error:
         wrapped.load_state_dict(value_of([ranks_of(2)[0], ranks_of(3)[1]]))
-    assert "their states cannot be merged, 'position' is another on each" in str(error.value)
-    assert "position differs: the state has 3" in str(error.value.__cause__)
+    assert (error.value.saved, error.value.present) == (2, 1)
+    assert "'position'" in error.value.remedy
+    assert differing("position")(error.value.__cause__)
     assert wrapped.loader.state_dict() == before
 
 
@@ -136,10 +136,8 @@ def test_states_of_different_steps_are_refused_on_another_number() -> None:
 def test_what_is_no_such_state_changes_nothing(state: Any, field: str) -> None:
     wrapped = ranked()
     before = wrapped.loader.state_dict()
-    with pytest.raises(StateMismatch) as error:
+    with pytest.raises(StateMismatch, check=differing(field)):
         wrapped.load_state_dict(state)
-    assert error.value.field == field
-    assert "Remedy: " in str(error.value)
     assert wrapped.loader.state_dict() == before
 
 
@@ -153,11 +151,11 @@ def test_an_empty_state_is_none() -> None:
 
 @pytest.mark.parametrize("place", [(0, None), (None, 2), (2, 2), (-1, 2), (0, 0)])
 def test_what_is_no_rank(place: tuple[Any, Any]) -> None:
-    with pytest.raises(ValueError, match=r"is no rank. Remedy: give both"):
+    with pytest.raises(ValueError, match="Remedy"):
         RankedState(range(3), dp_rank=place[0], dp_world_size=place[1])
 
 
 def test_ranks_that_the_group_does_not_have() -> None:
     """Without torch.distributed there is one process, and no second rank to ask."""
-    with pytest.raises(ValueError, match=r"the group has the ranks \['dp_rank_1'\]"):
+    with pytest.raises(ValueError, match=r"\['dp_rank_1'\]"):
         ranked(1, 2).state_dict()

@@ -112,7 +112,7 @@ def test_the_state_of_torchtitan_s_own_dataloader_is_refused() -> None:
 
 
 def test_a_rank_has_to_be_one() -> None:
-    with pytest.raises(ValueError, match="dp_rank = 2 of dp_world_size = 2 is no rank"):
+    with pytest.raises(ValueError, match=r"dp_rank = 2 .*dp_world_size = 2"):
         ParallelAwareLoader(StatefulGPULoader(range(4)), 2, 2)
 
 

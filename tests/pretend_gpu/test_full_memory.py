@@ -44,9 +44,7 @@ def test_a_batch_that_does_not_fit_is_made_once_it_does(
                 except torch.OutOfMemoryError:
                     break
             assert loader.state_dict() == state, "the state moved without a batch"
-            with pytest.raises(
-                torch.OutOfMemoryError, match=r"a batch of 4 images .* in flight.*Re"
-            ):
+            with pytest.raises(torch.OutOfMemoryError, match=r" 4 images "):
                 reader.read(batches, 1)
             del held
         reader.read(batches)

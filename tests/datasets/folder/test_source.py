@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision.datasets import ImageFolder
 
@@ -336,6 +336,7 @@ def test_the_fingerprint_is_kept() -> None:
     assert source.fingerprint() is source.fingerprint()
 
 
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.text(max_size=9), st.integers(-(2**63), 2**63 - 1)), min_size=1))
 def test_names_of_any_text_are_kept(items: list[tuple[str, int]]) -> None:
     names, labels = [list(column) for column in zip(*items, strict=True)]

@@ -75,11 +75,11 @@ def trainer_with(folder: Path, given: dict[str, Any]) -> LoaderTrainer:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"ignore_data_skip": True}, r"ignore_data_skip=True\) with a loader. Remedy"),
-        ({"auto_find_batch_size": True}, r"auto_find_batch_size=True\) with a loader. Remedy"),
-        ({"accelerator_config": {"split_batches": True}}, "split_batches=True.*Remedy"),
-        ({"accelerator_config": {"dispatch_batches": True}}, "dispatch_batches=True.*Remedy"),
-        ({"train_sampling_strategy": "group_by_length"}, "grouped by length.*Remedy"),
+        ({"ignore_data_skip": True}, "ignore_data_skip=True"),
+        ({"auto_find_batch_size": True}, "auto_find_batch_size=True"),
+        ({"accelerator_config": {"split_batches": True}}, "split_batches=True"),
+        ({"accelerator_config": {"dispatch_batches": True}}, "dispatch_batches=True"),
+        ({"train_sampling_strategy": "group_by_length"}, "length.*Remedy"),
     ],
 )
 def test_arguments_that_would_change_the_data_are_refused(
@@ -94,11 +94,11 @@ def test_arguments_that_would_change_the_data_are_refused(
     [
         (
             {"dataloader_num_workers": 3, "per_device_train_batch_size": 4},
-            "dataloader_num_workers=3.*has num_workers=0",
+            "dataloader_num_workers=3.*num_workers=0",
         ),
-        ({"accelerator_config": {"even_batches": False}}, "even_batches=False.*has drop_last"),
-        ({"train_sampling_strategy": "sequential"}, "strategy=sequential.*has shuffle=True"),
-        ({"data_seed": 123}, "data_seed=123.*has seed="),
+        ({"accelerator_config": {"even_batches": False}}, "even_batches=False.*drop_last"),
+        ({"train_sampling_strategy": "sequential"}, "strategy=sequential.*shuffle=True"),
+        ({"data_seed": 123}, "data_seed=123.*seed="),
     ],
 )
 def test_arguments_that_the_loader_has_are_told(
@@ -111,16 +111,16 @@ def test_arguments_that_the_loader_has_are_told(
 
 
 def test_a_dataset_is_no_loader(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="train_loader is a list, no StatefulGPULoader"):
+    with pytest.raises(TypeError, match=r"train_loader .*list.*StatefulGPULoader"):
         LoaderTrainer(model=Model(), args=arguments(tmp_path), train_loader=[1, 2])
 
 
 def test_two_sources_of_training_data_are_refused(tmp_path: Path) -> None:
     make = loader_of("map", tmp_path / "data")
     given = {"model": Model(), "args": arguments(tmp_path), "train_loader": make()}
-    with pytest.raises(ValueError, match=r"train_dataset .list. together with train_loader.*Remed"):
+    with pytest.raises(ValueError, match=r"train_dataset .*train_loader"):
         LoaderTrainer(train_dataset=[1, 2], **given)
-    with pytest.warns(UserWarning, match=r"data_collator=function is not used.*has collate_fn"):
+    with pytest.warns(UserWarning, match=r"data_collator=.*collate_fn"):
         LoaderTrainer(data_collator=named, **given)
     LoaderTrainer(data_collator=named, eval_dataset=[1, 2], **given)
 

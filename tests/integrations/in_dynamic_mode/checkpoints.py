@@ -75,7 +75,7 @@ def test_a_reader_of_other_data_is_refused_by_a_checkpoint(
     checkpoint.save(str(tmp_path / "run_{seq}.json"))
     fresh = kind()
     fresh.load(str(tmp_path / "run_{seq}.json"))
-    with pytest.raises((StateMismatch, CheckpointError), match="initial_fill differs"):
+    with pytest.raises((StateMismatch, CheckpointError), match="initial_fill"):
         fresh.register(build(root, initial_fill=9), "reader")
 
 
@@ -155,7 +155,7 @@ def test_worker_processes_beside_dynamic_mode_do_not_hang(root: str) -> None:
     loader = loader_of(root, num_workers=1, worker_type="process")
     expected = [copy_of(batch) for batch in loader_of(root)]
     batches = iter(loader)
-    with pytest.warns(RuntimeWarning, match="started by a fork server"):
+    with pytest.warns(RuntimeWarning, match="fork server"):
         found = [next(batches)]
     assert {type(child).__name__ for child in multiprocessing.active_children()} == {
         "ForkServerProcess"

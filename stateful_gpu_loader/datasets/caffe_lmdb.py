@@ -147,6 +147,8 @@ class CaffeLMDBSource(LmdbSource):
     (1, (tensor([255, 216, 255], dtype=torch.uint8), 7))
     """
 
+    suits_processes = True
+
     def __init__(
         self,
         paths: AnyPath | Iterable[AnyPath],

@@ -83,6 +83,7 @@ class CocoSource(Source):
     (tensor([[1., 1., 3., 4.]]), tensor([18]))
     """
 
+    suits_processes = True
     has_spatial_targets = True
     """Targets speak of places in the image: what moves pixels must move them as well."""
 

@@ -83,6 +83,7 @@ class FolderSource(Source):
     (['cat', 'dog'], [0, 0, 1], 3)
     """
 
+    suits_processes = True
     root: str | None
     classes: list[str]
     class_to_idx: dict[str, int]

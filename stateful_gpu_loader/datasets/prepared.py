@@ -135,6 +135,7 @@ class PreparedSource(Source):
         self.source = found
         self.recipes = Compose(recipes)
         self.has_spatial_targets = found.has_spatial_targets
+        self.suits_processes = type(self) is PreparedSource and found.suits_processes
         self.num_recipes_before = found.num_recipes_before + len(self.recipes.recipes)
         _check_recipes(self.recipes, found)
         folder = Path(os.path.abspath(os.path.expanduser(directory)))

@@ -68,6 +68,8 @@ class RecordIOSource(FramedSource):
     (1, b'jpeg', 7, 0)
     """
 
+    suits_processes = True
+
     def __init__(
         self,
         paths: AnyPaths,

@@ -46,16 +46,22 @@ class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
 
     has_spatial_targets: bool = False
     """Whether targets speak of places in the image (boxes, masks), and so move with its pixels."""
-    shares_reads: bool = False
-    """Whether threads share what they have read, as a row group that one of them has decoded.
+    suits_processes: bool = False
+    """Whether many workers are faster as threads of several forked processes than of one.
 
-    By default the workers of such a source are threads of one process, however many they are.
+    A class says so for itself and not for its subclasses. A forked child must be able to read from
+    the source, whatever other threads did at that moment, and threads must share nothing that they
+    have read, such as a row group that one of them has decoded.
     """
     num_recipes_before: int = 0
     """Recipes that the images went through already; a loader's draw as those that follow them."""
 
     makes_pixels: bool = False
     """Whether the images are pixels that were decoded before, and no files of JPEG or the like."""
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        cls.suits_processes = vars(cls).get("suits_processes", False)
 
     @property
     def is_remote(self) -> bool:

@@ -75,6 +75,8 @@ class TFRecordSource(FramedSource):
     (1, b'jpeg', 7, ['image/class/label', 'image/encoded'])
     """
 
+    suits_processes = True
+
     def __init__(
         self,
         paths: AnyPaths,

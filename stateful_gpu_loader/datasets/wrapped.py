@@ -44,7 +44,7 @@ class _View(Source):
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = list(sources)
         self.has_spatial_targets = any(source.has_spatial_targets for source in sources)
-        self.shares_reads = any(source.shares_reads for source in sources)
+        self.suits_processes = all(source.suits_processes for source in sources)
         self.num_recipes_before = max(source.num_recipes_before for source in sources)
         self.makes_pixels = all(source.makes_pixels for source in sources)
 

@@ -61,6 +61,11 @@ class Draw:
         return f"Draw(numbers={_described(self.numbers)}, sizes={_described(self.sizes)})"
 
 
+def _place_of(cls: type, name: str) -> int:
+    """Return the place of the class that defines an attribute among those a class inherits from."""
+    return next(place for place, base in enumerate(cls.__mro__) if name in vars(base))
+
+
 class Recipe(ABC):
     """One step of augmentation, its random part apart from its pixels.
 
@@ -81,18 +86,18 @@ class Recipe(ABC):
         not inherit its parent's :attr:`number_names`.
         """
         super().__init_subclass__(**arguments)
-        if "apply" in vars(cls):
-            for name in (
-                "apply_into",
-                "apply_batch",
-                "apply_to_cut",
-                "cut",
-                "place",
-                "pointwise",
-                "motion",
-            ):
-                if name not in vars(cls):
-                    setattr(cls, name, getattr(Recipe, name))
+        for name in (
+            "apply_into",
+            "apply_batch",
+            "apply_to_cut",
+            "cut",
+            "place",
+            "pointwise",
+            "motion",
+        ):
+            # A mixin may override apply() as well.
+            if _place_of(cls, "apply") < _place_of(cls, name):
+                setattr(cls, name, getattr(Recipe, name))
         if "draw" in vars(cls) and "number_names" not in vars(cls):
             cls.number_names = ()
 

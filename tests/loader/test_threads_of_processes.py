@@ -68,17 +68,22 @@ def test_num_workers_counts_the_threads(
     assert same(loader.peek(), next(batches))
 
 
-class Sharing(FolderSource):
-    shares_reads = True
+class Own(FolderSource):
+    """A user's, which may hold what no forked child may use."""
 
 
-def test_many_workers_of_a_source_whose_threads_share_reads_are_threads(photos: Path) -> None:
-    """A part of it as well."""
-    for source in (Sharing(photos), Subset(Sharing(photos), range(24))):
-        batches: Any = iter(make(source, num_workers=8))
-        next(batches)
-        assert not batches._workers
-    assert ParquetSource.shares_reads
+class Suited(FolderSource):
+    suits_processes = True
+
+
+def test_many_workers_of_a_users_source_are_processes_only_if_it_says_so(photos: Path) -> None:
+    """So are those of a part of it."""
+    for kind, num_processes in ((Own, 0), (Suited, 2)):
+        for source in (kind(photos), Subset(kind(photos), range(24))):
+            batches: Any = iter(make(source, num_workers=8))
+            next(batches)
+            assert len(batches._workers) == num_processes
+    assert not ParquetSource.suits_processes
 
 
 def test_many_workers_stay_threads_where_processes_are_not_forked(

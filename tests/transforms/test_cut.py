@@ -109,7 +109,20 @@ class Own(T.RandomCrop):
         return super().apply(image.flip(1), numbers)
 
 
-def test_a_recipe_that_overrides_apply_gets_the_whole_image() -> None:
-    recipes = Compose([Own(30)])
+class Inverting:
+    def apply(self, image: torch.Tensor, numbers: Any) -> torch.Tensor:
+        parent: Any = super()
+        inverted: torch.Tensor = 255 - parent.apply(image, numbers)
+        return inverted
+
+
+class InvertedCrop(Inverting, T.RandomCrop):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Own, InvertedCrop])
+def test_a_recipe_that_overrides_apply_gets_the_whole_image(kind: Any) -> None:
+    """By itself, or by a mixin."""
+    recipes = Compose([kind(30)])
     drawn = recipes.draw(5, 0, np.arange(1), np.array([(61, 83)]))
     assert recipes.cut((61, 83), drawn.rows[0]) == (((0, 0, 61, 83), (False, False), None), 0)

@@ -79,8 +79,6 @@ class ParquetSource(Source):
     (tensor([106, 112, 101, 103,  32,  49], dtype=torch.uint8), {'class': 8})
     """
 
-    shares_reads = True
-
     def __init__(
         self,
         paths: AnyPath | Iterable[AnyPath],

@@ -94,6 +94,8 @@ class TarSource(Source):
     ((tensor([46, 46, 46], dtype=torch.uint8), 7), {'__key__': 'dog', 'jpg': b'...', 'cls': 7})
     """
 
+    suits_processes = True
+
     def __init__(
         self,
         paths: AnyPath | Iterable[AnyPath],

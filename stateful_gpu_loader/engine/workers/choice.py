@@ -89,8 +89,8 @@ def _best_in_one_process(plan: Plan) -> bool:
     Readers for a device read straight into page-locked memory. Processes that are not forked
     import torch anew and unpickle the source, which takes seconds.
     """
-    shares_reads = plan.source is not None and plan.source.shares_reads
-    return shares_reads or plan.device is not None or method_of(None) != "fork"
+    suits_processes = plan.source is not None and plan.source.suits_processes
+    return not suits_processes or plan.device is not None or method_of(None) != "fork"
 
 
 def _largest_divisor(number: int, most: int) -> int:

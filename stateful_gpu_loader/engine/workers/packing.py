@@ -123,7 +123,7 @@ class _Packer(ForkingPickler):
         Another thread of the worker could fill the segment again if it died before it is sent.
         """
         self._all_segments = segments
-        self._memory: dict[tuple[int, int], _Memory | _InSegment] = {}
+        self._memory: dict[tuple[int, int], _Memory | _InSegment | None] = {}
 
     def reducer_override(self, thing: Any) -> Any:
         if not isinstance(thing, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage)):
@@ -133,10 +133,11 @@ class _Packer(ForkingPickler):
         storage = thing.untyped_storage()
         # Tensors that share memory share it after unpacking, too.
         where = storage.data_ptr(), storage.nbytes()
-        memory = self._memory.get(where) or self._memory_of(storage, thing.nbytes)
+        if where not in self._memory:
+            self._memory[where] = self._memory_of(storage, thing.nbytes)
+        memory = self._memory[where]
         if memory is None:
             return self._left_alone(thing)
-        self._memory[where] = memory
         place = thing.storage_offset(), tuple(thing.shape), thing.stride()
         return tensor_over, (memory, thing.dtype, *place)
 
@@ -160,6 +161,8 @@ class _Packer(ForkingPickler):
         if storage.nbytes() <= LARGEST_COPY:
             return _Memory(storage, copied_storage)
         number = None if self._all_segments is None else self._all_segments.number_of(storage)
+        if number in self.segments:
+            return _InSegment(self.segments.index(number))  # by another storage
         if number is not None:
             self.segments.append(number)
         elif (

@@ -67,14 +67,17 @@ class WorkerSegments:
     Several threads of the process may share them.
 
     Args:
-        keep: number of answers for whose like free segments are kept.
+        keep: number of free segments that are kept; more if an answer takes several of them.
     """
 
     def __init__(self, keep: int) -> None:
         self.worker = 0
         """Number of this worker."""
         self._keep = keep
-        self._most_of_an_answer = 1
+        self._of_an_answer = 1
+        """Number of segments that an answer takes; it falls slowly."""
+        self._process: int | None = None
+        """Process that fills them; one that it forks must not."""
         self._lock = threading.Lock()
         self._segments: dict[int, _Segment] = {}
         self._at: dict[int, _Segment] = {}
@@ -94,7 +97,7 @@ class WorkerSegments:
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return an uninitialised CPU tensor of this shape and dtype."""
         num_bytes = math.prod(shape) * dtype.itemsize
-        if num_bytes <= LARGEST_COPY or not _has_segments():
+        if num_bytes <= LARGEST_COPY or not _has_segments() or not self._are_own():
             return torch.empty(shape, dtype=dtype, device="cpu")
         with self._lock:
             segment = self._free_segment(num_bytes)
@@ -105,16 +108,21 @@ class WorkerSegments:
         return tensor.view(dtype).view(shape)
 
     def number_of(self, storage: torch.UntypedStorage) -> int | None:
-        """Return the number of the segment that a storage is on; None if it is on none."""
-        segment = self._at.get(storage.data_ptr())
-        return segment.number if segment is not None and segment.is_lent else None
+        """Return the number of the segment that a storage is on, if that can be sent.
+
+        One that the main process has already, as the same tensor was in an earlier answer, cannot.
+        """
+        segment = self._at.get(storage.data_ptr()) if self._are_own() else None
+        if segment is None or segment.is_sent or not segment.is_lent:
+            return None
+        return segment.number
 
     def send(self, numbers: Sequence[int]) -> tuple[SentSegment, ...]:
         """Return what is sent of the segments of an answer.
 
         The main process then has them until it returns them.
         """
-        self._most_of_an_answer = max(self._most_of_an_answer, len(numbers))
+        self._of_an_answer = max(len(numbers), self._of_an_answer * 7 // 8)
         return tuple(map(self._send, numbers))
 
     def _send(self, number: int) -> SentSegment:
@@ -142,6 +150,10 @@ class WorkerSegments:
             given_up, self._given_up = self._given_up, []
         return tuple(given_up)
 
+    def _are_own(self) -> bool:
+        self._process = self._process or os.getpid()
+        return self._process == os.getpid()
+
     def _free_segment(self, num_bytes: int) -> _Segment:
         """Return the smallest free segment that is large enough, or a new one."""
         while self._dropped:
@@ -156,7 +168,7 @@ class WorkerSegments:
             self._num_made += 1
         else:
             free.remove(found)
-        surplus = len(free) - self._keep * self._most_of_an_answer
+        surplus = len(free) - (self._keep - 1 + self._of_an_answer)
         for segment in sorted(free, key=_SIZE)[:surplus] if surplus > 0 else ():
             self._forget(segment)
             self._given_up.append(SegmentId(self.worker, segment.number))

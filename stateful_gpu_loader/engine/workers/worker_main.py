@@ -391,7 +391,11 @@ class _Answers:
             head, files = pickled(answer._replace(content=b""))
         except Exception as error:
             answer = in_place_of(answer, error)
-            head, files = pickled(answer._replace(content=b""))
+            try:
+                head, files = pickled(answer._replace(content=b""))
+            except OSError:  # no file is free for its segments either
+                answer = answer._replace(segments=())
+                head, files = pickled(answer._replace(content=b""))
         content = b"" if answer.is_apart else answer.content
         self._sender.send(NUMBER.pack(number) + head, content, files)
 

@@ -179,6 +179,41 @@ def test_another_thread_does_not_fill_a_copy_before_it_is_sent(content: Any) -> 
     assert len(pack(content, Busy(keep=4)).segments) == 1
 
 
+def test_a_segment_is_lent_once_however_often_it_is_delivered() -> None:
+    """The user may keep one delivery and drop the other."""
+    pair = Pair()
+    made = pair.made(1)
+    part = torch.from_numpy(made.numpy()[:9])
+    kept = pair.received(pack({"all": made, "part": part}, pair.worker))["part"]
+    again = pair.received(pack(made, pair.worker))
+    del made, part
+    others = [pair.batch(2) for _ in range(4)]
+    assert (kept == 1).all()
+    assert (again == 1).all()
+    assert all((other == 2).all() for other in others)
+
+
+def test_a_process_that_a_worker_forks_fills_none_of_its_segments() -> None:
+    pair = Pair()
+    pair.batch(0)
+    child = os.fork()
+    if not child:
+        forked = pair.worker.empty((SIZE,), torch.float32)
+        os._exit(0 if pair.worker.number_of(forked.untyped_storage()) is None else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert (pair.made(3) == 3).all()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_part_shares_the_memory_of_the_whole(is_first: bool) -> None:
+    whole = torch.zeros(SIZE)
+    parts = [whole[:5], whole] if is_first else [whole, whole[:5]]
+    found = unpack(pack(parts, Pair().worker))
+    small, large = sorted(found, key=len)
+    large[2] = 7
+    assert small[2] == 7
+
+
 def test_an_answer_that_cannot_be_sent_is_known_from_its_content() -> None:
     pair = Pair()
     answer = Answer([bytes(LARGEST_COPY), pair.made(7)], worker=3)

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
@@ -26,6 +25,7 @@ from benchmarks.arguments import parse
 from benchmarks.gpu.reading_alone import ReadingAlone
 from benchmarks.harness import Contestant, measured
 from benchmarks.markdown import Content, aims_table, as_table, cell, medians_of
+from benchmarks.memory import mebibytes_of_all_processes
 from benchmarks.photographs import PhotographFolder, photograph_folder
 from benchmarks.results import Aim, Comparison, Measurement, compared
 from benchmarks.summary import summarise
@@ -193,7 +193,7 @@ def _images_a_second(
     while (passed := time.perf_counter() - started) < seconds:
         num_images += len(next(batches)[1])
     name = name_of(kind, workers)
-    memory[name] = max(memory.get(name, 0.0), _mebibytes_of_all_processes())
+    memory[name] = max(memory.get(name, 0.0), mebibytes_of_all_processes())
     return num_images / passed
 
 
@@ -229,15 +229,6 @@ def _batches(kind: str, workers: int, paths: list[str], most: int) -> Iterator[A
             **options,
         )
     )
-
-
-def _mebibytes_of_all_processes() -> float:
-    """Memory of this process and its workers, shared pages divided among those who share them."""
-    this = psutil.Process()
-    found = 0
-    for process in (this, *this.children(recursive=True)):
-        found += process.memory_full_info().pss
-    return found / 2**20
 
 
 def _files_a_second(files: PhotographFolder, readers: int) -> float:

@@ -18,7 +18,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import psutil
 from PIL import Image
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
@@ -33,6 +32,7 @@ from benchmarks.harness import (
     seconds_a_batch,
 )
 from benchmarks.markdown import Content, aims_table, as_table, medians_of, short
+from benchmarks.memory import mebibytes_of_all_processes
 from benchmarks.photograph_loaders import Pass
 from benchmarks.photograph_sizes import enlarged_folder
 from benchmarks.photographs import HEIGHT, WIDTH, photograph_folder
@@ -193,13 +193,13 @@ def _images_a_second(name: str, work: Pass) -> float:
 
 def peak_mebibytes(name: str, work: Pass) -> float:
     """Peak memory of a pass, in MiB over what this process used before it."""
-    this, ended = psutil.Process(), threading.Event()
-    peak = before = _bytes_of(this)
+    ended = threading.Event()
+    peak = before = mebibytes_of_all_processes()
 
     def watch() -> None:
         nonlocal peak
         while not ended.wait(_SECONDS_BETWEEN_SAMPLES):
-            peak = max(peak, _bytes_of(this))
+            peak = max(peak, mebibytes_of_all_processes())
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -209,18 +209,7 @@ def peak_mebibytes(name: str, work: Pass) -> float:
     finally:
         ended.set()
         watcher.join()
-    return (peak - before) / 2**20
-
-
-def _bytes_of(process: psutil.Process) -> int:
-    """Memory of a process and its workers, shared pages divided among those who share them."""
-    found = 0
-    for each in (process, *process.children(recursive=True)):
-        try:
-            found += each.memory_full_info().pss
-        except psutil.NoSuchProcess:
-            continue
-    return found
+    return peak - before
 
 
 def sizes_section(content: Content) -> str:

@@ -1,8 +1,10 @@
-"""How much a process grows, from what Linux counts."""
+"""The memory of a process and its workers, and how much a process grows."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+import psutil
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
@@ -22,6 +24,17 @@ class PeakGrowth:
     def mebibytes(self) -> float:
         """MiB."""
         return max(0, _kibibytes("VmHWM") - self._before) / 1024
+
+
+def mebibytes_of_all_processes() -> float:
+    """MiB of this process and its workers, shared pages divided among those who share them."""
+    this, found = psutil.Process(), 0
+    for process in (this, *this.children(recursive=True)):
+        try:
+            found += process.memory_full_info().pss
+        except psutil.NoSuchProcess:
+            continue
+    return found / 2**20
 
 
 def _kibibytes(field: str) -> int:

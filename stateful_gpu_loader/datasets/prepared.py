@@ -345,7 +345,7 @@ def _drawn(recipes: Compose, size: Size) -> PipelineDraw:
 
 @lru_cache(maxsize=1024)
 def _header_after(recipes: Compose, size: Size) -> ImageHeader:
-    """Of an image that had this size before the recipes."""
+    """Return the header of an image that had this size before the recipes."""
     height, width = _drawn(recipes, size).sizes[0].tolist()
     return ImageHeader("ppm", height=height, width=width, orientation=1)
 

@@ -252,8 +252,7 @@ def is_common_jpeg(header: ImageHeader, data: torch.Tensor | None = None) -> boo
     """
     return (
         isinstance(header, JpegHeader)
-        and header.precision == 8
-        and header.color in ("grey", "ycbcr")
+        and header.has_common_pixels
         and header.subsampling in SUBSAMPLINGS
         and (header.process == PROGRESSIVE or (header.process == BASELINE and header.single_scan))
     )

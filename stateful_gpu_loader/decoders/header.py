@@ -60,6 +60,11 @@ class JpegHeader(ImageHeader):
     """Bytes before the entropy-coded data of the first scan."""
 
     @property
+    def has_common_pixels(self) -> bool:
+        """Whether a pixel is 8 bits of grey or of YCbCr, as in nearly all JPEGs."""
+        return self.precision == 8 and self.color in ("grey", "ycbcr")
+
+    @property
     def progressive(self) -> bool:
         return self.process in (0xC2, 0xC6, 0xCA, 0xCE)
 

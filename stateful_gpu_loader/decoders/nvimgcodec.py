@@ -85,7 +85,7 @@ class NvimgcodecDecoder:
             )
 
     def version(self) -> str:
-        """Of torchvision and of nvImageCodec."""
+        """Return the versions of torchvision and of nvImageCodec."""
         return ", ".join([TorchvisionDecoder().version(), *package_versions(*NVIMGCODEC[:2])])
 
     def decode(self, data: torch.Tensor, header: ImageHeader) -> torch.Tensor:
@@ -110,8 +110,7 @@ class NvimgcodecDecoder:
 def is_worth_it(header: JpegHeader, box: Box) -> bool:
     """Whether nvImageCodec decodes this part of this kind of JPEG, and faster than the whole."""
     return (
-        header.precision == 8
-        and header.color in ("grey", "ycbcr")
+        header.has_common_pixels
         and min(box[2:]) >= LEAST_SIDE
         and box[2:] != (header.height, header.width)
     )

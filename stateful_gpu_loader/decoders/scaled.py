@@ -53,7 +53,7 @@ class ScaledDecoder:
         self._part_decoder = decoder if isinstance(decoder, PartDecoder) else None
 
     def version(self) -> str:
-        """Of the other decoder and of Pillow, which brings its own libjpeg."""
+        """Return the versions of the other decoder and of Pillow, which brings its own libjpeg."""
         return ", ".join([self._decoder.version(), *package_versions("pillow")])
 
     def decode(self, data: torch.Tensor, header: ImageHeader) -> torch.Tensor:
@@ -65,7 +65,7 @@ class ScaledDecoder:
     ) -> torch.Tensor:
         """See :meth:`PartDecoder.decode_part`."""
         scale = 1 if least is None else scale_of(box, least)
-        if scale > 1 and isinstance(header, JpegHeader) and _is_common(header):
+        if scale > 1 and isinstance(header, JpegHeader) and header.has_common_pixels:
             image = _scaled(data, header, box, scale)
             if image is not None:
                 return image
@@ -88,10 +88,6 @@ def scale_of(box: Box, least: Size) -> int:
         if height >= scale * least[0] and width >= scale * least[1]:
             return scale
     return 1
-
-
-def _is_common(header: JpegHeader) -> bool:
-    return header.precision == 8 and header.color in ("grey", "ycbcr")
 
 
 def _scaled(data: torch.Tensor, header: JpegHeader, box: Box, scale: int) -> torch.Tensor | None:

@@ -161,7 +161,7 @@ class _Packer(ForkingPickler):
         if storage.nbytes() <= LARGEST_COPY:
             return _Memory(storage, copied_storage)
         number = None if self._all_segments is None else self._all_segments.number_of(storage)
-        if number in self.segments:
+        if number is not None and number in self.segments:
             return _InSegment(self.segments.index(number))  # by another storage
         if number is not None:
             self.segments.append(number)

@@ -31,7 +31,8 @@ def check_arguments(given: LoaderConfig) -> None:
     """Check the arguments that torch does not check, or checks too late.
 
     Raises:
-        ValueError, TypeError: one is out of range or of a wrong type, or two contradict each other.
+        ValueError, TypeError: an argument is out of range or has a wrong type, or two contradict
+            each other.
     """
     for each in fields(given):
         check = each.metadata.get("check")
@@ -41,12 +42,12 @@ def check_arguments(given: LoaderConfig) -> None:
     dataset, on_bad_sample, batch_size = given.dataset, given.on_bad_sample, given.batch_size
     if on_bad_sample == "replace" and not is_map(dataset):
         raise ValueError(
-            f"{on_bad_sample = } takes another sample by its index, and an iterable dataset has "
-            "none. Remedy: on_bad_sample='drop', which takes the iterator's next samples instead"
+            f"{on_bad_sample = } takes another sample by its index, but an iterable dataset has "
+            "no indices. Remedy: on_bad_sample='drop', which takes the iterator's next samples"
         )
     if isinstance(dataset, CallableSource) and dataset.batch and batch_size is not None:
         raise ValueError(
-            f"{batch_size = }, and each call of this CallableSource makes a whole batch. "
+            f"{batch_size = }, but each call of this CallableSource makes a whole batch. "
             "Remedy: batch_size=None"
         )
 
@@ -67,12 +68,12 @@ def _check_ranks(rank: Any, num_replicas: Any) -> None:
 
 
 def as_torch_takes(given: LoaderConfig) -> LoaderConfig:
-    """Return the arguments for torch's loader: a missing sampler gets its default.
+    """Return the arguments for torch's loader, with a default for a missing sampler.
 
     Raises:
         ValueError, TypeError: the arguments contradict each other or the dataset.
     """
-    # torchdata warns of in_order=False, with which it cannot keep a state.
+    # torchdata warns about in_order=False, because it cannot keep a state with it.
     given = replace(given, in_order=True)
     dataset, shuffle = given.dataset, given.shuffle
     if isinstance(given.sampler, OWN_SAMPLERS):
@@ -80,9 +81,9 @@ def as_torch_takes(given: LoaderConfig) -> LoaderConfig:
         return given
     if isinstance(dataset, CallableSource) and shuffle:
         raise ValueError(
-            f"{shuffle = }, and a CallableSource's function has the order. Remedy: shuffle in the "
-            "function, by info.epoch_idx (order.Permutation needs no list), or make a map-style "
-            "dataset of it"
+            f"{shuffle = }, but a CallableSource's function decides the order. Remedy: shuffle in "
+            "the function, by info.epoch_idx (order.Permutation needs no list), or use a "
+            "map-style dataset"
         )
     is_sharded = isinstance(dataset, ShardedDataset)
     has_sampler = given.sampler is not None or given.has_batch_sampler
@@ -104,10 +105,10 @@ def as_torch_takes(given: LoaderConfig) -> LoaderConfig:
 
 
 def _check_own_sampler(given: LoaderConfig) -> None:
-    """Refuse arguments of the loader that contradict its sampler, which is one of this package.
+    """Refuse arguments of the loader that contradict its sampler of this package.
 
-    The seed may be given to either. Ranks are given to the loader, except with a
-    :class:`DistributedShuffledSampler`, which has them itself.
+    The seed may be given to either of them. Ranks are given to the loader, except with a
+    :class:`DistributedShuffledSampler`, which has its own ranks.
     """
     sampler, names = given.sampler, ["seed"]
     if isinstance(sampler, DistributedShuffledSampler):
@@ -117,13 +118,12 @@ def _check_own_sampler(given: LoaderConfig) -> None:
     for name in names:
         value, of_sampler = getattr(given, name), getattr(sampler, name)
         if value == "auto" and (sampler.num_replicas, sampler.rank) in ((1, 0), size_and_rank()):
-            # This is a default sampler that the loader made itself, given to a loader that was
-            # rebuilt.
+            # A loader that is rebuilt gets the default sampler that the loader itself made.
             continue
         if value is not None and of_sampler is not None and value != of_sampler:
             raise ValueError(
                 f"{name}={value!r} contradicts the sampler, which has {of_sampler!r}. Remedy: "
-                "give it to the sampler alone, or leave the sampler out"
+                "give it only to the sampler, or leave the sampler out"
             )
 
 
@@ -131,8 +131,8 @@ def as_device(device: Any) -> torch.device | None:
     """Return the device of finished batches, or None for the CPU.
 
     Raises:
-        ValueError: the device is of another kind than "cuda" and "cpu".
-        TypeError: it names no device.
+        ValueError: the device type is not "cuda" or "cpu".
+        TypeError: the argument is not a device.
     """
     if device is None:
         return None
@@ -141,7 +141,7 @@ def as_device(device: Any) -> torch.device | None:
     except (RuntimeError, TypeError) as error:
         reason = str(error).partition("\n")[0]
         raise TypeError(
-            f"{device = } names no device ({reason}). Remedy: 'cuda', 'cuda:1', a torch.device, "
+            f"{device = } is not a device ({reason}). Remedy: 'cuda', 'cuda:1', a torch.device, "
             "or None for the CPU"
         ) from error
     if given.type not in ("cuda", "cpu"):
@@ -153,12 +153,12 @@ def as_device(device: Any) -> torch.device | None:
 
 
 def check_image_transform(dataset: Any, transform: Any, *, is_source: bool, recipes: Any) -> None:
-    """Refuse transforms that do not fit what the dataset returns.
+    """Refuse transforms that do not fit the dataset's samples.
 
     Args:
-        transform: as :func:`~stateful_gpu_loader.engine.plan.as_transform` gives it.
+        transform: as :func:`~stateful_gpu_loader.engine.plan.as_transform` returns it.
         is_source: whether the transform gets images as tensors.
-        recipes: the transform, if it consists of recipes alone.
+        recipes: the transform, if it consists only of recipes.
 
     Raises:
         TypeError: recipes for an ImageFolder, or ToTensor for images that are tensors already.
@@ -167,10 +167,10 @@ def check_image_transform(dataset: Any, transform: Any, *, is_source: bool, reci
         inner: Any = dataset.dataset if type(dataset) is Subset else dataset
         if recipes is not None and transform is not None and _gives_pairs(inner):
             raise TypeError(
-                f"recipes apply to the images of a source, and {type(inner).__name__} gives "
-                "samples of a PIL image and a label. Remedy: "
-                f"FolderSource({str(inner.root)!r}), which has the same classes and order, in its "
-                "place; or give the recipes, behind torchvision.transforms.v2.PILToTensor(), to "
+                f"recipes apply to the images of a source, but {type(inner).__name__} returns "
+                "samples of a PIL image and a label. Remedy: replace it by "
+                f"FolderSource({str(inner.root)!r}), which has the same classes and order; or give "
+                "the recipes, after torchvision.transforms.v2.PILToTensor(), to "
                 f"{type(inner).__name__}(transform=)"
             )
         return
@@ -178,20 +178,20 @@ def check_image_transform(dataset: Any, transform: Any, *, is_source: bool, reci
         remedy = remedy_for(step)
         if remedy is not None:
             raise TypeError(
-                f"transform has {step!r}, which makes tensors of PIL images, and a source's images "
-                f"are tensors already, uint8 [3, H, W]. Remedy: {remedy}"
+                f"transform has {step!r}, which converts PIL images to tensors, but a source's "
+                f"images are tensors already, uint8 [3, H, W]. Remedy: {remedy}"
             )
 
 
 def _gives_pairs(dataset: Any) -> bool:
-    """Whether its samples are those of torchvision's ImageFolder: a PIL image and a label."""
+    """Whether the samples are torchvision ImageFolder's: a PIL image and a label."""
     from torchvision.datasets import DatasetFolder
 
     return getattr(type(dataset), "__getitem__", None) is DatasetFolder.__getitem__
 
 
 def _steps(transform: Any) -> Iterator[Any]:
-    """Yield a transform and, recursively, those that it is composed of."""
+    """Yield a transform and, recursively, its parts."""
     yield transform
     parts = getattr(transform, "transforms", ())
     for part in parts if isinstance(parts, (list, tuple)) else ():
@@ -199,18 +199,18 @@ def _steps(transform: Any) -> Iterator[Any]:
 
 
 def check_division(is_divisible: bool, num_replicas: int | str | None) -> None:
-    """Refuse ``num_replicas`` for a sampler or an iterable of the user's, which divides itself.
+    """Refuse ``num_replicas`` for a user's sampler or iterable dataset, which must divide itself.
 
     Args:
-        is_divisible: whether the loader has the order, or lanes, to divide.
+        is_divisible: whether the loader has its own order, or lanes, to divide.
 
     Raises:
         ValueError: ``num_replicas`` is given, and would be ignored.
     """
     if not is_divisible and num_replicas is not None:
         raise ValueError(
-            f"{num_replicas = } divides the loader's own order, and this loader iterates a "
-            "sampler of yours or an iterable dataset, which divide themselves. Remedy: leave out "
+            f"{num_replicas = } divides the loader's own order, but this loader iterates your "
+            "sampler or an iterable dataset, which must divide itself. Remedy: leave out "
             "num_replicas and rank, or the sampler; or make the dataset a ShardedDataset"
         )
 
@@ -218,10 +218,10 @@ def check_division(is_divisible: bool, num_replicas: int | str | None) -> None:
 def check_targets(
     config: LoaderConfig, source: Source, transform: Any, recipes: Compose | None
 ) -> None:
-    """Refuse what a dataset of boxes or masks does not allow.
+    """Refuse transforms and batches that do not fit a dataset of boxes or masks.
 
     Transforms that move pixels must move the targets with them, and torch's default collate
-    function cannot stack targets of different numbers of objects.
+    function cannot stack targets with different numbers of objects.
 
     Args:
         source: the dataset, or its adapter.
@@ -235,10 +235,10 @@ def check_targets(
     refused = transform if recipes is None else recipes.immovable()
     if refused is not None:
         raise ValueError(
-            f"{name} has boxes or masks, and it is not known where "
-            f"{describe(refused)} moves them: they would stay while the pixels move. "
-            "Remedy: recipes of stateful_gpu_loader.transforms (RandAugment and TrivialAugmentWide "
-            "do not tell), or the transform in a collate_fn, which gets image and target"
+            f"{name} has boxes or masks, and it is not known where {describe(refused)} moves "
+            "them: they would stay while the pixels move. Remedy: recipes of "
+            "stateful_gpu_loader.transforms, other than RandAugment and TrivialAugmentWide, or "
+            "the transform in a collate_fn, which gets image and target"
         )
     counts = source._object_counts()
     is_stacked = config.collation[0] is default_collate and config.samples_a_batch not in (None, 1)
@@ -256,22 +256,22 @@ def check_targets(
 def check_scaled_decoding(
     config: LoaderConfig, source: Source | None, recipes: Compose | None, *, by_gpu: bool
 ) -> None:
-    """Refuse ``scaled_decoding=True`` where no recipes on a CPU make decoded images smaller.
+    """Refuse ``scaled_decoding=True`` where no recipes on a CPU shrink decoded images.
 
     Args:
         source: the dataset, or its adapter; None if it holds no encoded images.
-        recipes: the transform, if it consists of recipes alone.
+        recipes: the transform, if it consists only of recipes.
         by_gpu: whether a GPU decodes.
 
     Raises:
-        ValueError: it would be ignored.
+        ValueError: ``scaled_decoding`` would be ignored.
     """
     name = type(config.dataset).__name__
     if source is None:
-        obstacle = f"{name} is no source of encoded images, so it decodes them itself"
+        obstacle = f"{name} is not a source of encoded images and decodes them itself"
         remedy = "a Source such as FolderSource(root), or scale in the dataset's own code"
     elif source.makes_pixels:
-        obstacle = f"{name} gives pixels that it made before"
+        obstacle = f"{name} returns pixels that it made earlier"
         remedy = "PreparedSource(..., scaled_decoding=True)"
     elif recipes is None:
         obstacle = f"it is not known what size {describe(config.transform)} needs"

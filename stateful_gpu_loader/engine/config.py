@@ -1,4 +1,4 @@
-"""LoaderConfig: the table of the loader's arguments, each with its check and when it may change."""
+"""LoaderConfig: table of the loader's arguments, each with its check and when it may change."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from stateful_gpu_loader.engine.workers.cluster import RemoteWorkers, remote_wor
 from stateful_gpu_loader.state.schema import as_int
 
 Check: TypeAlias = Callable[[str, Any], None]
-"""Function of an argument's name and value; it raises a ValueError or TypeError if that is bad."""
+"""Function of an argument's name and value; it raises ValueError or TypeError for a bad value."""
 
 
 class Change(Enum):
-    """When the loader's attribute of an argument may change."""
+    """Times at which the loader's attribute of an argument may change."""
 
     NEVER = "never"
     """The attribute decides the batches, or was checked when the loader was built."""
@@ -36,12 +36,12 @@ class Change(Enum):
 
 
 def _check_path(name: str, value: Any) -> None:
-    """Refuse a path as dataset: its text would be delivered letter by letter."""
+    """Refuse a path as dataset: its characters would be delivered as samples."""
     if isinstance(value, (str, os.PathLike)):
         raise TypeError(
-            f"{name} = {value!r} is a path, and no dataset. Remedy: FolderSource({str(value)!r}) "
-            "for a folder of images, a subfolder a class; docs/data.md has the sources for other "
-            "files"
+            f"{name} = {value!r} is a path, not a dataset. Remedy: FolderSource({str(value)!r}) "
+            "for a folder of images with one subfolder per class; docs/data.md lists the sources "
+            "for other files"
         )
 
 
@@ -79,7 +79,7 @@ def _int_from(lowest: int, in_words: str, *, or_none: bool = False) -> Check:
 
 
 def is_int_from(lowest: int, value: Any) -> bool:
-    """Whether a value is an int of any kind, and at least ``lowest``."""
+    """Whether a value is an int of any type, and at least ``lowest``."""
     try:
         return as_int("", value) >= lowest
     except TypeError:
@@ -94,27 +94,27 @@ def _argument(change: Change = Change.ANY_TIME, check: Check | None = None) -> A
 class LoaderConfig:
     """A loader's arguments, as given or, later, as torch's DataLoader normalises them.
 
-    Each is a public attribute of the loader, too.
+    Each argument is also a public attribute of the loader.
     """
 
     dataset: Any = _argument(Change.IF_UNLOCKED, _check_path)
     """Map-style, iterable or sharded dataset, or a CallableSource."""
     batch_size: int | None = _argument(Change.IF_UNLOCKED)
-    """Number of samples of a batch; None if nothing is collated or a batch sampler decides."""
+    """Number of samples in a batch; None if nothing is collated or a batch sampler decides."""
     shuffle: bool | None = _argument(Change.NEVER)
     """Whether the loader's own order is shuffled."""
     sampler: Any = _argument(Change.IF_UNLOCKED)
-    """The user's sampler, or one of this package that stands for the loader's own order."""
+    """The user's sampler, or a sampler of this package for the loader's own order."""
     batch_sampler: Any = _argument(Change.IF_UNLOCKED)
     """The user's batch sampler, or torch's own around ``sampler``; None without batches."""
     has_batch_sampler: bool
     """Whether the user gave a batch sampler."""
     collate_fn: Callable[[Any], Any] = _argument(Change.NEVER)
-    """Makes a batch from a list of samples, or converts a single sample."""
+    """Function that makes a batch from a list of samples, or converts a single sample."""
     drop_last: bool = _argument(Change.IF_UNLOCKED)
-    """Whether an incomplete last batch is left out."""
+    """Whether an incomplete last batch is dropped."""
     num_workers: int = _argument(Change.WITH_WORKERS)
-    """Number of worker threads or processes; with 0 batches are made in the user's own thread."""
+    """Number of worker threads or processes; 0 makes batches in the user's thread."""
     prefetch_factor: int | None = _argument(
         Change.WITH_WORKERS, _int_from(1, "a positive int or None", or_none=True)
     )
@@ -124,13 +124,13 @@ class LoaderConfig:
     timeout: float = _argument(Change.WITH_WORKERS)
     """Seconds that a batch may take; 0 means no limit."""
     worker_init_fn: Callable[[int], None] | None = _argument(Change.WITH_WORKERS)
-    """Called in each worker process."""
+    """Function called in each worker process."""
     multiprocessing_context: Any = _argument(Change.WITH_WORKERS)
-    """Context that worker processes are started with; None lets the loader choose."""
+    """Start method of worker processes; None lets the loader choose."""
     threads_per_process: int | None = _argument(
         Change.NEVER, _int_from(1, "a positive int or None", or_none=True)
     )
-    """Number of workers that are threads of one process; None lets the loader choose."""
+    """Number of worker threads in one process; None lets the loader choose."""
     worker_type: Any = _argument(
         Change.NEVER, _one_of("auto", "thread", "process", "ray", or_a=RemoteWorkers)
     )
@@ -140,39 +140,40 @@ class LoaderConfig:
     snapshot_every_n_steps: int | None = _argument(
         check=_int_from(0, "an int from 0, or None", or_none=True)
     )
-    """Number of steps between two snapshots of workers that have state; 0 or None takes none."""
+    """Number of steps between two snapshots of workers that have a state; 0 or None takes none."""
     pin_memory: bool = _argument()
     """Whether batches that stay on the CPU go into page-locked memory."""
     pin_memory_device: str = _argument()
-    """Taken because torch's DataLoader takes it; no batch depends on it."""
+    """Accepted because torch's DataLoader accepts it; it has no effect."""
     generator: torch.Generator | None = _argument(Change.NEVER)
-    """The caller's generator, which a seed is drawn from if none is given."""
+    """The caller's generator, which draws the seed if none is given."""
     seed: int | None = _argument(Change.NEVER, _check_seed)
-    """The seed as given; the engine has the one that was settled."""
+    """The seed as given; the engine holds the settled seed."""
     rank: int | None = _argument(Change.NEVER)
     """Rank of this process; None if ``num_replicas`` is None or ``"auto"``."""
     num_replicas: int | str | None = _argument(Change.NEVER)
-    """Number of ranks that share the order; ``"auto"`` asks torch.distributed, None is one rank."""
+    """Number of ranks that share the order; ``"auto"`` reads torch.distributed, None is one
+    rank."""
     device: torch.device | str | int | None = _argument(Change.NEVER)
     """Device that batches are delivered on."""
     decoder: str = _argument(Change.NEVER, _one_of(*DECODER_NAMES))
     """Name of a decoder, or ``"auto"``."""
     cpu_share: float = _argument(Change.NEVER, _check_share)
-    """Share of the images that the GPU could decode which the CPUs decode instead, from 0 to 1."""
+    """Share of the GPU's images that the CPUs decode instead, from 0 to 1."""
     scaled_decoding: bool = _argument(Change.NEVER, _check_bool)
-    """Whether CPUs decode JPEGs at a smaller scale where the recipes make them smaller still."""
+    """Whether CPUs decode JPEGs at a smaller scale where the recipes shrink them further."""
     transform: Any = _argument(Change.NEVER)
     """Recipes, or any callable on a sample."""
     batch_transform: Any = _argument(Change.NEVER)
-    """Batch recipes or callables that are applied to finished batches."""
+    """Batch recipes or callables for finished batches."""
     on_bad_sample: str = _argument(Change.NEVER, _one_of(*ON_BAD_SAMPLE))
     """``"raise"``, ``"replace"`` or ``"drop"``."""
     max_worker_restarts: int = _argument(Change.NEVER, _int_from(0, "an int from 0"))
-    """Number of workers that one batch may lose."""
+    """Number of times that one batch may lose its workers."""
     on_epoch_boundary: str = _argument(Change.NEVER, _one_of("empty", "next_epoch"))
     """``"empty"`` or ``"next_epoch"``."""
     strict: bool = _argument()
-    """Whether ``load_state_dict`` refuses what cannot be verified."""
+    """Whether ``load_state_dict`` refuses a state that cannot be verified."""
 
     @property
     def in_flight(self) -> int:
@@ -182,21 +183,20 @@ class LoaderConfig:
 
     @property
     def in_flight_a_worker(self) -> int:
-        """Number of batches that one worker may have to make, or may be making."""
+        """Number of batches that one worker may have queued or in progress."""
         threads = 1 if self.remote is None else self.remote.threads
         return (self.prefetch_factor or 2) + threads - 1
 
     @cached_property
     def remote(self) -> RemoteWorkers | None:
-        """The workers on other machines; None if they are on this one."""
+        """Options of the workers on other machines; None if all workers are on this machine."""
         return remote_workers(self.worker_type)
 
     @cached_property
     def keeps_order(self) -> bool:
         """Whether batches come in the order of their requests.
 
-        The cursors of a lane, and the end of an epoch that a function tells, are only known in
-        order.
+        Only this order reveals a lane's cursors, and the end of an epoch that a function decides.
         """
         return self.in_order or isinstance(self.dataset, (ShardedDataset, CallableSource))
 
@@ -207,9 +207,9 @@ class LoaderConfig:
         return dataset if isinstance(dataset, CallableSource) and not dataset.is_iterated else None
 
     def is_sampled_by(self, index_sampler: Any) -> bool:
-        """Whether torch's ``_index_sampler`` is the one that the loader was built with.
+        """Whether torch's ``_index_sampler`` is the sampler that the loader was built with.
 
-        A plain BatchSampler counts by what it holds, which programs replace as well.
+        A plain BatchSampler is compared by its contents, which programs replace as well.
         """
         given = self.sampler if self.batch_sampler is None else self.batch_sampler
         if index_sampler is not given or type(given) is not BatchSampler:
@@ -220,7 +220,7 @@ class LoaderConfig:
         return held == (self.sampler, self.batch_size, self.drop_last)
 
     def sampled_by(self, index_sampler: Any) -> LoaderConfig:
-        """Return the configuration of a loader that was built with this sampler."""
+        """Return the configuration of a loader built with this sampler."""
         if self.batch_sampler is None:
             return replace(self, sampler=index_sampler, shuffle=None)
         is_own = index_sampler is self.batch_sampler and not self.has_batch_sampler
@@ -239,9 +239,9 @@ class LoaderConfig:
 
     @cached_property
     def own_sampler(self) -> Any:
-        """The sampler that is iterated when the loader has no order of its own.
+        """The sampler that is iterated if the loader has no order of its own.
 
-        torch's own BatchSampler is looked through: the sampler inside it counts.
+        For torch's own BatchSampler it is the sampler inside.
         """
         if self.yields_batches:
             return self.batch_sampler
@@ -257,13 +257,13 @@ class LoaderConfig:
 
     @property
     def samples_a_batch(self) -> int | None:
-        """The batch size, or that of torch's own BatchSampler if the user gave one."""
+        """The batch size, or that of the user's plain torch BatchSampler."""
         size: int | None = self._batching.batch_size
         return size
 
     @property
     def drops_last(self) -> bool:
-        """The value of ``drop_last``, or that of torch's own BatchSampler if the user gave one."""
+        """The value of ``drop_last``, or that of the user's plain torch BatchSampler."""
         return bool(self._batching.drop_last)
 
     @property
@@ -273,10 +273,11 @@ class LoaderConfig:
 
     @cached_property
     def collation(self) -> tuple[Callable[[Any], Any], bool]:
-        """The function that makes a batch, and whether it gets a list of samples or only one."""
+        """The function that makes a batch, and whether it gets a list of samples or a single
+        sample."""
         calls = self.calls
         if calls is not None and calls.batch and calls.image is not None:
-            # The call has made the batch already, but its images are decoded one by one.
+            # The call has already made the batch, but its images are decoded one by one.
             is_plain = self.collate_fn is default_convert
             return default_collate if is_plain else self.collate_fn, True
         return self.collate_fn, self.batch_sampler is not None
@@ -285,5 +286,5 @@ class LoaderConfig:
 ARGUMENTS: Mapping[str, Change] = {
     each.name: each.metadata["change"] for each in fields(LoaderConfig) if each.metadata
 }
-"""When the attribute of each argument may change, by the argument's name."""
+"""When each argument's attribute may change, by the argument's name."""
 OF_WORKERS = frozenset(name for name in ARGUMENTS if ARGUMENTS[name] is Change.WITH_WORKERS)

@@ -64,7 +64,7 @@ from stateful_gpu_loader.state.torchdata import is_torchdata_state
 
 
 class Engine:
-    """Life of a loader: its plan, seed and passes, and the saving and loading of its state.
+    """Life of a loader: its plan, seed, passes and workers; it saves and loads the state.
 
     Args:
         plan: how batches are made.
@@ -80,36 +80,36 @@ class Engine:
         )
         self.passes = Passes()
         self.tally = Tally()
-        """Counts and times of what was delivered."""
+        """Counts and times of the delivered batches."""
         self.workers = WorkerPool(plan.device, self.tally)
         self.promised_length: int | None = None
-        """What ``len()`` of an iterable dataset returned, if it was called."""
+        """Result of ``len()`` for an iterable dataset, if it was called."""
         self.dataset_memory = DatasetMemory(config.dataset)
         self._identity: tuple[int | None, Identity] | None = None
         self._may_lose_a_buffer = plan.is_iterable
-        """Whether the dataset was not yet looked at for a shuffle buffer, of which a save warns."""
+        """Whether the first save must still check the dataset for a shuffle buffer."""
         self._former_sampler: Any = None
-        """Sampler that the loader was built with, if another one has taken its place."""
+        """Sampler that the loader was built with, if another sampler has replaced it."""
 
     def change(self, name: str, value: Any) -> None:
         """Set an argument that changes no batch.
 
-        If it concerns workers, it takes effect in new ones, from the next pass on.
+        A worker argument takes effect in the new workers of the next pass.
         """
         self.plan = replace(self.plan, config=replace(self.plan.config, **{name: value}))
         if name in OF_WORKERS:
             self.workers = self.workers.successor()
 
     def follow(self, index_sampler: Any, *, dataset: Any, collate_fn: Any) -> None:
-        """Take a sampler that a program has put in place of the loader's, before the first pass.
+        """Use the sampler that a program has put in place of the loader's, before the first pass.
 
         Args:
-            index_sampler: what torch's DataLoader would iterate.
-            dataset, collate_fn: the loader's present ones.
+            index_sampler: the object that torch's DataLoader would iterate.
+            dataset, collate_fn: the loader's present attributes.
 
         Raises:
-            LoaderError: a pass was begun or a state loaded with another sampler, the dataset is not
-                map-style, or the dataset or the ``collate_fn`` was replaced.
+            LoaderError: a pass has begun or a state was loaded with another sampler, the dataset is
+                not map-style, or the dataset or the ``collate_fn`` was replaced.
         """
         config = self.plan.config
         for name, present in (("dataset", dataset), ("collate_fn", collate_fn)):
@@ -124,10 +124,11 @@ class Engine:
         name = "sampler" if config.batch_sampler is None else "batch_sampler"
         if not (is_map(dataset) and self.plan.is_read and self.passes.is_new):
             raise LoaderError(
-                f"{name} of the loader was replaced by a {type(index_sampler).__name__}, over "
-                f"{type(dataset).__name__}. Only a loader of a map-style dataset takes another "
-                "one, before its first batch and before load_state_dict(). Remedy: build the "
-                f"loader with {name}=; a property _index_sampler must return one object, always"
+                f"{name} of the loader was replaced by a {type(index_sampler).__name__}; the "
+                f"dataset is a {type(dataset).__name__}. A sampler can be replaced only in a "
+                "loader of a map-style dataset, before its first batch and before "
+                f"load_state_dict(). Remedy: build the loader with {name}=. A property "
+                "_index_sampler must always return the same object"
             )
         self._former_sampler = config.sampler
         self.plan, self._identity = Plan.of(config.sampled_by(index_sampler)), None
@@ -135,7 +136,7 @@ class Engine:
     # Passes
 
     def begin(self) -> tuple[Plan, int, Pass]:
-        """Begin a pass; return the plan, the seed and the deliveries of it."""
+        """Begin a pass; return its plan, its seed and the record of its deliveries."""
         self.take_requested_epoch()
         plan, seed = self.plan, self.seed.draw()
         settle_seed_of(self._former_sampler, seed)
@@ -144,7 +145,7 @@ class Engine:
             is_over=plan.is_over, skips_empty_rest=config.on_epoch_boundary == "next_epoch"
         )
         if plan.source is None and own_fingerprint(config.dataset) is None:
-            _ = self.identity  # taken before anything is read: a dataset may cache what it has read
+            _ = self.identity  # computed before reading: a dataset may cache what it reads
         if plan.memory is not None or (config.num_workers == 0 and plan.has_worker_states):
             start = start_of_pass(
                 plan, current.start, self.dataset_memory, self.seed, resumed=current.resumed
@@ -153,77 +154,78 @@ class Engine:
         return plan, seed, current
 
     def dismiss_workers(self) -> None:
-        """End the workers that wait for the next pass, which will start new ones."""
+        """End the idle workers; the next pass starts new workers."""
         self.workers = self.workers.successor()
 
     def launch_workers(self) -> None:
         """Start the worker processes of the next pass, unless they are started already.
 
         Raises:
-            WorkerLost: they died while they started.
+            WorkerLost: the workers died while they started.
         """
         plan, place = self.plan, self.passes.address()
         self.workers.launch(plan, self.policy(plan), self.seed.value, place)
 
     def policy(self, plan: Plan) -> BadSamplePolicy:
-        """Return what is done about bad samples, which knows those that were met so far."""
+        """Return the policy for bad samples, with the bad samples that are known so far."""
         return policy_of(plan, self.passes.bad_samples.known)
 
     def take_requested_epoch(self) -> None:
-        """Treat an epoch set on a sampler of this package as given to the loader."""
+        """Pass an epoch that was set on a sampler of this package to the loader."""
         pass_on_requested_epoch(self.plan.config.sampler, self.passes.request_epoch)
 
     def draws(self) -> list[dict[str, Any]]:
         """Return what the recipes drew for the last delivered batch.
 
         Raises:
-            LoaderError: no batch was delivered, or what was drawn for it is not known.
+            LoaderError: no batch was delivered, or its draws are not known.
         """
         last = self.passes.last
         if last is None:
             raise LoaderError(
-                "draws() tells what was drawn for the last delivered batch, and this loader has "
+                "draws() returns the draws of the last delivered batch, but this loader has "
                 "delivered none. Remedy: call it after a batch has come out of iter(loader)"
             )
         return drawn_for(self.plan, last.request, last.bad)
 
     def stats(self) -> LoaderStats:
-        """Return what the loader has done since it was built."""
+        """Return the counts and times since the loader was built."""
         calls = self.plan.calls
         makes_batches = calls is not None and calls.batch and calls.image is None
         return self.tally.stats(knows_samples=not makes_batches)
 
     def present_place(self) -> Address:
-        """Return the position of the pass under way, or the one where the next pass begins."""
+        """Return the position of the current pass, or the position where the next pass begins."""
         self.take_requested_epoch()
         plan, seed = self.plan, self.seed.value
         skips = plan.config.on_epoch_boundary == "next_epoch"
 
         def is_over(place: Address) -> bool:
-            # An empty rest is left out when the pass begins (Plan.is_over), or passed over by it.
+            # The beginning of a pass drops an empty rest (Plan.is_over), or the pass runs through
+            # it.
             asks = skips or (plan.order is not None and place.user is None)
             return asks and _batches_of(plan, place, seed)[1] == 0
 
         return self.passes.present(is_over=is_over, skips_empty_rest=skips)
 
     def batches(self) -> tuple[int | None, int | None]:
-        """Return the delivered and the remaining batches of this rank in the present epoch.
+        """Return the numbers of delivered and remaining batches of this rank in the present epoch.
 
-        If the number of samples in the epoch is known, the rest is cut into batches of the present
-        size and all others of a whole epoch count as delivered. The two numbers so add up to a
-        whole epoch, even with another batch size than when the state was saved.
+        If the length of the epoch is known, the rest is cut into batches of the present size. All
+        other batches of a whole epoch count as delivered, so both numbers add up to a whole epoch
+        even if the batch size has changed since the state was saved.
 
         Returns:
-            Both numbers; None for one that is not known.
+            Both numbers; None for a number that is not known.
         """
         return _batches_of(self.plan, self.present_place(), self.seed.value)
 
     def twin(self) -> Engine:
-        """Return an engine for peek(), whose next pass begins with the batch that comes next.
+        """Return an engine for peek(): its next pass begins with the loader's next batch.
 
         Everything that making the batch changes is copied: the sampler, the passes, the record of
         bad samples and the workers. A dataset that is iterated or has a state is copied too, unless
-        worker processes hold copies of it anyway.
+        worker processes hold copies anyway.
 
         Raises:
             LoaderError: the sampler or the dataset cannot be copied.
@@ -233,7 +235,7 @@ class Engine:
         has_processes = runs_in_processes(plan)
         num_workers = 0
         if has_processes:
-            # Saved worker states fit the same number of workers only; else one worker is enough.
+            # Saved worker states need the same number of workers; otherwise one worker is enough.
             num_workers = config.num_workers if plan.has_worker_states else 1
         changes: dict[str, Any] = {
             "num_workers": num_workers,
@@ -241,7 +243,7 @@ class Engine:
             "persistent_workers": False,
         }
         if passes.is_in_progress:
-            # The pass under way must end rather than continue with the next epoch.
+            # The current pass must end rather than continue with the next epoch.
             changes["on_epoch_boundary"] = "empty"
         moved: dict[str, Any] = {"seed": self.seed}
         if plan.memory is None:
@@ -252,7 +254,7 @@ class Engine:
         moves_dataset = plan.has_worker_states and not has_processes
         if moves_dataset:
             moved["dataset"] = config.dataset
-        # All are copied in one call, so that a generator that two of them share stays shared.
+        # One call copies all objects, so that a generator shared by two of them stays shared.
         shared = None if moves_dataset else config.dataset
         copies, memory = _copied((moved, plan.memory), shared)
         twin.seed = copies.pop("seed", twin.seed)
@@ -275,17 +277,17 @@ class Engine:
 
     @property
     def identity(self) -> Identity:
-        """The loader's identity, described anew only when the length of the dataset changes."""
+        """The loader's identity, recomputed only when the length of the dataset changes."""
         length = self.plan.length
         if self._identity is None or self._identity[0] != length:
             self._identity = length, identity_of(self.plan)
         return self._identity[1]
 
     def state(self, batches_ago: int) -> LoaderState:
-        """Return the state after the last delivered batch, or after an earlier one.
+        """Return the state after the last delivered batch, or after an earlier batch.
 
         Raises:
-            ValueError: ``batches_ago`` reaches further back than is remembered.
+            ValueError: ``batches_ago`` reaches further back than the remembered batches.
         """
         self.take_requested_epoch()
         address = self.passes.address(batches_ago)
@@ -319,7 +321,7 @@ class Engine:
         """Resume from a state: decode it, check it, find its position, and only then apply it.
 
         Raises:
-            StateMismatch: the state is damaged or of another loader; nothing was changed.
+            StateMismatch: the state is damaged or belongs to another loader; nothing was changed.
         """
         state = self._decoded(state_dict)
         saved = Fingerprint.from_text(state.fingerprint)
@@ -334,18 +336,18 @@ class Engine:
     def seek(
         self, *, epoch: int, position: int | None, samples: int | None, percent: float | None
     ) -> None:
-        """Go to a place of the stream by loading the state that the loader would have there.
+        """Go to another position by loading the state that the loader would have there.
 
         Raises:
-            NoSuchPlace: there is no such place, or its state cannot be computed; nothing was
+            NoSuchPlace: the position does not exist, or its state cannot be computed; nothing was
                 changed.
         """
         plan, state = self.plan, self.state(batches_ago=0)
         if plan.has_worker_states:
             raise NoSuchPlace(
-                f"other places of this stream cannot be computed: the dataset, "
+                "the state of another position cannot be computed: the dataset, "
                 f"{type(plan.config.dataset).__name__}, is iterated or has a state, which only "
-                "iterating moves. Remedy: iterate the loader up to the place"
+                "iterating changes. Remedy: iterate the loader up to the position"
             )
         length = None
         if plan.order is not None and not plan.is_endless:
@@ -358,7 +360,7 @@ class Engine:
 
     @property
     def _drawn_by(self) -> str | None:
-        """The rank that drew the seed from its own generator; None if no other rank differs."""
+        """Rank whose own generator drew the seed; None if all ranks have the same seed."""
         return rank_in_words() if self.seed.is_drawn else None
 
     def _decoded(self, state_dict: Any) -> LoaderState:
@@ -370,7 +372,7 @@ class Engine:
     def _checked(
         self, state: LoaderState, saved: Fingerprint, *, accept: Collection[str], strict: bool
     ) -> tuple[Plan, Identity]:
-        """Return the plan to resume with, which decodes like the state's, and its identity."""
+        """Return the plan to resume with, with the state's decoder family, and its identity."""
         decoder = self.plan.decoder_like(saved.decoder)
         is_same = decoder is self.plan.decoder
         plan = self.plan if is_same else replace(self.plan, decoder=decoder)
@@ -382,7 +384,7 @@ class Engine:
             check_proven(identity, saved, has_digest=state.index_digest is not None, accept=accept)
         length = plan.num_positions
         if length is not None and plan.order is not None and 0 < state.position <= length:
-            # Epochs of some orders are shorter than the longest one.
+            # Some orders have epochs of different lengths.
             length = plan.order.of_epoch(state.seed, state.epoch).n
         check_fits(state, seed=self.seed.given, num_positions=length, accept=accept)
         return plan, identity
@@ -434,7 +436,7 @@ def _batches_of(plan: Plan, place: Address, seed: int) -> tuple[int | None, int 
             position = place.user.base + place.user.steps * use.batch_size
             position = position if num_samples is None else min(position, num_samples)
     if division is None:
-        return position, None  # iterable datasets count batches
+        return position, None  # the positions of iterable datasets count batches
     ahead = len(place.ahead)
     if num_samples is None or position > num_samples:
         return -(-position // division.global_batch_size) + ahead, None
@@ -449,12 +451,12 @@ def _of_lanes(plan: Plan, lanes: LanePlan, place: Address, seed: int) -> tuple[i
         return place.position, None
     if division.num_replicas > 1:
         return place.position, whole - place.position
-    # A single rank ends earlier when bad samples were left out.
+    # A single rank ends earlier if bad samples were dropped.
     return place.position, num_left(lanes, seed, place.epoch, division, place.lanes or {})
 
 
 def _counted(place: Address) -> int | None:
-    """Return the number of batches that a batch sampler has delivered; they may have any size."""
+    """Return the number of batches that a batch sampler has delivered, of any size."""
     counted, steps = (None, 0) if place.user is None else (place.user.batches, place.user.steps)
     if counted is None and place.position:
         return None
@@ -468,7 +470,7 @@ def _copied(things: Any, shared: Any) -> Any:
     except Exception as error:
         names = ", ".join(type(thing).__name__ for thing in things[0].values())
         raise LoaderError(
-            f"peek() makes the next batch with a copy of what that moves ({names}), and it cannot "
-            f"be copied: {error!r}. Remedy: leave out of it what cannot be copied (open files, "
-            "generators), give it __deepcopy__(), or take the batch with next() and keep it"
+            f"peek() makes the next batch with copies of all that the batch changes ({names}), "
+            f"but copying failed: {error!r}. Remedy: remove members that cannot be copied (open "
+            "files, generators), define __deepcopy__(), or take the batch with next() and keep it"
         ) from error

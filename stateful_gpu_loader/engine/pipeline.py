@@ -1,4 +1,4 @@
-"""The interfaces between the parts of the engine: maker, answer, pipeline; failures as answers."""
+"""Interfaces between the parts of the engine: maker, answer, pipeline; failures as answers."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from stateful_gpu_loader.state.bad_samples import FoundBad
 
 
 class Stopped(Exception):
-    """Raised where a result is no longer needed, or can no longer be had in this pass's workers."""
+    """A result is no longer needed, or this pass's workers can no longer produce it."""
 
 
 class WorkersDied(Exception):
-    """A pipeline has lost its workers, or gave them up, and can only be closed.
+    """A pipeline has lost its workers or gave them up, and can only be closed.
 
     Args:
         what: what happened, for a person: pids with signals or exit codes, or an expired timeout.
         oldest: the oldest unanswered request, if it is known.
-        remedy: what the user can do where other workers would be lost in the same way, so that
-            none are started; None where they may help.
+        remedy: the user's remedy if new workers would be lost in the same way, so that none are
+            started; None if new workers may help.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class WorkersDied(Exception):
 
 
 def described(request: Any) -> str:
-    """Describe for a person which samples a request is made from."""
+    """Describe in words the samples that a request is made from."""
     indices = getattr(request, "indices", None)
     if indices is None:
         return f"at the turn of worker {request.worker}"
@@ -53,7 +53,7 @@ class Maker(Protocol):
 
     @property
     def uses_global_generators(self) -> bool:
-        """Whether it leaves the process's global generators elsewhere than they were."""
+        """Whether the maker leaves the process's global generators changed."""
         ...
 
     def __call__(self, request: Any, check: Callable[[], None]) -> Any:
@@ -65,7 +65,7 @@ class Maker(Protocol):
 
 
 class StatefulMaker(Maker, Protocol):
-    """A maker with a user's object that carries state: one in each worker, called in order."""
+    """A maker with a user's object that has a state; each worker has one and calls it in order."""
 
     def begin(self, start: WorkerStart) -> None:
         """Prepare this worker for a new pass."""
@@ -83,15 +83,15 @@ class Answer:
     payload: Any
     """The batch, its :class:`Failure`, or a :class:`NoBatch`."""
     worker: int = 0
-    """Number of the worker that made it."""
+    """Number of the worker that made the batch."""
     snapshot: Any = None
-    """State of the worker after this batch: serialized, or the :class:`LaneProgress` of lanes."""
+    """State of the worker after this batch: serialized, or :class:`LaneProgress` for lanes."""
     bad: tuple[FoundBad, ...] = ()
     """Samples that could not be used."""
     ended_at: int | None = None
     """Position at which the epoch was found to end; nothing after it is delivered."""
     num_samples: int | None = None
-    """Number of samples in the batch; None if it is that of the request's indices."""
+    """Number of samples in the batch; None if it equals the number of the request's indices."""
 
 
 class NoBatch:
@@ -107,7 +107,7 @@ class NoBatch:
 NOTHING = NoBatch("NOTHING")
 """Payload of a worker whose iterator has ended."""
 SKIPPED = NoBatch("SKIPPED")
-"""Payload of a request without a batch, such as one of a lane that has too few samples left."""
+"""Payload of a request without a batch, for instance if a lane has too few samples left."""
 
 
 class Pipeline(Protocol):
@@ -115,20 +115,22 @@ class Pipeline(Protocol):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the exception that has left ``next()`` came while nothing was half done, as in a
-        wait. Otherwise requests and answers may be lost, and the pipeline can only be closed."""
+        """Whether the exception that left ``next()`` interrupted nothing, for instance only a wait.
+
+        Otherwise requests and answers may be lost, and the pipeline can only be closed.
+        """
         ...
 
     @property
     def workers(self) -> list[Any]:
-        """The processes of this machine that live; empty where the workers are none."""
+        """The living worker processes of this machine; empty if the workers are not processes."""
         ...
 
     def launch(self) -> None:
-        """Start worker processes, if there are any, ahead of the next pass.
+        """Start the worker processes, if there are any, before the next pass.
 
         Raises:
-            WorkersDied: they died while they started.
+            WorkersDied: the workers died while they started.
         """
         ...
 
@@ -137,16 +139,16 @@ class Pipeline(Protocol):
         requests: Iterator[Any],
         starts: Sequence[WorkerStart] | None = None,
     ) -> None:
-        """Begin a pass and abandon the requests of an earlier one.
+        """Begin a pass and abandon the requests of an earlier pass.
 
         Args:
-            requests: an exception they raise is raised in its place among the batches, and they are
-                asked again.
-            starts: for each worker the argument of :meth:`StatefulMaker.begin`, which is called
+            requests: requests to execute. An exception from the iterator is raised in its place
+                among the batches, and the iterator is asked again.
+            starts: for each worker, the argument of :meth:`StatefulMaker.begin`, which is called
                 before its first request; None for makers without state.
 
         Raises:
-            WorkersDied: they died while they started.
+            WorkersDied: the workers died while they started.
         """
         ...
 
@@ -154,8 +156,8 @@ class Pipeline(Protocol):
         """Return the next request with its batch, its :class:`Failure`, or an :class:`Answer`.
 
         Raises:
-            WorkersDied: a worker died or exceeded the timeout, and none takes its place here; no
-                further batch can be read.
+            WorkersDied: a worker died or exceeded the timeout and was not replaced; no further
+                batch can be read.
         """
         ...
 
@@ -164,7 +166,7 @@ class Pipeline(Protocol):
         ...
 
     def depth(self) -> tuple[int, int]:
-        """Return the numbers of batches that are under way, and of those that are ready."""
+        """Return the numbers of batches in progress and of batches that are ready."""
         ...
 
     def close(self) -> None:
@@ -182,7 +184,7 @@ def execute(
 ) -> Any:
     """Answer one request; exceptions and the worker's state become part of the answer.
 
-    Every kind of worker executes requests with this function.
+    All workers, whatever their type, execute requests with this function.
     """
     try:
         answer = maker(request, check)
@@ -206,7 +208,7 @@ def execute(
 
 
 class Failure:
-    """An exception in place of a batch, to be raised when its turn comes."""
+    """An exception in place of a batch, raised when its turn comes."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -214,8 +216,8 @@ class Failure:
     def reraise(self) -> NoReturn:
         """Raise the exception in the user's thread, with its own type.
 
-        StopIteration becomes a RuntimeError, as it would end the user's loop like the end of an
-        epoch.
+        StopIteration becomes a RuntimeError, because it would end the user's loop like the end of
+        an epoch.
         """
         try:
             if isinstance(self.error, StopIteration):
@@ -224,23 +226,23 @@ class Failure:
                 ) from self.error
             raise self.error
         finally:
-            # The traceback refers to this frame: without this, a cycle would keep the workers
+            # The traceback refers to this frame. Without ``del``, the cycle would keep workers
             # alive.
             del self
 
 
 class BeginFailure(Failure):
-    """An exception that a worker raised before its first request; no request was started."""
+    """A worker's exception before its first request; no request was started."""
 
 
 def never_stopped() -> None:
-    """The ``check`` of requests that cannot be abandoned."""
+    """Do nothing: the ``check`` of requests that cannot be abandoned."""
 
 
 def add_note(error: Exception, note: str) -> Exception:
     """Add a note to an exception and return it.
 
-    Python 3.10 does not print notes, but the worker processes' tracebacks hold them.
+    Python 3.10 does not print notes, but tracebacks of worker processes contain them.
     """
     noted: Any = error
     noted.__notes__ = [*getattr(error, "__notes__", ()), note]
@@ -249,7 +251,7 @@ def add_note(error: Exception, note: str) -> Exception:
 
 @contextmanager
 def noting_sample(key: SampleKey) -> Iterator[None]:
-    """Add to an exception of the user's code which sample it came from."""
+    """Add a note with the dataset index to exceptions of the user's code."""
     try:
         yield
     except Exception as error:
@@ -263,8 +265,8 @@ def noting_sample(key: SampleKey) -> Iterator[None]:
 class RemoteFailure:
     """An exception of another process, with its traceback as text.
 
-    This package's own errors are sent as they are. Of others the type is rebuilt with a message
-    that contains the traceback, as torch's DataLoader does. If the type cannot be pickled, for
+    This package's own errors are sent as they are. For others, the type is rebuilt with a message
+    that contains the traceback, as in torch's DataLoader. If the type cannot be pickled, for
     instance a class inside a function, its nearest base class that can be pickled is used.
     """
 
@@ -279,7 +281,7 @@ class RemoteFailure:
     is_of_beginning = False
 
     def at_the_beginning(self) -> RemoteFailure:
-        """Mark the failure as one that came before any request, and return it."""
+        """Mark the failure as raised before any request, and return it."""
         self.is_of_beginning = True
         return self
 
@@ -289,7 +291,7 @@ class RemoteFailure:
             self._own.__cause__ = LoaderError(self._message)
             return self._own
         kind: Any = self._type
-        # KeyError shows the repr of its argument, which would put the traceback in one line.
+        # KeyError shows the repr of its argument, which would put the traceback on one line.
         message = _Verbatim(self._message) if issubclass(kind, KeyError) else self._message
         try:
             error = kind(message=message) if getattr(kind, "message", None) else kind(message)
@@ -299,7 +301,7 @@ class RemoteFailure:
 
 
 def with_failure_rebuilt(answer: Any) -> Any:
-    """Return an answer of another process, with the exception that it may hold rebuilt."""
+    """Return an answer of another process with its exception, if any, rebuilt."""
     if isinstance(answer, RemoteFailure):
         kind = BeginFailure if answer.is_of_beginning else Failure
         return kind(answer.rebuild())
@@ -309,7 +311,7 @@ def with_failure_rebuilt(answer: Any) -> Any:
 
 
 def as_text(error: BaseException) -> str:
-    """Return the exception with traceback and all notes, which Python < 3.11 would leave out."""
+    """Return the traceback with all notes, which Python < 3.11 would omit."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     notes = [str(note) for note in getattr(error, "__notes__", ())]
     return text + "".join(f"{note}\n" for note in notes if note not in text)
@@ -318,7 +320,7 @@ def as_text(error: BaseException) -> str:
 def without_frames(error: Exception) -> Exception:
     """Return the exception for later use, with its traceback as a note.
 
-    A traceback refers to the frames of all callers, and so to their locals: the loader's workers
+    A traceback refers to the frames of all callers, and so to their locals. The loader's workers
     would live until the garbage collector finds the cycle.
     """
     if hasattr(error, "add_note"):
@@ -336,7 +338,7 @@ class _Verbatim(str):
 
 
 def _can_be_sent(what: Any) -> bool:
-    """Whether an exception, or its type, survives pickling."""
+    """Whether an exception or exception type survives pickling."""
     kind = what if isinstance(what, type) else type(what)
     if not issubclass(kind, BaseException):
         return False

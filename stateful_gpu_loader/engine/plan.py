@@ -53,7 +53,7 @@ from stateful_gpu_loader.state.torchdata import shuffled_indices
 from stateful_gpu_loader.transforms import Compose, Recipe
 
 AnyDecoder: TypeAlias = Decoder | BatchDecoder | None
-"""A decoder for single images in the workers, one for batches on the device, or none."""
+"""A decoder for single images in the workers, a decoder for batches on the device, or none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +72,14 @@ class Plan:
     device: torch.device | None
     """Device that batches are delivered on; None means the CPU."""
     finishes_images: bool
-    """Whether the device decodes and augments, rather than only receive finished batches."""
+    """Whether the device decodes and augments; otherwise it receives finished batches."""
     decoder: AnyDecoder
     """Decoder of the source's images."""
     batch_transform: BatchTransform | None
     lanes: LanePlan | None
-    """The lanes in which the dataset is read, if it is sharded."""
+    """The dataset's lanes, if it is sharded."""
     calls: CallableSource | None
-    """The dataset, if its samples are made by a function."""
+    """The dataset, if a function makes its samples."""
 
     @classmethod
     def of(cls, config: LoaderConfig) -> Plan:
@@ -141,7 +141,7 @@ class Plan:
 
     @cached_property
     def recipes(self) -> Compose | None:
-        """The transform of a source's images, if it consists of recipes alone."""
+        """The transform of a source's images, if it consists only of recipes."""
         recipes = recipes_of(self.transform)
         if recipes is None or self.source is None:
             return recipes
@@ -154,35 +154,36 @@ class Plan:
 
     @cached_property
     def is_iterable(self) -> bool:
-        """Whether each worker iterates the dataset by itself."""
+        """Whether each worker iterates the dataset."""
         return isinstance(self.config.dataset, IterableDataset) and self.is_read
 
     @cached_property
     def has_worker_states(self) -> bool:
-        """Whether a worker's batches depend on what it made before."""
+        """Whether a worker's batches depend on its earlier batches."""
         return self.is_read and isinstance(self.config.dataset, (IterableDataset, Stateful))
 
     @cached_property
     def has_last_step(self) -> bool:
-        """Whether code of the user's own may run on a batch in the user's thread."""
+        """Whether the user's code may run on a batch in the user's thread."""
         return self.batch_transform is not None or self.config.pin_memory
 
     @property
     def num_positions(self) -> int | None:
-        """Number of samples in an epoch, if the loader has the order and it has an end."""
+        """Number of samples in an epoch, if the loader has its own order and the order has an
+        end."""
         return None if self.order is None or self.is_endless else self.order.num_positions
 
     @property
     def is_endless(self) -> bool:
-        """Whether only the dataset's function tells where an epoch ends."""
+        """Whether only the dataset's function decides where an epoch ends."""
         return self.calls is not None and self.calls.length is None
 
     @property
     def division(self) -> Division | None:
-        """How an epoch is divided into steps and ranks, if the loader has the order.
+        """Division of an epoch into steps and ranks, if the loader has its own order.
 
         Raises:
-            ValueError: several ranks would not know where the epoch ends.
+            ValueError: there are several ranks, and the length of the epoch is not known.
         """
         if self.order is None:
             return None
@@ -205,7 +206,7 @@ class Plan:
         """The part of a sharded dataset that this rank reads.
 
         Raises:
-            ValueError: the lanes cannot be divided among so many ranks.
+            ValueError: the lanes cannot be divided among that many ranks.
         """
         config = self.config
         num_replicas, rank = ranks_of(config)
@@ -220,7 +221,7 @@ class Plan:
 
     @property
     def sampler_use(self) -> SamplerUse | None:
-        """How a user's sampler is iterated; None without one."""
+        """Settings for iterating a user's sampler; None without one."""
         if self.memory is None:
             return None
         config = self.config
@@ -237,7 +238,7 @@ class Plan:
 
     @property
     def rank(self) -> int:
-        """Rank of this process, for what differs between the workers of different ranks."""
+        """Rank of this process, for seeds that differ between the workers of different ranks."""
         if self.lanes is not None:
             return self.lane_division.rank
         division = self.division
@@ -248,8 +249,8 @@ class Plan:
     def num_steps(self, seed: SettledSeed, passes: Passes) -> int | None:
         """Return the number of batches in a whole epoch, or None if it is not known.
 
-        If epochs differ in length, it is that of the present one. An undecided seed is settled for
-        lanes alone, whose lengths depend on it.
+        If epochs differ in length, it is the present epoch's. Only for lanes, whose lengths depend
+        on the seed, an undecided seed is settled.
         """
         if self.lanes is not None:
             return self.lanes.num_steps(seed.value, passes.address().epoch, self.lane_division)
@@ -275,19 +276,19 @@ class Plan:
         try:
             return len(self.config.dataset)
         except (TypeError, NotImplementedError):
-            return None  # only read by the indices of the user's sampler
+            return None  # read only at the indices of the user's sampler
 
     def decoder_like(self, saved: str) -> AnyDecoder:
-        """Return the decoder to resume with: for ``"auto"`` the saved family, where available."""
+        """Return the decoder to resume with: for ``"auto"`` the saved family, if available."""
         if self.decoder is None or saved == self.decoder.family:
             return self.decoder
         return self.new_decoder(prefer=saved)
 
     def new_decoder(self, prefer: str | None = None) -> AnyDecoder:
-        """Return another decoder of the source's images; None without a source.
+        """Return a new decoder of the source's images; None without a source.
 
         Args:
-            prefer: a family that ``decoder="auto"`` takes where it is available.
+            prefer: family that ``decoder="auto"`` takes if it is available.
         """
         name, share = self.config.decoder, self.config.cpu_share
         if self.config.scaled_decoding:
@@ -297,17 +298,17 @@ class Plan:
             return SharedOut(decoder, share) if share else decoder
         if share:
             raise ValueError(
-                f"cpu_share={share} is of the images that a GPU would decode, and here none does: "
-                "device is None, or the dataset is no source of images, or transform is a "
-                "callable, or there is a collate_fn, or batch_size=None. Remedy: change that, or "
-                "leave cpu_share at 0"
+                f"cpu_share={share} is a share of the images that a GPU would decode, and no GPU "
+                "decodes here: device is None, the dataset is not a source of images, transform "
+                "is a callable, there is a collate_fn, or batch_size=None. Remedy: change that, "
+                "or leave cpu_share at 0"
             )
         return None if self.source is None else make_decoder(name, prefer)
 
     def is_over(self, place: Address) -> bool:
-        """Whether nothing is left of an epoch of the loader's own order.
+        """Whether an epoch of the loader's own order has no samples left.
 
-        A pass with states of the user's objects is never skipped, as it carries these over.
+        A pass with states of the user's objects is never skipped, because it carries them over.
         """
         division = self.division
         if self.order is None or division is None or place.user is not None:
@@ -327,11 +328,12 @@ class Plan:
         """Return the schedule of a pass, which yields its requests.
 
         Args:
-            place: where the pass begins.
-            resumed: whether the user's objects must be put there.
+            place: position where the pass begins.
+            resumed: whether the user's objects must be put to that position.
             seed: seed of the loader.
             has_new_workers: whether the workers have not yet run a pass.
-            promised_length: returns what ``len()`` of an iterable dataset gave, if it was called.
+            promised_length: returns the result of ``len()`` for an iterable dataset, if it was
+                called.
         """
         config, division = self.config, self.division
         interval = config.snapshot_every_n_steps or 0
@@ -387,7 +389,7 @@ class Plan:
 
 
 class Chain:
-    """Calls several callables one after the other."""
+    """Calls several callables in sequence."""
 
     def __init__(self, transforms: list[Callable[[Any], Any]]) -> None:
         self.transforms = transforms
@@ -402,7 +404,7 @@ def as_transform(transform: Any) -> Any:
     """Normalise a transform to None, a Compose of recipes, or one callable.
 
     Raises:
-        TypeError: something in it cannot be called.
+        TypeError: a part of it is not callable.
     """
     if transform is None or isinstance(transform, Compose):
         return transform
@@ -419,7 +421,7 @@ def as_transform(transform: Any) -> Any:
 
 
 def recipes_of(transform: Any) -> Compose | None:
-    """Return the recipes if the transform consists of recipes alone, otherwise None."""
+    """Return the recipes if the transform consists only of recipes, otherwise None."""
     if transform is None:
         return Compose([])
     return transform if isinstance(transform, Compose) else None

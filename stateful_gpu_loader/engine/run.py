@@ -38,46 +38,45 @@ from stateful_gpu_loader.state.epoch_progress import Address, Offer, Pass
 
 
 class Run:
-    """Delivers the batches of one pass and reports each to :class:`Passes`.
+    """Delivers the batches of one pass and reports each batch to :class:`Passes`.
 
-    Nothing happens before the first ``next()``. An exception in one batch does not affect the
-    others: the following ``next()`` continues after it. Lost workers that kept states of the user's
-    objects are replaced, and work continues from the delivered position. Several threads may share
-    a run.
+    Nothing happens before the first ``next()``. If one batch raises, the following ``next()``
+    continues after it. If lost workers kept states of the user's objects, they are replaced and the
+    pass continues from the delivered position. Several threads may share a run.
     """
 
-    # The attributes that follow are those of a pass that has begun.
+    # The following attributes exist once the pass has begun.
 
     _plan: Plan
-    """Plan of this pass; attributes that are changed later count for later passes."""
+    """Plan of this pass; attributes that change later affect later passes."""
     _seed: int
     _schedule: Schedule
     _pipeline: Pipeline
     """Pipeline that answers the requests of the schedule."""
     _pool: WorkerPool
-    """Worker pool that the pipeline was taken from."""
+    """Worker pool that provided the pipeline."""
     _losses: int
-    """Number of times that workers were lost since a batch was delivered."""
+    """Number of worker losses since the last delivered batch."""
     _is_started: bool
-    """Whether the pipeline was started for this pass: a kept one stands at the end of another."""
+    """Whether the pipeline was started for this pass; a kept pipeline ended an earlier pass."""
     _is_running: bool
-    """Whether the pipeline was started, and no exception has left it since."""
+    """Whether the pipeline was started and has raised no exception since."""
     _is_moving: bool
-    """Whether a delivery has begun to move the schedule, and was not completed."""
+    """Whether a delivery has begun to advance the schedule and is not complete."""
     _is_given_up: bool
-    """Whether the pass ends here, and the next one goes on from its delivered place."""
+    """Whether this pass ends early; the next pass continues from its delivered position."""
     _ended_workers: set[int]
     """Workers whose iterators have ended."""
     _found_bad: tuple[FoundBad, ...]
-    """Bad samples that were met since the last batch, to be recorded with the next one."""
+    """Bad samples since the last batch, to be recorded with the next batch."""
     _bad_in_a_row: int
-    """Number of samples in a row, since a batch was delivered, that could not be used."""
+    """Number of consecutive bad samples since the last delivered batch."""
     _has_all: bool
     """Whether all requests of the pass were answered."""
     _has_met_end: bool
-    """Whether the epoch was found to end with a batch that was delivered or failed."""
+    """Whether a delivered or failed batch was found to be the last of the epoch."""
     _has_failed: bool
-    """Whether making a batch of this pass has raised an exception."""
+    """Whether a batch of this pass has raised an exception."""
 
     def __init__(self, engine: Engine, length: Callable[[], int]) -> None:
         self._engine = engine
@@ -85,7 +84,7 @@ class Run:
         self._waiting = waiting("wait", engine.tally.own)
         self._length = length
         self._current: Pass | None = None
-        """Deliveries of the pass; None before it begins and once it is left."""
+        """Deliveries of the pass; None before it begins and after it is left."""
         self._former_workers: list[Any] = []
         self._ended = False
         self._lock = threading.RLock()
@@ -94,8 +93,8 @@ class Run:
     def __reduce__(self) -> Any:
         raise NotImplementedError(
             "an iterator of a StatefulGPULoader cannot be pickled or copied: it has workers, "
-            "and its loader counts what it delivers. Remedy: keep loader.state_dict(), which says "
-            "where it stands; elsewhere build the loader again, load_state_dict(), and iterate it"
+            "and its loader counts its deliveries. Remedy: save loader.state_dict(); elsewhere "
+            "build the loader again, call load_state_dict(), and iterate it"
         )
 
     def __iter__(self) -> Run:
@@ -112,15 +111,15 @@ class Run:
                 offer = self._offered()
                 try:
                     if not offer.is_failure:
-                        # Taking the batch delivers it: between this call and the caller's own
-                        # assignment an interrupt loses it, and nowhere else.
+                        # Taking the batch delivers it. An interrupt loses it only between this call
+                        # and the caller's assignment.
                         return offer.content.pop()
                     failure = offer.content.pop()
                     break
                 except IndexError:
-                    continue  # another thread that shares this iterator has taken it
+                    continue  # another thread that shares this iterator has taken the batch
         except BaseException as error:
-            # No variable may refer to the error itself: its traceback refers to this frame.
+            # No variable may refer to the error itself, because its traceback refers to this frame.
             hidden = _hidden_by_lock(error)
             self._note_interrupt(hidden or error)
             _end_at_exit()
@@ -134,15 +133,14 @@ class Run:
             del self, offer, failure
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # At interpreter exit threads and processes have ended already, and modules that closing a
-        # pipeline needs may be gone.
-        # A forked child leaves the pass, and its workers, to the parent.
+        # At interpreter exit, threads and processes have ended already, and modules that closing a
+        # pipeline needs may be gone. A forked child leaves the pass and its workers to the parent.
         if not _is_finalizing() and self._owner == os.getpid():
             self._stop()
 
     @property
     def _workers(self) -> list[Any]:
-        """The worker processes, or those it had once it has ended.
+        """Worker processes; after the end of the pass, the processes that it had.
 
         The name is torch's, for programs that inspect a torch iterator.
         """
@@ -150,18 +148,18 @@ class Run:
         return self._former_workers if pipeline is None else pipeline.workers
 
     def depth(self) -> tuple[int, int]:
-        """Return the numbers of batches that are under way, and of those that are ready.
+        """Return the numbers of batches in progress and of batches that are ready.
 
-        Any thread may ask, also while the pass is left.
+        Any thread may call it, even while the pass is being left.
         """
         pipeline: Pipeline | None = self.__dict__.get("_pipeline")
         return (0, 0) if pipeline is None else pipeline.depth()
 
     def _offered(self) -> Offer:
-        """Return the next batch, or an exception in its place, ready to be taken.
+        """Return the next batch, or the exception in its place, ready to be taken.
 
-        A signal handler may raise at any moment. What was half done is then made again from the
-        delivered place, so it is marked before it is done: ``is_running`` and ``is_moving``.
+        A signal handler may raise at any moment. Interrupted work is then repeated from the
+        delivered position, so it is marked before it begins: ``is_running`` and ``is_moving``.
         """
         with self._lock, self._waiting:
             while not self._ended:
@@ -180,7 +178,7 @@ class Run:
                 except StopIteration:
                     self._end(current)
                 except Stopped:
-                    continue  # an exception has torn an earlier request: made again
+                    continue  # an exception interrupted an earlier request, which is repeated
                 else:
                     self._is_moving = True
                     has_started = self._arrived(current, request, found)
@@ -189,7 +187,7 @@ class Run:
         raise StopIteration
 
     def _ready(self) -> Pass:
-        """Return the pass, with a pipeline that is running."""
+        """Return the pass with a running pipeline."""
         current = self._current
         if current is not None:
             is_superseded = current.generation != self._passes.generation
@@ -214,7 +212,7 @@ class Run:
 
     @property
     def _is_torn(self) -> bool:
-        """Whether an exception came while the schedule moved."""
+        """Whether an exception interrupted a move of the schedule."""
         return self._is_moving or self._schedule.is_torn
 
     def _begin(self) -> Pass:
@@ -242,7 +240,7 @@ class Run:
         return current
 
     def _scheduled(self, place: Address, *, resumed: bool, has_new_workers: bool) -> Schedule:
-        engine = self._engine  # the schedule must not refer to the run, or workers outlive that
+        engine = self._engine  # a reference from the schedule to the run would keep workers alive
         return self._plan.schedule(
             place,
             resumed=resumed,
@@ -252,13 +250,13 @@ class Run:
         )
 
     def _rebuilt(self, current: Pass) -> Pipeline:
-        """Return a pipeline with new workers, not started."""
+        """Return a pipeline with new workers that are not started."""
         engine, plan = self._engine, self._plan
         place = current.standing.place
         return self._pool.renew(plan, engine.policy(plan), engine.seed.value, place)
 
     def _draw_again(self, current: Pass) -> None:
-        """Draw the order again from the delivered place, as if the pass were resumed there."""
+        """Build the schedule again from the delivered position, as in a resume."""
         resumed = current.resumed or self._has_answered(current)
         place = current.standing.place
         self._schedule = self._scheduled(place, resumed=resumed, has_new_workers=True)
@@ -276,7 +274,7 @@ class Run:
             self._is_started = self._is_running = True
 
     def _arrived(self, current: Pass, request: Any, found: Any) -> bool:
-        """Offer what the pipeline has returned to the user, if it is for the user.
+        """Offer the pipeline's answer to the user, if it is a batch or an exception.
 
         Returns:
             Whether the worker has begun its pass; otherwise it can only be replaced.
@@ -287,7 +285,7 @@ class Run:
             self._passes.offer_failure(current, payload, None)
             return False
         if answer is not None and answer.ended_at is not None:
-            self._has_met_end = True  # later answers do not count
+            self._has_met_end = True  # later answers are ignored
         if isinstance(payload, Failure):
             self._fail(current, request, answer, payload)
             return True
@@ -325,10 +323,10 @@ class Run:
         return True
 
     def _finished(self, current: Pass, batch: Any, *, position: int) -> Any:
-        """Transform and pin a batch, in the user's own thread.
+        """Transform and pin a batch in the user's thread.
 
         Args:
-            batch: the batch as the pipeline returns it.
+            batch: the batch from the pipeline.
             position: position of its first sample.
         """
         plan, own = self._plan, self._engine.tally.own
@@ -357,16 +355,17 @@ class Run:
         self._note_recorded(current)
 
     def _has_answered(self, current: Pass) -> bool:
-        """Whether a batch was delivered or has raised."""
+        """Whether the pass has delivered a batch or raised an exception."""
         return self._has_failed or current.standing.delivered
 
     def _note_interrupt(self, error: BaseException) -> None:
-        """Let the pass begin again, if it has delivered nothing and moved the user's objects."""
+        """Rewind the pass if it has delivered nothing and has moved the user's objects."""
         with self._lock:
             current = self._current
             if current is None or self._has_answered(current) or self._is_given_up:
                 return
-            # A batch that is offered was made without an exception, so this one is a handler's.
+            # An offered batch was made without an exception, so this exception comes from a
+            # handler.
             is_made = current.offered is not None
             is_interrupt = self._is_torn or is_made or not isinstance(error, Exception)
             has_moved = self._plan.memory is not None or current.start.user is not None
@@ -374,16 +373,16 @@ class Run:
                 self._go_back(current)
 
     def _note_bad(self, found: tuple[FoundBad, ...]) -> None:
-        """Note bad samples, once each: those of a worker that was lost are met again."""
+        """Note bad samples once each: a replaced worker meets the same samples again."""
         self._found_bad += tuple(bad for bad in found if bad not in self._found_bad)
 
     def _count_bad(self, current: Pass, found: tuple[FoundBad, ...]) -> None:
-        """Stop a function that signals its end by another exception than StopIteration.
+        """Stop a function that signals its end by an exception other than StopIteration.
 
         It would otherwise be called for ever.
 
         Raises:
-            BadSample: none of many samples in a row could be used.
+            BadSample: too many consecutive samples could not be used.
         """
         self._bad_in_a_row += len(found)
         if not self._plan.is_endless or self._bad_in_a_row < MAX_BAD_IN_A_ROW:
@@ -397,7 +396,7 @@ class Run:
             index=last.position,
             position=last.position,
             epoch=last.epoch,
-            reason=f"{last.reason}; nor could any of the {count - 1} samples before it be used. If "
+            reason=f"{last.reason}; the {count - 1} samples before it could not be used either. If "
             "it is the end of the epoch, raise StopIteration there, or declare length=",
         )
 
@@ -413,7 +412,7 @@ class Run:
         self._schedule.deliver(request, answer)
 
     def _note_recorded(self, current: Pass) -> None:
-        """Note that the bad samples that were found are recorded with what was offered."""
+        """Note that the bad samples are recorded with the offered batch."""
         if current.generation == self._passes.generation:
             self._engine.tally.bad_samples += len(self._found_bad)
         self._found_bad = ()
@@ -450,10 +449,10 @@ class Run:
                     f". Workers were lost {self._losses} times at {where}{at}, and "
                     f"max_worker_restarts is {limit}"
                 )
-                remedy = "look for what ends them (memory, a crash in native code)"
+                remedy = "find out what ends them (memory, a crash in native code)"
             raise WorkerLost(
-                f"{loss.what}{why}. Remedy: {remedy}; the state is intact, and a new iterator goes "
-                "on from it"
+                f"{loss.what}{why}. Remedy: {remedy}; the state is intact, and a new iterator "
+                "continues from it"
             ) from loss
         warnings.warn(
             f"{loss.what}. The workers are replaced and the stream goes on at {where}{at} "
@@ -466,17 +465,17 @@ class Run:
         self._start(current)
 
     def _go_back(self, current: Pass) -> None:
-        """Let the next pass go on where this one had to stop, unless another has done so."""
+        """Let the next pass continue where this pass had to stop, unless another pass has begun."""
         generation = self._passes.generation
         self._passes.go_back(current)
         if self._plan.memory is not None and self._passes.generation != generation:
             put_sampler(self._plan.memory, current.standing.place)
 
     def _leave(self, current: Pass) -> None:
-        """Leave the pass; another one may begin.
+        """Leave the pass, so that another pass may begin.
 
         Persistent workers are kept for the next pass, unless they are outdated or dismissed, or
-        their iterators are ahead of the next pass.
+        their iterators are ahead of it.
         """
         if self._is_given_up:
             self._go_back(current)
@@ -508,26 +507,26 @@ def _inherited(owner: int) -> LoaderError:
     return LoaderError(
         f"this iterator belongs to process {owner}; process {os.getpid()} was forked from it, and "
         "would take batches that the parent waits for. Remedy: iterate the loader itself here, "
-        "which begins the next pass with workers of this process; "
-        "loader.load_state_dict(loader.state_dict()) before it goes on from the parent's place"
+        "which begins the next pass with workers of this process; to continue from the parent's "
+        "position, call loader.load_state_dict(loader.state_dict()) before"
     )
 
 
 def _end_at_exit() -> None:
-    """End a daemon thread without a traceback once the interpreter's exit has ended its workers."""
+    """End a daemon thread quietly after the interpreter's exit has ended its workers."""
     if interpreter_is_ending() and threading.current_thread().daemon:
         raise SystemExit
 
 
 _OF_LOCKS = frozenset({"release unlocked lock", "cannot release un-acquired lock"})
-"""Messages of the errors of a lock that is not held."""
+"""Messages of the errors that releasing an unheld lock raises."""
 
 
 def _hidden_by_lock(error: BaseException) -> BaseException | None:
-    """Return the exception of a signal handler that this error of a lock has replaced, if any.
+    """Return the signal handler's exception that a lock error has replaced, if any.
 
-    The handler may raise inside ``Condition.wait``, after that has released its lock. Leaving the
-    lock then raises RuntimeError.
+    The handler may raise inside ``Condition.wait`` after the lock was released. Leaving the lock
+    then raises RuntimeError.
     """
     is_of_lock = type(error) is RuntimeError and str(error) in _OF_LOCKS
     return error.__context__ if is_of_lock else None

@@ -120,7 +120,7 @@ def test_what_cannot_be_asked_for_a_place_is_refused(function: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"shuffle": True}, "function has the order"),
+        ({"shuffle": True}, "function decides the order"),
         ({"worker_type": "thread", "num_workers": 1}, "global generators"),
         ({"num_replicas": 2, "rank": 0}, "length="),
         ({"on_bad_sample": "replace"}, "drop"),

@@ -85,7 +85,11 @@ def test_another_share_of_the_cpus_is_another_decoder(photos: Path, fake_gpu: Fa
     [
         ({"cpu_share": 1.5}, ValueError, "must be from 0 to 1"),
         ({"cpu_share": "half"}, TypeError, "must be a number"),
-        ({"cpu_share": 0.5, "device": None}, ValueError, "none does: device is None.*Remedy"),
+        (
+            {"cpu_share": 0.5, "device": None},
+            ValueError,
+            "no GPU decodes here: device is None.*Remedy",
+        ),
         ({"cpu_share": 0.5, "transform": torch.neg}, ValueError, "transform is a callable"),
     ],
 )

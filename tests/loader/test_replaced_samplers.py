@@ -266,5 +266,5 @@ def test_a_property_that_returns_another_sampler_each_time_is_refused() -> None:
 
     loader = Fickle(Noisy(N), batch_size=4, seed=5)
     next(iter(loader))
-    with pytest.raises(LoaderError, match="_index_sampler must return one object"):
+    with pytest.raises(LoaderError, match="_index_sampler must always return the same object"):
         loader.state_dict()

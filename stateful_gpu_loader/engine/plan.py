@@ -169,8 +169,7 @@ class Plan:
 
     @property
     def num_positions(self) -> int | None:
-        """Number of samples in an epoch, if the loader has its own order and the order has an
-        end."""
+        """Number of samples in an epoch of the loader's own order, if the order has an end."""
         return None if self.order is None or self.is_endless else self.order.num_positions
 
     @property

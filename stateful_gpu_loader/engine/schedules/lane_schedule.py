@@ -1,8 +1,8 @@
-"""A pass over the lanes of a sharded dataset: which lane each batch is read from, and their state.
+"""A pass over the lanes of a sharded dataset: each batch's lane, and the lanes' cursors.
 
-The next batch comes from the lane with the fewest turns among those with a whole batch left; the
-first one wins a tie. After that, what is left in all lanes is joined into batches. If other ranks
-have more batches, the lanes are read again, in another lap. None of this depends on timing.
+The next batch comes from the lane with the fewest turns among the lanes with a whole batch left;
+the first of them wins a tie. After that, the rests of all lanes are joined into batches. If other
+ranks have more batches, the lanes are read again, in another lap. None of this depends on timing.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class LaneSchedule:
         plan: lanes of the dataset.
         division: the part that this rank reads.
         seed: seed of the loader.
-        num_workers: number of workers; 0 is the user's own thread.
-        num_steps: number of batches in a whole epoch, if it is known: one of several ranks that has
-            fewer reads its lanes again. A single rank ends on its own.
+        num_workers: number of workers; 0 is the user's thread.
+        num_steps: number of batches in a whole epoch, if known. Of several ranks, a rank with fewer
+            batches reads its lanes again; a single rank ends after its lanes.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class LaneSchedule:
         self._cursors = LaneCursors(place.epoch, cursors)
         self._position = place.position
         self._pending: dict[int, LaneCursor] = {}
-        """Cursors after requests that gave no batch; they count once a later one does."""
+        """Cursors after requests without a batch; a later batch makes them count."""
         self._requests = LaneRequests(self._service, self._cursors, self._position)
 
     @property
@@ -75,7 +75,7 @@ class LaneSchedule:
         return None
 
     def arrive(self, request: LaneTurn | RestTurn, answer: Answer | None) -> Arrival:
-        """Key the batch by its first sample; no batch is made twice, as lanes have cursors."""
+        """Key the batch by its first sample; no batch is made twice, because lanes have cursors."""
         if isinstance(request, RestTurn):
             part = request.parts[0]
             count = LaneCursor.from_text(part.cursor).count + part.skip
@@ -112,7 +112,7 @@ _starts = itertools.count()
 
 @dataclass(frozen=True, kw_only=True)
 class LaneService:
-    """What one rank reads in one epoch."""
+    """One rank's lanes in one epoch, and how they are read."""
 
     plan: LanePlan
     division: LaneDivision
@@ -120,18 +120,18 @@ class LaneService:
     epoch: int
     num_workers: int
     num_steps: int | None
-    """Number of batches of the epoch on every rank; None if the rank ends on its own."""
+    """Number of batches of the epoch on every rank; None if the rank ends after its lanes."""
 
 
 class LaneRequests:
-    """Iterates over requests from a position on, as far as they are known when they are asked for.
+    """Iterates over requests from a position on, as far as they are known.
 
     Each answer must be passed to :meth:`note`, in the order of the requests. Any number of requests
-    may be asked for ahead of the answers. Where only answers can tell what comes next, a request
+    may be taken before the answers. If the next request depends on missing answers, a request
     without parts is returned, which yields no batch.
 
     Args:
-        service: what is read.
+        service: the lanes and how they are read.
         cursors: cursors of all lanes of the rank at the start.
         position: number of batches of the epoch that were delivered before.
     """
@@ -143,19 +143,19 @@ class LaneRequests:
         self._position = position
         self._start = next(_starts)
         self.is_torn = False
-        """Whether an exception came while a request was drawn, so that one may be missing."""
+        """Whether an exception interrupted the drawing of a request, which may be missing."""
         self._ordinals = itertools.count()
         self._under_way = 0
         """Number of unanswered requests that may become batches."""
         self._shards = {lane: service.plan.num_shards(lane) for lane in cursors}
         self._rests: dict[int, int] = {}
-        """Number of samples left in this lap in lanes that have no whole batch left."""
+        """Number of samples left in this lap in lanes without a whole batch left."""
         self._parts: deque[tuple[LanePart, ...]] | None = None
-        """Batches of those remaining samples still to be asked for; None until all are counted."""
+        """Batches of these rests that are not requested yet; None until all rests are counted."""
         self._bad: dict[int, tuple[FoundBad, ...]] = {}
-        """Bad samples met while the remaining samples of a lane were counted."""
+        """Bad samples met while a lane's rest was counted."""
         self._counts: dict[int, int] = {}
-        """Number of samples read from each lane, including its remaining ones."""
+        """Number of samples read from each lane, including its rest."""
         self._lap_starts: dict[int, dict[int, LaneCursor]] = {}
         self._is_checked = service.num_steps is None
         self._lap = self._noted_lap = self._lap_of(cursors)
@@ -165,7 +165,7 @@ class LaneRequests:
         """Number of batches delivered before this lap."""
         self._open_lap(self._lap, cursors)
         self.opening = self._cursors
-        """Cursors at the start; they count once a batch is delivered."""
+        """Cursors at the start; the first delivered batch makes them count."""
         self._reached = dict(self._cursors)
         """Cursors after all answered requests, delivered or failed."""
 
@@ -219,7 +219,7 @@ class LaneRequests:
 
         Args:
             request: the oldest unanswered request.
-            news: what the worker reported with the answer.
+            news: the worker's report with the answer.
             is_batch: whether a batch was delivered.
         """
         moved: dict[int, LaneCursor] = {}
@@ -234,7 +234,7 @@ class LaneRequests:
         moved |= news.cursors
         if isinstance(request, RestTurn):
             moved |= {
-                # Nothing is left in the lane, so a resume need not read it to find that out.
+                # The lane has nothing left, so a resume need not read it to find that out.
                 part.lane: self._end_of(part.lane, lap, moved[part.lane])
                 for part in request.parts
                 if part.lane in moved and part.skip + part.num_samples == self._rests[part.lane]
@@ -246,7 +246,7 @@ class LaneRequests:
         return moved
 
     def _lap_of(self, cursors: Mapping[int, LaneCursor]) -> int:
-        """Return how often all lanes were read to their end."""
+        """Return the number of times that all lanes were read to their end."""
         if self._service.num_steps is None:
             return 0
         return min((cursors[lane].shard // n for lane, n in self._shards.items() if n), default=0)
@@ -254,8 +254,8 @@ class LaneRequests:
     def _open_lap(self, lap: int, cursors: Mapping[int, LaneCursor]) -> None:
         self._lap = lap
         self._cursors = {
-            # Lanes that have all ended are at the beginning of the next lap, in which none had a
-            # turn.
+            # If all lanes have ended, they are at the beginning of the next lap, in which none had
+            # a turn.
             lane: replace(cursor, turns=0) if lap and self._is_start(lane, cursor, lap) else cursor
             for lane, cursor in cursors.items()
         }
@@ -319,13 +319,13 @@ class LaneRequests:
         return self._request(parts, bad)
 
     def _left_out(self) -> RestTurn:
-        """Return a request without a batch, which reports bad samples of lanes that make none."""
+        """Return a request without a batch, which reports bad samples of lanes without batches."""
         bad = tuple(found for lane in sorted(self._bad) for found in self._bad[lane])
         self._bad = {}
         return self._request((), bad)
 
     def _nothing(self) -> RestTurn:
-        """Return a request without a batch, answered once those before it are."""
+        """Return a request without a batch, answered after all earlier requests."""
         return self._request((), ())
 
     def _request(self, parts: tuple[LanePart, ...], bad: tuple[FoundBad, ...]) -> RestTurn:
@@ -333,7 +333,7 @@ class LaneRequests:
         return RestTurn(next(self._ordinals), service.seed, service.epoch, parts, bad=bad)
 
     def _join_rests(self) -> deque[tuple[LanePart, ...]]:
-        """Join what is left in all lanes, in the order of the lanes, and cut it into batches."""
+        """Join the rests of all lanes, in the order of the lanes, and cut them into batches."""
         size, cursors = self._service.division.batch_size, self._reached
         self._counts = {lane: cursors[lane].count + rest for lane, rest in self._rests.items()}
         batches: deque[tuple[LanePart, ...]] = deque()
@@ -356,8 +356,8 @@ class LaneRequests:
         if self._is_whole_lap and self._position == self._position_before:
             raise ValueError(
                 f"rank {self._service.division.rank} has no batch in its lanes in epoch "
-                f"{self._service.epoch}, and {num_steps - self._position} batches are due, as many "
-                "as other ranks have. Remedy: repair its shards, or use fewer ranks"
+                f"{self._service.epoch}, but must deliver {num_steps - self._position} more "
+                "batches, as other ranks do. Remedy: repair its shards, or use fewer ranks"
             )
         self._is_whole_lap, self._position_before = True, self._position
         lap = self._lap + 1

@@ -1,7 +1,7 @@
 """MapSchedule: a pass over a map-style dataset, in the order of the loader or a sampler.
 
-The position moves when batches are delivered. Requests that were issued and not delivered are kept,
-so that after a loss of workers the order need not be drawn again.
+The position advances when batches are delivered. Issued requests are kept until they are delivered,
+so that the order need not be drawn again after a loss of workers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stateful_gpu_loader.state.epoch_progress import Address
 from stateful_gpu_loader.state.user_states import UserStates
 
 _REMEDY_STEPS = (
-    "keep the sampler, the batch size and drop_last: the state counts the batches behind its last "
+    "keep the sampler, the batch size and drop_last: the state counts the batches after its last "
     "snapshot"
 )
 
@@ -35,23 +35,23 @@ class Feed(Protocol):
 
     @property
     def has_state(self) -> bool:
-        """Whether it resumes from marks; False if a position is sufficient."""
+        """Whether the feed resumes from marks; False if a position is sufficient."""
         ...
 
     @property
     def is_lost(self) -> bool:
-        """Whether an exception has ended the user's iterator, or come within it."""
+        """Whether an exception has ended the user's iterator, or was raised inside it."""
         ...
 
     def draw(self) -> Request | None:
-        """Return the next request, or None at the end; the same one until :meth:`advance`.
+        """Return the next request, or None at the end; the same request until :meth:`advance`.
 
         It may be called again after an exception, unless :attr:`is_lost`.
         """
         ...
 
     def advance(self, request: Request) -> None:
-        """Go on to the request after this one."""
+        """Move to the request after this one."""
         ...
 
     def mark(self) -> bytes:
@@ -59,7 +59,7 @@ class Feed(Protocol):
         ...
 
     def start_mark(self) -> bytes | None:
-        """Return the mark from which the feed began, or None if it began as it was built."""
+        """Return the mark where the feed began, or None if it began as it was built."""
         ...
 
     def count(self, request: Request) -> str | None:
@@ -67,11 +67,11 @@ class Feed(Protocol):
         ...
 
     def proof_of(self, request: Request) -> str | None:
-        """Return what a resumed pass compares of a request that was delivered out of order."""
+        """Return the proof by which a resumed pass recognises a request delivered out of order."""
         ...
 
     def end_mark(self) -> bytes | None:
-        """Return the mark from which the next pass begins."""
+        """Return the mark where the next pass begins."""
         ...
 
 
@@ -89,18 +89,18 @@ class _Issued:
 
 
 class MapSchedule:
-    """The requests of one pass, and the position after each.
+    """The requests of one pass, and the position after each request.
 
     Args:
         place: where the pass begins.
         loads: whether the workers' states must be loaded; otherwise the workers of the previous
             pass still have them.
-        feed: yields the requests from there on, or from ``place.user.base``.
+        feed: yields the requests from ``place`` on, or from ``place.user.base``.
         seed: seed of the loader.
-        num_workers: number of workers; 0 is the user's own thread.
+        num_workers: number of workers; 0 is the user's thread.
         in_order: False delivers batches as they are finished.
         interval: ``snapshot_every_n_steps`` for the states of the sampler and the workers.
-        worker_states: whether the dataset has state, which binds requests to workers.
+        worker_states: whether the dataset has a state, which binds requests to workers.
         keeps_workers: whether the next pass uses the same dataset objects.
     """
 
@@ -122,12 +122,12 @@ class MapSchedule:
         self._seed = seed
         self._feed = feed
         self._num_workers = num_workers
-        # Until a missing batch is delivered, those delivered ahead of it are listed one by one.
+        # Batches delivered ahead of a missing batch are listed one by one until that is delivered.
         self._in_order = (in_order or num_workers == 0) and not place.ahead
         self._has_states = worker_states
         self._keeps_workers = keeps_workers
-        # The state that persistent workers carry into the next pass is known only if every batch
-        # has it.
+        # Persistent workers carry their state into the next pass, which is known only if every
+        # batch comes with it.
         carries = keeps_workers and worker_states
         every = carries or not self._in_order or num_workers == 0
         self._interval = 1 if every else interval
@@ -136,7 +136,7 @@ class MapSchedule:
         )
         everybody = range(len(self._ledger.states))
         self._pending = set(everybody if loads else user.pending)
-        """Workers that have not loaded their state yet."""
+        """Workers that have not loaded their states yet."""
         self._has_started = False
         self._first_worker = self._next_worker = user.next_worker
         self._permutation = user.permutation
@@ -147,19 +147,18 @@ class MapSchedule:
         self._to_skip = user.steps
         self._start = place
         self._ahead = dict(sorted(place.ahead))
-        """Positions delivered before the pass was resumed whose requests were not drawn yet, and
-        the proofs of these."""
+        """Positions delivered before the resume and not drawn again yet, with their proofs."""
         self._to_repeat: deque[Request] = deque()
-        """Drawn requests that have to be made, again or for the first time."""
+        """Drawn requests that must be executed, for the first time or again."""
         self._done_ahead: dict[int, str | None] = {}
-        """Positions drawn and delivered out of order since, and the proofs of their requests."""
+        """Positions delivered out of order since the resume, with the proofs of their requests."""
         self._issued: OrderedDict[int, _Issued] = OrderedDict()
         """Requests after the last snapshot, oldest first."""
         self._drawn = 0
         self._num_done = 0
-        """Number of requests after the last snapshot that were delivered."""
+        """Number of delivered requests after the last snapshot."""
         self._failed: dict[int, _Issued] = {}
-        """Failed requests: skipped once a later one is delivered, retried by a state before it."""
+        """Failed requests. A later delivery skips them; a state before that retries them."""
         self._is_drawing = False
 
     @property
@@ -174,14 +173,14 @@ class MapSchedule:
             for ordinal, issued in self._issued.items()
             if makes_done_again or not (issued.is_done or ordinal in self._failed)
         )
-        return iter(self._next, None)  # unlike a generator, it goes on after an exception
+        return iter(self._next, None)  # unlike a generator, it continues after an exception
 
     def starts(self) -> Sequence[WorkerStart] | None:
         if not self._has_states:
             return None
         states = self._ledger.states
         if self._has_started:
-            # the former workers were lost, with the states they had loaded
+            # the former workers were lost, and with them the states that they had loaded
             self._pending = set(range(len(states)))
         self._has_started = True
         return worker_starts(states, seed=self._seed, epoch=self._epoch, loads=self._pending)
@@ -216,7 +215,7 @@ class MapSchedule:
     def fail(self, request: Request, answer: Answer | None) -> Address | None:
         issued = self._issued[request.ordinal]
         if self._has_states or issued.mark is not None:
-            # The user's objects have moved on.
+            # The user's objects have advanced.
             was_delivered = issued.is_done
             place = self.deliver(request, answer)
             return None if was_delivered else place
@@ -243,7 +242,7 @@ class MapSchedule:
         return Address(self._epoch + 1, 0, user=user)
 
     def _next(self) -> Request:
-        """Return the next request, once all that were delivered ahead of it are proven the same."""
+        """Return the next request, after all batches delivered ahead of it were verified."""
         while self._ahead or not self._to_repeat:
             request = self._feed.draw()
             if request is None:
@@ -258,7 +257,7 @@ class MapSchedule:
         return self._to_repeat.popleft()
 
     def _note_drawn(self, request: Request) -> Request | None:
-        """Return the request, or None if it need not be made again."""
+        """Return the request, or None if it need not be executed again."""
         begin, ordinal = self._feed.position, self._drawn
         self._feed.advance(request)
         self._drawn += 1
@@ -296,10 +295,10 @@ class MapSchedule:
             self._done_ahead[issued.begin] = self._feed.proof_of(issued.request)
 
     def _check_ahead(self, begin: int | None, request: Request | None = None) -> None:
-        """Check that the order still has the batches that were delivered ahead of older ones.
+        """Check that the order still has the batches that were delivered ahead of older batches.
 
         Args:
-            begin: where the request begins that was drawn; None behind the last one.
+            begin: position where the drawn request begins; None after the last request.
         """
         if not self._ahead:
             return
@@ -313,17 +312,17 @@ class MapSchedule:
         raise StateMismatch(
             "ahead",
             saved=f"a delivered batch{of} at position {position}",
-            present=(f"one of {present}" if begin == position else "no batch that begins there")
-            + ": the order is not reproducible, or the state is of another rank",
+            present=(f"a batch of {present}" if begin == position else "no batch that begins there")
+            + ": the order is not reproducible, or the state belongs to another rank",
             remedy="build the sampler as it was, with the same batch size, or give it state_dict() "
-            "and load_state_dict(); with in_order=False, load into each rank the state that it "
-            "saved itself",
+            "and load_state_dict(); with in_order=False, load into each rank the state that this "
+            "rank saved",
         )
 
     def _check_same_place(self, found: int) -> None:
-        """Check that the batches delivered since the snapshot end where the state says.
+        """Check that the batches delivered since the snapshot end at the state's position.
 
-        torchdata's states hold only their number, not the number of the sampler's indices in them.
+        torchdata's states hold only the number of these batches, not the number of their indices.
         """
         user = self._start.user
         is_known = self._start.position != user.base + user.steps
@@ -331,12 +330,12 @@ class MapSchedule:
             raise StateMismatch(
                 "position",
                 saved=self._start.position,
-                present=f"{found}, where as many batches end",
+                present=f"{found}, where the same number of batches ends",
                 remedy=_REMEDY_STEPS,
             )
 
     def _check_not_skipping(self) -> None:
-        """Check at the end of the order that all batches the state counts have come by."""
+        """Check at the end of the order that it had all batches that the state counts."""
         if self._to_skip:
             steps = self._start.user.steps if self._start.user else 0
             raise StateMismatch(

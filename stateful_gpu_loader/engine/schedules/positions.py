@@ -1,4 +1,4 @@
-"""The loader's own order: its requests from a position to the end of an epoch, and their pass."""
+"""A pass in the loader's own order: the requests from a position to the end of the epoch."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from stateful_gpu_loader.samplers.orders import EpochOrder, key_offset_of
 from stateful_gpu_loader.state.epoch_progress import Address
 
 _LARGEST_BLOCK = 1 << 14
-"""Indices. The memory of larger arrays goes back to the system after each call, and the page faults
-of the next call then cost an order of blocks as much again as its permutations."""
+"""Maximum number of indices in a block. The system reclaims the memory of larger arrays after each
+call, and the page faults of the next call then cost as much as permuting the block."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Division:
-    """How an epoch is divided into steps, and each step among ranks."""
+    """Division of an epoch into steps, and of each step among ranks."""
 
     batch_size: int
     """Number of samples of one rank in one step."""
     drop_last: bool
-    """Whether a step that not all ranks can fill is left out."""
+    """Whether a step that not all ranks can fill is dropped."""
     rank: int = 0
     num_replicas: int = 1
 
     @property
     def rank_name(self) -> str | None:
-        """Which of several ranks this is; None if it is the only one."""
+        """Rank and number of ranks as text; None for a single rank."""
         return f"rank {self.rank} of {self.num_replicas}" if self.num_replicas > 1 else None
 
     @property
@@ -40,7 +40,7 @@ class Division:
         return self.batch_size * self.num_replicas
 
     def num_steps(self, num_positions: int) -> int:
-        """Return the number of steps over so many positions.
+        """Return the number of steps over ``num_positions`` positions.
 
         >>> Division(batch_size=4, drop_last=False, num_replicas=2).num_steps(17)
         3
@@ -52,11 +52,11 @@ class Division:
 class PositionFeed:
     """Draws one rank's requests from a position to the end of its epoch.
 
-    In each step the ranks together take the next ``global_batch_size`` positions, rank r of R those
-    at offsets r, r + R, ... The global batch so depends on the global batch size alone. The
-    last step wraps around to the epoch's start so that all ranks deliver as many samples, as
-    DistributedSampler pads. After the last step the position is the epoch's end, whether or not a
-    tail was dropped.
+    In each step the ranks together take the next ``global_batch_size`` positions. Rank r of R takes
+    the offsets r, r + R, ... The global batch therefore depends only on the global batch size. The
+    last step wraps around to the epoch's start, so that all ranks deliver the same number of
+    samples, as DistributedSampler pads. After the last step the position is the epoch's end,
+    whether or not a tail was dropped.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class PositionFeed:
     batches: int | None = None
 
     def mark(self) -> bytes:
-        raise TypeError("a position has no state beside itself")
+        raise TypeError("a feed of positions has no other state")
 
     def start_mark(self) -> None:
         return None
@@ -115,7 +115,7 @@ class PositionFeed:
         self.position = request.end
 
     def take(self) -> Request | None:
-        """Return the next request, and go on to the one after it; None at the end."""
+        """Return the next request and move to the one after it; None at the end."""
         request = self.draw()
         if request is not None:
             self.advance(request)
@@ -134,14 +134,14 @@ class PositionFeed:
 
 
 class OrderSchedule:
-    """A pass in the loader's own order, delivered in this order: its position is all of its state.
+    """A pass in the loader's own order, delivered in this order; its position is its whole state.
 
-    Requests that were issued and not delivered are not kept: they are drawn again from the position
-    behind the last one that was delivered or has failed.
+    Issued requests are not kept. They are drawn again from the position after the last delivered or
+    failed request.
 
     Args:
         place: where the pass begins.
-        feed: returns the requests from a place on.
+        feed: returns the requests from a position on.
     """
 
     is_torn = False
@@ -165,7 +165,7 @@ class OrderSchedule:
         return self._next
 
     def fail(self, request: Request, answer: Answer | None) -> None:
-        """Pass over the batch; a state before a later delivery tries it again."""
+        """Skip the batch; a state before a later delivery tries it again."""
         self._next = Address(request.epoch, request.end)
 
     def end(self) -> Address:

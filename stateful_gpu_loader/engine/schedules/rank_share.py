@@ -1,7 +1,7 @@
 """Users' samplers that yield one rank's share of the indices, as DistributedSampler does.
 
-Such a sampler yields other indices on each rank, so their digest names the rank. To load what one
-rank saved on another rank, the sampler is iterated as the saved rank and compared.
+Such a sampler yields different indices on each rank, so their digest names the rank. To load one
+rank's state on another rank, the sampler is iterated as the saved rank and compared.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ _RANKED = re.compile(r"([0-9a-f]+) of rank (\d+) of (\d+)")
 class RankShare:
     """The rank and number of ranks whose share a sampler yields.
 
-    They are read from the attributes ``rank`` and ``num_replicas`` of the sampler or of samplers in
-    it.
+    They come from the attributes ``rank`` and ``num_replicas`` of the sampler or of samplers in it.
 
     >>> class Dealt:
     ...     def __init__(self): self.rank, self.num_replicas = 1, 2
@@ -54,7 +53,7 @@ class RankShare:
         """Return the rank of a saved digest; None if its indices are the same as this rank's.
 
         Raises:
-            StateMismatch: the digest is of a share among another number of ranks.
+            StateMismatch: the digest belongs to a share among another number of ranks.
         """
         found = None if saved is None else _RANKED.fullmatch(saved)
         if found is None or self._place is None:
@@ -66,7 +65,7 @@ class RankShare:
                 saved=f"indices of rank {rank} of {num_replicas}",
                 present=f"a sampler{self}",
                 remedy=f"resume with num_replicas={num_replicas}; a sampler of this package, such "
-                "as DistributedShuffledSampler or RepeatedSampler, goes on on any number of ranks",
+                "as DistributedShuffledSampler or RepeatedSampler, resumes on any number of ranks",
             )
         return None if rank == self._place[0] else rank
 
@@ -84,7 +83,7 @@ class RankShare:
 
 
 def unsigned(digest: Any) -> Any:
-    """Return what the digests of all ranks' shares have in common.
+    """Return the part that the digests of all ranks' shares have in common.
 
     >>> unsigned("ab12 of rank 1 of 2"), unsigned("ab12")
     ('of 2', 'ab12')
@@ -100,6 +99,6 @@ def _divides(sampler: Any) -> bool:
         return False
     try:
         num_replicas = getattr(sampler, "num_replicas", None)
-    except RuntimeError:  # it asks torch.distributed, which is not initialised yet
+    except RuntimeError:  # the property reads torch.distributed, which is not initialised yet
         return False
     return type(num_replicas) is int and 0 <= rank < num_replicas > 1

@@ -1,8 +1,8 @@
-"""Requests from a user's sampler, with or without state.
+"""Requests from a user's sampler, with or without a state.
 
-A sampler with state resumes from it, in torchdata's order: the sampler's state, then ``iter()``,
-then the iterator's state. A sampler without state is iterated again from the start of its pass, and
-a digest of the skipped indices verifies that they are the same.
+A sampler with a state resumes from it, in torchdata's order: the sampler's state, then ``iter()``,
+then the iterator's state. A sampler without a state is iterated again from the start of its pass,
+and a digest verifies that the skipped indices are the same.
 """
 
 from __future__ import annotations
@@ -57,30 +57,30 @@ _SETTLED_AT_THE_START = (
 )
 """Samplers, without subclasses, that draw from the global generators only when they start.
 
-They draw with their first index at the latest, and otherwise depend only on what
+They draw with their first index at the latest. Otherwise they depend only on what
 :class:`SamplerSnapshot` keeps.
 """
 
 
 _DIVIDES = (DistributedSampler, StatefulDistributedSampler)
-"""Samplers, without subclasses, whose indices are determined by their arguments.
+"""Samplers, without subclasses, whose arguments determine their indices.
 
 Their digest is the same on all ranks, so any rank can load any rank's state.
 """
 
 
 _KEEP_OWN = (
-    "load into each rank the state that it saved itself: keep a file a rank, or, with "
-    "torch.distributed.checkpoint, a RankedState, which holds all of them"
+    "load into each rank the state that this rank saved: keep one file per rank, or, with "
+    "torch.distributed.checkpoint, a RankedState, which holds all states"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerUse:
-    """How a loader uses a sampler."""
+    """A sampler, and the settings for iterating it."""
 
     sampler: Any
-    """Sampler that yields indices, or whole batches of them."""
+    """Sampler that yields indices, or whole batches of indices."""
     yields_batches: bool
     batch_size: int
     """Batch size for a sampler that yields indices; 1 if samples are not collated."""
@@ -95,10 +95,10 @@ class SamplerFeed:
     """Iterates over the requests of one pass over a sampler.
 
     Args:
-        use: the sampler and how it is used.
+        use: the sampler and its settings.
         place: where the pass begins; its ``user`` may hold the sampler's state.
         seed: seed of the loader.
-        resumed: whether ``place`` was loaded, so that the sampler must be put there.
+        resumed: whether ``place`` was loaded, so that the sampler must be restored to it.
     """
 
     def __init__(self, use: SamplerUse, place: Address, *, seed: int, resumed: bool) -> None:
@@ -125,7 +125,7 @@ class SamplerFeed:
 
     @property
     def has_state(self) -> bool:
-        """Whether the sampler or its iterator has ``state_dict``; known once it was iterated."""
+        """Whether the sampler or its iterator has ``state_dict``; known after ``iter()``."""
         return self._has_state
 
     def draw(self) -> Request | None:
@@ -193,7 +193,7 @@ class SamplerFeed:
             return self._frozen_state({}, iterator=None)
         if not self._has_state and type(self._use.sampler) not in _SETTLED_AT_THE_START:
             whole = self._digest.copy()
-            whole.update(_text(self._partial))  # a tail that drop_last leaves out
+            whole.update(_text(self._partial))  # a tail that drop_last drops
             passed = {
                 "epoch": self._place.epoch,
                 "indices": self.position + len(self._partial),
@@ -278,10 +278,10 @@ class SamplerFeed:
         self._open_as_captured()
 
     def _put(self, state: Mapping[str, Any]) -> None:
-        """Put the sampler where the pass begins.
+        """Restore the sampler to the start of the pass.
 
-        Between two passes, loading the state has done so already, before the user set anything
-        else; but for one pass only.
+        Between two passes, loading the state has already done so, before the user set anything
+        else; but only for one pass.
         """
         memory = self._use.memory
         if self._place.position:
@@ -314,11 +314,11 @@ class SamplerFeed:
         start: Mapping[str, Any],
         to_end: bool = False,
     ) -> None:
-        """Skip the indices that were delivered, and verify that they are the same.
+        """Skip the delivered indices, and verify that they are the same.
 
         Args:
             count: number of indices.
-            digest: their digest, or that of another rank's share.
+            digest: their digest, or the digest of another rank's share.
             epoch: epoch of the loader in which they were delivered.
             start: snapshot of the sampler before its first index.
             to_end: whether they were the whole pass.
@@ -340,10 +340,9 @@ class SamplerFeed:
         start: Mapping[str, Any],
         to_end: bool,
     ) -> None:
-        """Verify that the sampler, iterated as the other rank, yields what was delivered there.
+        """Verify that the sampler, iterated as the other rank, yields the delivered indices.
 
-        It is iterated twice, because the second time shows what the first one has changed in the
-        sampler.
+        It is iterated twice: the second time reveals changes that the first made in the sampler.
         """
         for _ in range(2):
             self._rewind(start, epoch)
@@ -365,10 +364,10 @@ class SamplerFeed:
         self._digest = hashlib.blake2b(digest_size=12)
 
     def _prove(self, count: int, digest: str | None, epoch: int, *, to_end: bool) -> int:
-        """Skip so many indices and compare their digest; return the number of their batches.
+        """Skip ``count`` indices and compare their digest; return the number of their batches.
 
         Raises:
-            StateMismatch: they are other indices.
+            StateMismatch: the indices differ.
         """
         skipped, steps = self._pass_over(count, epoch)
         if skipped < count:
@@ -377,14 +376,14 @@ class SamplerFeed:
         if skipped > count or saved not in (None, self._digest.hexdigest()):
             divides = type(self._use.sampler) in _DIVIDES
             raise self._not_reproducible(
-                count, f"those of {_identity(self._use.sampler)}" if divides else "other indices"
+                count, f"indices of {_identity(self._use.sampler)}" if divides else "other indices"
             )
         if to_end and next(self._iterator, self) is not self:
             raise self._not_reproducible(count, "more indices")
         return steps
 
     def _pass_over(self, count: int, epoch: int) -> tuple[int, int]:
-        """Skip ``count`` indices or more; return the number of indices and of their batches."""
+        """Skip at least ``count`` indices; return the numbers of indices and of batches."""
         settled = type(self._use.sampler) in _SETTLED_AT_THE_START
         skipped = steps = 0
         while skipped < count:
@@ -406,14 +405,14 @@ class SamplerFeed:
     def _drawn(self) -> list[Any] | None:
         """Return the indices of the next request; None at the end.
 
-        What the sampler has given is kept in an attribute, so that an exception does not lose it.
+        The sampler's indices are kept in an attribute, so that an exception does not lose them.
         """
         yields_batches = self._use.yields_batches
         size = 1 if yields_batches else self._use.batch_size
         if not self._exhausted and len(self._partial) < size:
             given = _next_of(self._iterator, size - len(self._partial))
             try:
-                # One call of C, which no signal handler can divide.
+                # A single call in C, which no signal handler can interrupt.
                 self._partial.extend(map(list, given) if yields_batches else given)
             except BaseException as error:
                 ends_it = not isinstance(error, Exception) or inspect.isgenerator(self._iterator)
@@ -438,7 +437,7 @@ class SamplerFeed:
     def _not_reproducible(self, count: int, found: str) -> StateMismatch:
         of_another_rank = keep_own = ""
         if self._use.num_replicas > 1 and type(self._use.sampler) not in _DIVIDES:
-            of_another_rank = f", or the state is of another rank than {self._use.rank}"
+            of_another_rank = f", or the state belongs to another rank than {self._use.rank}"
             keep_own = f"; {_KEEP_OWN}"
         return StateMismatch(
             "sampler",
@@ -452,9 +451,9 @@ class SamplerFeed:
         return StateMismatch(
             "sampler",
             saved=f"the digest of {count} indices {(digest or '').partition(' ')[2]}",
-            present=f"the sampler of rank {self._use.rank}, which gives others if its rank is set "
-            f"to {other}: so the state of another rank cannot tell where it stands",
-            remedy="build the sampler as it was; if it is, but takes its share when it is built, "
+            present=f"the sampler of rank {self._use.rank}, which yields other indices if its "
+            f"rank is set to {other}, so the state of another rank cannot give its position",
+            remedy="build the sampler as it was; if it takes its share when it is built, "
             f"{_KEEP_OWN}",
         )
 
@@ -466,7 +465,7 @@ def has_own_state(sampler: Any) -> bool:
     """Whether a sampler keeps its own state.
 
     torchdata's StatefulDistributedSampler does not count: between two epochs its state is the end
-    of the previous one. It is iterated again, as any DistributedSampler.
+    of the previous epoch. It is iterated again, like any DistributedSampler.
     """
     return isinstance(sampler, Stateful) and type(sampler) is not StatefulDistributedSampler
 
@@ -474,7 +473,7 @@ def has_own_state(sampler: Any) -> bool:
 def _next_of(iterator: Iterator[Any], count: int) -> Iterator[Any]:
     """Return the next items of an iterator, at most ``count``.
 
-    Only ``next()`` is called, as in torch: ``iter()`` of an iterator might start it again.
+    Only ``next()`` is called, as in torch: ``iter()`` of an iterator might restart it.
     """
     return map(next, repeat(iterator, count))
 
@@ -484,7 +483,7 @@ def _text(indices: list[Any]) -> bytes:
 
 
 def _identity(sampler: Any) -> dict[str, Any]:
-    """Return what determines a distributed sampler's indices and is the same on all ranks."""
+    """Return the arguments that determine a distributed sampler's indices on all ranks."""
     arguments = "num_replicas", "shuffle", "seed", "drop_last", "epoch"
     length = len(sampler.dataset)
     return {**{name: getattr(sampler, name) for name in arguments}, "len(dataset)": length}

@@ -1,10 +1,10 @@
 """SamplerSnapshot: the generators and counters of a sampler without ``state_dict``.
 
-A sampler without state is iterated again from the start of its pass. It yields the same indices
-only if it starts in the same state, so its generators are kept, and the plain attributes that have
-changed since the loader was built (``self.epoch += 1``). Small lists, dictionaries, sets and arrays
-of plain values are kept as well, which some samplers shuffle in place. Attributes that never change
-are its configuration, which the user sets when building it.
+A sampler without a state is iterated again from the start of its pass. It yields the same indices
+only from the same initial state. A snapshot therefore keeps its generators and the plain attributes
+that have changed since the loader was built (``self.epoch += 1``). It also keeps small lists,
+dictionaries, sets and arrays of plain values, which some samplers shuffle in place. Attributes that
+never change are configuration, which the user sets when building the sampler.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from stateful_gpu_loader.state.typed_json import decode, encode, parse, write
 _PLAIN = (bool, int, float, str, type(None))
 _DEEPEST = 3
 _MOST_VALUES = 4096
-"""Number of values up to which a container is kept in a snapshot."""
+"""Largest number of values in a container that a snapshot keeps."""
 _NOT_THE_SAMPLERS = frozenset({"dataset", "data_source"})
 """Names of attributes that hold the dataset."""
 
 NOTHING_CAPTURED: Mapping[str, dict[str, Any]] = {"attributes": {}, "generators": {}}
-"""Snapshot of a sampler that is as it was built."""
+"""Snapshot of an unchanged sampler."""
 
 
 class SamplerSnapshot:
@@ -63,19 +63,19 @@ class SamplerSnapshot:
         self._objects = frozenset(path for path, value in every if type(value) not in _PLAIN)
         self._glimpses = {path: _glimpse(value) for path, value in self._large()}
         self._reshuffled: list[str] = []
-        """Containers too large to be kept that had changed when the present pass began."""
+        """Containers too large to keep that had changed when the present pass began."""
         self._has_warned = False
         self._is_put = False
         self._overruled: dict[str, Any] = {}
 
     def warn_of_large(self) -> None:
-        """Warn once if the sampler changes what a snapshot cannot keep."""
+        """Warn once if the sampler changes a container that a snapshot cannot keep."""
         if self._reshuffled and not self._has_warned:
             self._has_warned = True
             name = type(self._sampler).__name__
             warnings.warn(
-                f"{name} changes {', '.join(self._reshuffled)} in place, of more than "
-                f"{_MOST_VALUES} values, which the state does not hold: no new loader can resume "
+                f"{name} changes {', '.join(self._reshuffled)} in place. Containers of more than "
+                f"{_MOST_VALUES} values are not in the state, so no new loader can resume "
                 f"from it. Remedy: let {name} shuffle a copy in __iter__, or give it state_dict() "
                 "and load_state_dict()",
                 stacklevel=5,
@@ -94,7 +94,7 @@ class SamplerSnapshot:
         self._is_put = True
 
     def consume_put(self) -> bool:
-        """Return whether the sampler was put in place by a load since the last call."""
+        """Return whether a load has restored the sampler since the last call."""
         was_put, self._is_put = self._is_put, False
         return was_put
 
@@ -102,8 +102,8 @@ class SamplerSnapshot:
         """Refuse a snapshot that :meth:`put` could not restore, without changing anything.
 
         Raises:
-            StateMismatch: the sampler has other generators, or their states are invalid; or an
-                attribute is no plain one, or is not of it or of a sampler in it.
+            StateMismatch: the sampler has other generators, or their saved states are invalid; or
+                an attribute is not plain, or the sampler cannot have it.
         """
         for path, value in captured["attributes"].items():
             is_kept = isinstance(value, dict) and self._is_loadable(path, value)
@@ -111,7 +111,7 @@ class SamplerSnapshot:
                 raise StateMismatch(
                     "sampler's attributes",
                     saved={path: value},
-                    present="a plain value or a small container of the sampler's, or of one in it",
+                    present="a plain value or a small container of the sampler or a sampler in it",
                     remedy="build the sampler as it was when the state was saved",
                 )
         generators = dict(self._generators())
@@ -130,7 +130,7 @@ class SamplerSnapshot:
         """Return ``attributes`` and ``generators`` by their paths, as plain values and text.
 
         Args:
-            owing: a generator from which the loader's seed has yet to be drawn.
+            owing: generator from which the loader's seed is still to be drawn.
         """
         changed = {
             path: value
@@ -178,12 +178,11 @@ class SamplerSnapshot:
         generators = dict(self._generators())
         for path, text in captured["generators"].items():
             _from_text(path, generators[path], text)
-        # Attributes that have changed in this sampler only return to the values they were built
-        # with.
+        # Attributes that changed only in this sampler return to the values they were built with.
         self.tell({**self._built_values_of_changed(), **captured["attributes"]})
 
     def put_in_the_middle(self, captured: Mapping[str, Any]) -> None:
-        """Restore a sampler within a pass; the pass keeps its epoch, whatever was set since."""
+        """Restore a sampler within a pass; the pass keeps its epoch, even after set_epoch()."""
         told = self.told()
         self._overruled = {path: value for path, value in told.items() if _is_epoch(path)}
         for path, value in captured["attributes"].items():
@@ -202,11 +201,11 @@ class SamplerSnapshot:
         self._at_load |= {path: put[path] for path in self._overruled}
 
     def note_delivery(self) -> None:
-        """Forget an epoch that was set too early, as it was not meant for the next pass."""
+        """Forget an epoch that was set too early: it was not meant for the next pass."""
         self._overruled = {}
 
     def apply_overruled_epoch(self) -> None:
-        """Apply an epoch that was set too early, as nothing was left of the resumed pass."""
+        """Apply an epoch that was set too early, because the resumed pass had nothing left."""
         overruled, self._overruled = self._overruled, {}
         told = self.told()
         self.tell({path: value for path, value in overruled.items() if path not in told})
@@ -219,7 +218,7 @@ class SamplerSnapshot:
         }
 
     def _has_place_for(self, path: Any) -> bool:
-        """Whether a plain attribute can be set; ``__iter__`` may be what adds it."""
+        """Whether a plain attribute can be set, even if only ``__iter__`` adds it."""
         owner = self._sampler
         *parents, name = path.split(".") if isinstance(path, str) else [""]
         for parent in parents:
@@ -254,7 +253,7 @@ class SamplerSnapshot:
                 yield path, value
 
     def _is_loadable(self, path: Any, form: dict[Any, Any]) -> bool:
-        """Whether a container of a state can take the place of the sampler's own."""
+        """Whether a saved container can replace the sampler's own."""
         built = self._built.get(path)
         if not isinstance(built, dict) or set(form) != set(built) or form["kind"] != built["kind"]:
             return False
@@ -279,10 +278,10 @@ def state_mark(
     exhausted: bool = False,
     captured: Mapping[str, Any] = NOTHING_CAPTURED,
 ) -> dict[str, Any]:
-    """Return the mark from which a sampler with state goes on, or one whose iterator has state.
+    """Return the mark to continue from if the sampler or its iterator has a state.
 
     Args:
-        sampler, iterator: what their ``state_dict()`` returned.
+        sampler, iterator: results of their ``state_dict()``.
         exhausted: whether the iterator has ended.
         captured: attributes and generators that these states do not hold.
     """
@@ -293,18 +292,18 @@ def state_mark(
 def replay_mark(
     captured: Mapping[str, Any], passed: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the mark from which a sampler without state is iterated again.
+    """Return the mark from which a sampler without a state is iterated again.
 
     Args:
         captured: its attributes and generators at the start of a pass.
-        passed: epoch, number and digest of the indices of that whole pass, after which the sampler
-            stands; None at the start.
+        passed: epoch, number and digest of the indices of that whole pass, if the sampler is at its
+            end; None at its start.
     """
     return {"kind": "replay", "passed": passed, **captured}
 
 
 def is_mark(mark: Any) -> bool:
-    """Return whether a part of a state is what one of these functions returned."""
+    """Return whether a part of a state is a mark of one of these functions."""
     if not isinstance(mark, dict):
         return False
     whole = state_mark(None) if mark.get("kind") == "state" else replay_mark(NOTHING_CAPTURED)
@@ -352,7 +351,10 @@ def _is_container(path: str, value: Any) -> bool:
 
 
 def _count(value: Any) -> int:
-    """Return the number of values in a container and those in it, or a number above the limit."""
+    """Return the number of values in a container, nested containers included.
+
+    Counting stops above the limit.
+    """
     if isinstance(value, (np.ndarray, torch.Tensor)):
         return int(value.size if isinstance(value, np.ndarray) else value.numel())
     count, waiting = 0, [value]
@@ -366,7 +368,7 @@ def _count(value: Any) -> int:
 
 
 def _form_of(value: Any) -> dict[str, str] | None:
-    """Return a container as text, or None if it holds something else than plain values."""
+    """Return a container as text, or None if it holds anything but plain values."""
     kind = next(name for name, kind in _KINDS.items() if type(value) is kind)
     try:
         text = write(encode(list(value) if isinstance(value, deque) else value))
@@ -376,20 +378,20 @@ def _form_of(value: Any) -> dict[str, str] | None:
 
 
 def _of_form(form: dict[Any, Any]) -> Any:
-    """Read back :func:`_form_of`.
+    """Return the container from the text of :func:`_form_of`.
 
     Raises:
-        ValueError, TypeError, AttributeError: it is no such form.
+        ValueError, TypeError, AttributeError: the text is invalid.
     """
     value = decode(parse(form["container"].encode()))
     kind = _KINDS[form["kind"]]
     if type(value) is not (list if kind is deque else kind):
-        raise ValueError(f"a {type(value).__name__} in the place of a {kind.__name__}")
+        raise ValueError(f"a {type(value).__name__} in place of a {kind.__name__}")
     return value
 
 
 def _fill(owner: Any, name: str, value: Any) -> None:
-    """Put values into a container in place, as other objects may hold it as well."""
+    """Put values into a container in place, because other objects may share it."""
     present = getattr(owner, name, None)
     if isinstance(present, list):
         present[:] = value
@@ -408,7 +410,7 @@ def _fill(owner: Any, name: str, value: Any) -> None:
 
 
 def _glimpse(value: Any, depth: int = 3) -> str:
-    """Describe a large container by its length and some of its values, in constant time."""
+    """Summarise a large container by its length and some of its values, in constant time."""
     if isinstance(value, (np.ndarray, torch.Tensor)):
         value = value.reshape(-1)
     elif isinstance(value, (dict, set, deque)):
@@ -427,7 +429,7 @@ _KINDS: dict[str, Any] = {
     "array": np.ndarray,
     "tensor": torch.Tensor,
 }
-"""Kinds of containers that samplers change in place, without subclasses."""
+"""Types of containers that samplers change in place, without subclasses."""
 
 
 def _to_text(generator: Any) -> str:

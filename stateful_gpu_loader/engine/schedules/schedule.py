@@ -11,35 +11,35 @@ from stateful_gpu_loader.state.epoch_progress import Address
 
 
 class Arrival(NamedTuple):
-    """What is known of a batch that has been made, before it is delivered."""
+    """Position and request of a finished batch, before it is delivered."""
 
     position: int
     """Position that keys random numbers for the batch as a whole."""
     request: Any
-    """Its request, in a form that does not depend on earlier ones."""
+    """Its request, in a form that does not depend on earlier requests."""
 
 
 class Schedule(Protocol):
-    """One pass, in the main process; holds the position, which counts delivered batches only."""
+    """One pass, in the main process; its position counts only delivered batches."""
 
     @property
     def is_torn(self) -> bool:
-        """Whether an exception came while a request was drawn, so that one may be missing."""
+        """Whether an exception interrupted the drawing of a request, which may be missing."""
         ...
 
     def requests(self) -> Iterator[Any]:
         """Return the requests after the last delivered batch, oldest first.
 
-        It is called at the start, and again when workers were lost.
+        It is called at the start, and again after a loss of workers.
         """
         ...
 
     def starts(self) -> Sequence[WorkerStart] | None:
-        """Return what each worker begins with before its first request; None without states."""
+        """Return each worker's start, before its first request; None without states."""
         ...
 
     def arrive(self, request: Any, answer: Answer | None) -> Arrival | None:
-        """Return what is known of a batch before its delivery.
+        """Return the position and request of a batch before its delivery.
 
         None means that the batch was delivered before, and was made again only to advance the
         user's objects. It must be passed to :meth:`deliver` like any other.
@@ -51,9 +51,9 @@ class Schedule(Protocol):
         ...
 
     def fail(self, request: Any, answer: Answer | None) -> Address | None:
-        """Return the position after a failed request; None leaves the position as it was."""
+        """Return the position after a failed request; None if the position stays."""
         ...
 
     def end(self) -> Address:
-        """Return where the next pass begins, once all requests were delivered."""
+        """Return where the next pass begins, after all requests were delivered."""
         ...

@@ -1,8 +1,8 @@
 """WorkerSchedule: a pass over an iterable dataset, in which the workers' iterators take turns.
 
-The order is that of torch's DataLoader: round robin over the workers that have not ended. It does
-not depend on timing, so the workers' states and the next worker are sufficient to resume. The
-:class:`WorkerLedger` of these states also serves map-style datasets with state.
+The order is torch's: round robin over the workers that have not ended. It does not depend on
+timing, so the workers' states and the next worker are sufficient to resume. The
+:class:`WorkerLedger` of these states also serves map-style datasets with a state.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class WorkerSchedule:
         loads: whether the states must be loaded; otherwise the workers of the previous pass still
             have them.
         seed: seed of the loader.
-        num_workers: number of workers; 0 is the user's own thread.
+        num_workers: number of workers; 0 is the user's thread.
         rank, num_replicas: only keys differ between ranks; the dataset divides itself.
         interval: ``snapshot_every_n_steps``; 1 is used without workers and with ``in_order=False``.
-        in_order: False delivers batches as they are finished, but those of one worker in order.
+        in_order: False delivers batches as they are finished, but each worker's batches in order.
         keeps_workers: whether the next pass uses the same dataset objects.
-        length: returns what ``len(dataset)`` gave, if it was called.
+        length: returns the result of ``len(dataset)``, if it was called.
     """
 
     def __init__(
@@ -101,10 +101,10 @@ class WorkerSchedule:
         )
 
     def arrive(self, request: Turn, answer: Answer | None) -> Arrival | None:
-        """Key the batch by the number of earlier ones, as its samples' positions are not known.
+        """Key the batch by the number of earlier batches, as its samples' positions are not known.
 
-        Where the order of delivery depends on timing, that number follows from the worker and the
-        number of its batch, which gives the same one as long as no worker has ended.
+        If the order of delivery depends on timing, the worker and the number of its batch give that
+        number. It is the same as in order, until a worker has ended.
         """
         if self._is_replay:
             return None
@@ -132,7 +132,7 @@ class WorkerSchedule:
         return self._place()
 
     def fail(self, request: Turn, answer: Answer | None) -> Address | None:
-        """Deliver a failed request like any other, as the iterator has moved on."""
+        """Deliver a failed request like any other, because the iterator has advanced."""
         was_delivered = self._is_replay
         place = self.deliver(request, answer)
         return None if was_delivered else place
@@ -143,7 +143,7 @@ class WorkerSchedule:
                 "user's steps",
                 saved=self._delivered,
                 present=f"{self._made}, after which the dataset ends",
-                remedy="keep the dataset and the batch size: the state counts the batches behind "
+                remedy="keep the dataset and the batch size: the state counts the batches after "
                 "its last snapshot",
             )
         between = tuple(map(_between_passes, self._ledger.latest())) if self._keeps_workers else ()
@@ -186,14 +186,14 @@ class WorkerSchedule:
 
 
 class WorkerLedger:
-    """The serialized states of the workers of one pass.
+    """Serialized states of the workers of one pass.
 
     A snapshot holds the state of every worker after its last batch before the snapshot. Workers
-    send their state only with those batches. Batches after a snapshot are counted, and made again
+    send their state only with these batches. Batches after a snapshot are counted, and made again
     after a resume. Workers with a small state send it with every batch.
 
     Args:
-        states: state of each worker at the start of the pass; None for a worker without one.
+        states: state of each worker at the start of the pass; None for a worker without a state.
         interval: ``snapshot_every_n_steps``; 0 takes no snapshot after the first.
 
     >>> ledger = WorkerLedger([None, None], interval=4)
@@ -227,7 +227,7 @@ class WorkerLedger:
             self._stale.add(worker)
 
     def take_snapshot(self) -> bool:
-        """Take a snapshot and return True, if no worker delivered since its latest state."""
+        """Take a snapshot unless a worker delivered after its latest state; return whether."""
         if not self._stale:
             self.states = tuple(self._latest)
         return not self._stale
@@ -242,12 +242,12 @@ def worker_starts(
     rank: int = 0,
     num_replicas: int = 1,
 ) -> list[WorkerStart]:
-    """Return what the workers of one rank begin with before their first request.
+    """Return the starts of one rank's workers, before their first requests.
 
     Args:
         states: state of each worker.
         seed, epoch: seed and epoch of the pass.
-        loads: the workers that must load their state; those not listed have it already.
+        loads: workers that must load their states; the others have them already.
         rank, num_replicas: rank of this process and number of ranks, so that the keys of all
             workers differ.
     """
@@ -295,7 +295,7 @@ class _Turns:
 
 
 class _TurnsOfAnybody(_Turns):
-    """Unordered: turns for any worker, so that slow workers do not block others."""
+    """Turns for any worker, so that slow workers do not block others."""
 
     def is_open(self, worker: int) -> bool:
         """Whether a worker is not yet known to have ended."""
@@ -310,13 +310,13 @@ def _thawed(state: bytes | None) -> dict[str, Any]:
 
 
 def _between_passes(state: bytes | None) -> bytes | None:
-    """Return a worker's state between passes: what its dataset keeps after the iterator's end."""
+    """Return a worker's state between passes: the dataset's state after the iterator's end."""
     dataset = None if state is None else thaw(state)["dataset"]
     return None if dataset is None else freeze(worker_state(dataset=dataset), "a dataset")
 
 
 def _warn_of_reading_again(states: Sequence[bytes | None]) -> None:
-    """Warn that iterators without state must read samples again."""
+    """Warn that iterators without a state must read samples again."""
     samples = 0
     for state in states:
         worker = _thawed(state)
@@ -324,8 +324,8 @@ def _warn_of_reading_again(states: Sequence[bytes | None]) -> None:
             samples += worker["samples"]
     if samples:
         warnings.warn(
-            f"{samples} samples of the iterable dataset are read again to get to where the state "
-            "was saved. To avoid it, give the dataset, or its iterator, state_dict() and "
+            f"{samples} samples of the iterable dataset are read again to reach the position of "
+            "the saved state. To avoid it, give the dataset, or its iterator, state_dict() and "
             "load_state_dict()",
             stacklevel=6,
         )

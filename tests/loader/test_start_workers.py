@@ -113,7 +113,7 @@ def test_workers_that_died_while_they_waited_are_replaced() -> None:
         if event is not None:
             dispatch.note(event)
     os.kill(pids(loader)[0], signal.SIGKILL)
-    with pytest.warns(RuntimeWarning, match="Another one is started in its place"):
+    with pytest.warns(RuntimeWarning, match="Another worker is started in its place"):
         assert same([copy_of(batch) for batch in loader], expected)
 
 

@@ -206,7 +206,7 @@ def test_a_worker_that_was_interrupted_while_it_started_is_replaced() -> None:
         worker_init_fn=interrupted_once,
         multiprocessing_context="fork",
     )
-    with pytest.warns(RuntimeWarning, match="Another one is started in its place"):
+    with pytest.warns(RuntimeWarning, match="Another worker is started in its place"):
         assert len(list(loader)) == 4
     assert loader.worker_restarts == 1
 
@@ -230,7 +230,7 @@ def test_a_worker_that_is_killed_right_after_it_was_forked_is_replaced() -> None
     loader: StatefulGPULoader[Any] = StatefulGPULoader(
         Indices(8), batch_size=2, num_workers=1, multiprocessing_context="fork"
     )
-    with pytest.warns(RuntimeWarning, match="Another one is started in its place"):
+    with pytest.warns(RuntimeWarning, match="Another worker is started in its place"):
         assert len(list(loader)) == 4
     assert loader.worker_restarts == 1
     os.close(killer.reader)
@@ -254,7 +254,7 @@ def test_a_worker_that_is_interrupted_right_after_it_was_forked_is_replaced(
     loader: StatefulGPULoader[Any] = StatefulGPULoader(
         Indices(8), batch_size=2, num_workers=1, multiprocessing_context="fork"
     )
-    with pytest.warns(RuntimeWarning, match="Another one is started in its place"):
+    with pytest.warns(RuntimeWarning, match="Another worker is started in its place"):
         assert len(list(loader)) == 4
     assert loader.worker_restarts == 1
     os.close(reader)

@@ -1,7 +1,7 @@
 """Channel: whole messages, and open files with them, over one end of a socket pair.
 
-The other end may die at any time. A worker process has a socket of its own: no lock is shared that
-a dead one may hold, and half a message is in nobody's way.
+The other end may die at any time. Each worker process has its own socket: there is no shared lock
+that a dead process may hold, and half a message blocks no other process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 MOST_FILES = 200
-"""Most files of a message; the system takes 253. Others are sent in Python's own way."""
+"""Maximum number of files in a message; Python sends the others. The system allows 253."""
 
 
 class OpenFile:
@@ -52,7 +52,7 @@ class OpenFile:
 
 
 def pickled(content: Any) -> tuple[memoryview, list[int]]:
-    """Pickle a message; return the bytes, and the descriptors to be sent and closed.
+    """Pickle a message; return the bytes, and the descriptors that must be sent and closed.
 
     Raises:
         Exception: part of it cannot be pickled.
@@ -73,7 +73,7 @@ def pickled(content: Any) -> tuple[memoryview, list[int]]:
 def spawning_process() -> Any:
     """Process that this thread is about to spawn, or None.
 
-    An interrupt inside :func:`pickled` may leave its collector in the process's place.
+    An interrupt inside :func:`pickled` may leave its collector in place of the process.
     """
     process = get_spawning_popen()
     return None if isinstance(process, _Collector) else process
@@ -81,7 +81,7 @@ def spawning_process() -> Any:
 
 @contextmanager
 def received(files: list[int]) -> Iterator[None]:
-    """Let what is unpickled here take the files of its message; close those that are left."""
+    """Give the files of a message to the objects unpickled here; close the remaining files."""
     before = getattr(_PRESENT, "files", None)
     try:
         _PRESENT.files = files
@@ -100,7 +100,7 @@ def close_all(files: list[int]) -> None:
 
 
 class _Collector:
-    """Stands where multiprocessing looks for a process that inherits files."""
+    """Stands in for the process that multiprocessing gives inherited files to."""
 
     def __init__(self, files: list[int]) -> None:
         self._files = files
@@ -135,21 +135,21 @@ def _itself(file: Any) -> Any:
 
 
 _HEAD = struct.Struct("=QQQ")
-"""Numbers of bytes in the head and in the body, and of files."""
+"""Number of bytes in the head, of bytes in the body, and of files."""
 _FILES_SPACE = socket.CMSG_SPACE(MOST_FILES * array("i").itemsize)
 _CHUNK = 1 << 16
-"""Number of bytes that are read at once where no message is known to be longer."""
+"""Number of bytes read at once unless a longer message is known to come."""
 _SOCKET_BUFFER = 1 << 20
-"""Wanted size; the system gives what it allows."""
+"""Requested size; the system may give less."""
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_UNTIL_FEWER_FILES = 0.01
 _FLAGS = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
 _LARGEST_COPY = 1 << 16
-"""Largest message that is copied behind its sizes, to be sent with them at once."""
+"""Size limit of a message that is copied, to be sent in one call with its sizes."""
 
 
 class Message(NamedTuple):
-    """What has arrived."""
+    """A received message."""
 
     head: memoryview
     body: memoryview
@@ -178,15 +178,15 @@ class Channel:
         self._memory = _memory(_CHUNK)
         """Memory that messages are received into."""
         self._num_received = 0
-        """Number of its bytes that have arrived, of a message whose rest has not."""
+        """Number of its bytes that hold an incomplete message."""
         self._files: deque[list[int] | None] = deque()
-        """Files of the messages that have some, in their order."""
+        """Files of the messages that have files, in the order of the messages."""
         self._messages: deque[Message] = deque()
         self._unsent: deque[tuple[memoryview, list[int]]] = deque()
         self.has_ended = False
         """Whether nothing more will arrive."""
         self.has_too_many_files = False
-        """Whether no file can be sent before others that are on their way have arrived."""
+        """Whether no file can be sent until files in transit have arrived."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let multiprocessing hand this end to a process that it starts."""
@@ -196,11 +196,11 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, head: bytes, body: bytes | memoryview = b"", files: Sequence[int] = ()) -> bool:
-        """Send a message; return whether all of it, and of those before it, is on its way.
+        """Send a message; return whether it, and all earlier messages, are completely sent.
 
         Args:
             body: its larger part, which is not copied and must not change.
-            files: descriptors that are sent with it, and closed then; at most MOST_FILES.
+            files: descriptors that are sent with it and then closed; at most MOST_FILES.
         """
         sizes = _HEAD.pack(len(head), len(body), len(files))
         if len(head) + len(body) <= _LARGEST_COPY:
@@ -224,7 +224,7 @@ class Channel:
                 if error.errno == errno.ETOOMANYREFS:
                     self.has_too_many_files = True
                     return False
-                for _, files in self._unsent:  # nobody reads it any more
+                for _, files in self._unsent:  # the other end no longer reads
                     close_all(files)
                 self._unsent.clear()
                 return True
@@ -239,7 +239,7 @@ class Channel:
         """Return the messages that have arrived.
 
         Args:
-            rest: read to the end of what a dead sender has left, not only what came at once.
+            rest: read everything that a dead sender has left, not only what comes at once.
         """
         while not self.has_ended:
             try:
@@ -269,7 +269,7 @@ class Channel:
         return self._messages.popleft()
 
     def end(self) -> None:
-        """Tell the other end that nothing more will come, even if others hold this end as well."""
+        """Signal to the other end that nothing more will come, even if others hold this end."""
         with suppress(OSError):  # it is closed there
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -281,7 +281,7 @@ class Channel:
             close_all(unsent)
 
     def _receive(self, flags: int = 0) -> bool:
-        """Receive what comes at once; return whether that has filled the memory for it."""
+        """Receive what comes at once; return whether it has filled the memory."""
         room = self._memory[self._num_received :]
         flags |= socket.MSG_CMSG_CLOEXEC
         num_bytes, rights, found, _ = self._socket.recvmsg_into([room], _FILES_SPACE, flags)
@@ -300,7 +300,7 @@ class Channel:
         return num_bytes == len(room)
 
     def _take_messages(self) -> None:
-        """Take the messages that are whole, and make room for the rest of the next one."""
+        """Take the complete messages, and make room for the rest of the next message."""
         arrived, begin, end = self._memory[: self._num_received], 0, 0
         while len(arrived) - begin >= _HEAD.size:
             head_size, body_size, num_files = _HEAD.unpack_from(arrived, begin)
@@ -324,7 +324,7 @@ def _memory(num_bytes: int) -> memoryview:
 
 
 class Sender:
-    """Sends over a channel. What the socket does not take at once is sent by a thread."""
+    """Sends over a channel. A thread sends what the socket does not take at once."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel

@@ -1,4 +1,4 @@
-"""Chooses the workers of a loader: the user's own thread, threads, processes, other machines."""
+"""Chooses a loader's workers: the user's thread, threads, processes, or other machines."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _BATCHES_WITH_THE_USER = 2
 
 
 _MOST_THREADS = 4
-"""Number of worker threads of a process beyond which they mostly wait for Python's lock."""
+"""Number of threads in a worker process, above which they mostly wait for the GIL."""
 
 
 def runs_in_threads(plan: Plan) -> bool:
@@ -52,13 +52,13 @@ def runs_in_threads(plan: Plan) -> bool:
 def threads_of_process(plan: Plan) -> int | None:
     """Return the number of workers that are threads of one worker process.
 
-    Returns: None if the workers are threads of this process. By default those are that only read
-    data and apply recipes, as long as they are few.
+    Returns: None if the workers are threads of this process. This is the default for few workers
+    that only read data and apply recipes.
 
     Raises:
-        ValueError: threads are requested, here or in workers on other machines, for work that draws
-            from the global generators, which all threads share, or with arguments that only
-            processes support.
+        ValueError: threads, here or on other machines, were requested for work that draws from the
+            global generators, which all threads share, or with arguments that only processes
+            support.
     """
     config = plan.config
     worker_type, remote, most = config.worker_type, config.remote, config.threads_per_process or 1
@@ -84,10 +84,10 @@ def threads_of_process(plan: Plan) -> int | None:
 
 
 def _best_in_one_process(plan: Plan) -> bool:
-    """Whether workers that could be threads of any process are best in this one.
+    """Whether workers that could be threads of any process are best in this process.
 
-    Readers for a device read straight into page-locked memory. Processes that are not forked
-    import torch anew and unpickle the source, which takes seconds.
+    Readers for a device read straight into page-locked memory. Processes that are not forked import
+    torch again and unpickle the source, which takes seconds.
     """
     suits_processes = plan.source is not None and plan.source.suits_processes
     return not suits_processes or plan.device is not None or method_of(None) != "fork"
@@ -98,7 +98,7 @@ def _largest_divisor(number: int, most: int) -> int:
 
 
 def runs_in_processes(plan: Plan) -> bool:
-    """Whether the workers are processes of this machine, started by this one."""
+    """Whether the workers are processes of this machine that this process starts."""
     return plan.config.num_workers > 0 and plan.config.remote is None and not runs_in_threads(plan)
 
 
@@ -113,10 +113,10 @@ def make_pipeline(
     """Return a pipeline that is not started; its first pass will begin at ``start``.
 
     Args:
-        policy: what is done about bad samples.
+        policy: policy for bad samples.
         seed: seed of the loader.
-        stage: finishes the batches on its device; None leaves them to the workers.
-        times: where the seconds of each stage are noted.
+        stage: finishes the batches on its device; None leaves that to the workers.
+        times: receives the seconds of each stage.
     """
     config = plan.config
     if stage is None:
@@ -226,7 +226,7 @@ def _remote_workers(
     if config.pin_memory and plan.device is None and torch.accelerator.is_available():
         allocate = empty_pinned
     elif plan.source is None:
-        # Sums over a batch of the user's may depend on its alignment, which torch's memory has.
+        # Sums in the user's code may depend on a batch's alignment, which torch's memory has.
         allocate = empty_host
     finish = None if last is None or plan.device is not None else last.on_host
     return _pool(
@@ -253,7 +253,7 @@ def _pool(
     unpack: Callable[[Any], Any] | None = None,
     tally: Tally,
 ) -> Pipeline:
-    """Return the pipeline over the workers of a cluster; arguments as of Dispatch and its pool."""
+    """Return the pipeline over a cluster's workers; arguments as for Dispatch and PoolPipeline."""
     dispatch = partial(
         Dispatch,
         connect,
@@ -272,7 +272,7 @@ def _pool(
 
 
 def _initialise(plan: Plan) -> Callable[[int], None] | None:
-    """Return what initialises a worker in another process."""
+    """Return the function that initialises a worker in another process."""
     initialise = with_sharding(plan.config.dataset, plan.config.worker_init_fn)
     if plan.recipes is not None and plan.recipes.recipes and isolated(resizes_bytes, draws=False):
         return partial(_initialise_without_torchvision, initialise)
@@ -280,45 +280,46 @@ def _initialise(plan: Plan) -> Callable[[int], None] | None:
 
 
 def _initialise_without_torchvision(initialise: Callable[[int], None] | None, worker: int) -> None:
-    """Initialise a worker, and tell it what it would ask torchvision otherwise."""
+    """Initialise a worker with an answer that it would otherwise have to get from torchvision."""
     resize_bytes_as_told()
     if initialise is not None:
         initialise(worker)
 
 
 def _check_remote(plan: Plan, remote: RemoteWorkers) -> None:
-    """Refuse arguments that workers on other machines cannot serve.
+    """Refuse arguments that workers on other machines do not support.
 
     Raises:
-        ValueError: of threads that share generators, or of how processes are started.
+        ValueError: the threads would share generators, or a start method for processes is given.
     """
     config = plan.config
     if config.multiprocessing_context is not None:
         raise ValueError(
             f"multiprocessing_context={config.multiprocessing_context!r} is for worker processes "
-            f"of this machine, and worker_type={config.worker_type!r} starts others. Remedy: leave "
-            "one of them out"
+            f"of this machine, but worker_type={config.worker_type!r} starts other workers. "
+            "Remedy: leave one of them out"
         )
     obstacle = _obstacle_to_threads(plan)
     if remote.threads > 1 and obstacle is not None:
         raise ValueError(
-            f"threads={remote.threads} cannot serve this loader: {obstacle}. Remedy: threads=1, "
+            f"threads={remote.threads} cannot serve this loader: {obstacle}. Remedy: threads=1 "
             "and more workers"
         )
 
 
 def _check_threads_per_process(plan: Plan, threads: int) -> None:
-    """Refuse several threads in a process where they cannot be.
+    """Refuse several threads in a process where they are not supported.
 
     Raises:
-        ValueError: the workers are not processes, or what they do draws from the global generators,
+        ValueError: the workers are not processes, or their work draws from the global generators,
             which the threads of a process share.
     """
     config, what = plan.config, f"threads_per_process={threads}"
     if config.worker_type == "thread" or config.remote is not None:
         raise ValueError(
-            f"{what} is of worker processes of this machine, and worker_type={config.worker_type!r}"
-            " starts others. Remedy: leave one of them out"
+            f"{what} is for worker processes of this machine, but "
+            f"worker_type={config.worker_type!r} starts other workers. Remedy: leave one of them "
+            "out"
         )
     obstacle = _obstacle_to_threads(plan, in_this_process=False)
     if obstacle is not None:
@@ -331,12 +332,12 @@ def _obstacle_to_threads(plan: Plan, *, in_this_process: bool = True) -> str | N
     config = plan.config
     name = type(config.dataset).__name__
     if plan.has_worker_states:
-        return f"{name} is iterated, or has state, in each worker by itself"
+        return f"{name} is iterated, or has a state, in each worker"
     if plan.calls is not None:
         return f"the function of {name} may draw from the global generators"
     if plan.source is None:
         method = "__getitem__" if plan.lanes is None else "read_shard"
-        return f"{name} is no Source, so its {method} may draw from the global generators"
+        return f"{name} is not a Source, so its {method} may draw from the global generators"
     if plan.recipes is None:
         return "its transform is a callable, which may draw from the global generators"
     if config.collation[0] not in DRAWS_NOTHING:

@@ -1,4 +1,4 @@
-"""The interface of workers: what is asked of a cluster of them, and what it tells."""
+"""Interface of a cluster of workers: its methods and events."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 from stateful_gpu_loader.engine.workers.worker_main import WorkerAdapter, WorkerMessage
 
 _BY_NAME = {"ray": ("stateful_gpu_loader.integrations.ray", "RayWorkers")}
-"""What a name stands for as ``worker_type``. It is imported when it is asked for, as the adapters
-of other packages lie above the engine."""
+"""Worker types by name, imported on demand: other packages' adapters lie above the engine."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +27,12 @@ class Answered:
 
     number: int
     answer: Any
-    """The answer, or what the pipeline's ``unpack`` makes it from."""
+    """The answer, possibly still to be unpacked by the pipeline's ``unpack``."""
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A worker has died, or cannot be started; it is not used any more."""
+    """A worker has died or cannot be started; it is not used any more."""
 
     worker: int
     why: str
@@ -43,7 +42,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """The answer to a request is lost, and its worker is not."""
+    """The answer to a request is lost, but its worker is not."""
 
     number: int
     why: str
@@ -51,7 +50,7 @@ class Unreadable:
 
 @dataclass(frozen=True)
 class Severed:
-    """The cluster itself is out of reach."""
+    """The cluster itself cannot be reached."""
 
     why: str
     remedy: str
@@ -63,8 +62,7 @@ Event: TypeAlias = Started | Answered | Lost | Unreadable | Severed
 class Cluster(Protocol):
     """Starts workers and exchanges messages with them.
 
-    ``wait`` and ``receive`` are called by one thread, and all other methods by any thread, one at a
-    time.
+    One thread calls ``wait`` and ``receive``. Any thread may call the other methods, one at a time.
     """
 
     @property
@@ -74,35 +72,35 @@ class Cluster(Protocol):
 
     @property
     def processes(self) -> list[BaseProcess]:
-        """The worker processes of this machine, by their places."""
+        """The worker processes of this machine, by place."""
         ...
 
     def start(self, worker: int, place: int) -> None:
-        """Ask for a worker; :class:`Started` or :class:`Lost` will tell what became of it.
+        """Request a worker; :class:`Started` or :class:`Lost` reports the outcome.
 
         Args:
-            worker: number by which this worker is known; never used twice.
-            place: its number among the workers of the loader, which ``get_worker_info()`` gives.
+            worker: number that identifies this worker; never used twice.
+            place: its number among the loader's workers, as ``get_worker_info()`` returns it.
         """
         ...
 
     def send(self, worker: int, number: int, message: WorkerMessage, *, first: int) -> None:
-        """Send a message to a worker; the requests of one worker are begun in this order.
+        """Send a message to a worker, which begins its requests in this order.
 
-        What cannot be pickled is sent as ``in_place_of`` makes it.
+        A message that cannot be pickled is replaced by ``in_place_of``.
 
         Args:
-            number: number of the request, by which its answer is known.
-            first: number of the first request of the pass; those before it are abandoned.
+            number: number of the request, which its answer names.
+            first: number of the first request of the pass; earlier requests are abandoned.
         """
         ...
 
     def wait(self, seconds: float) -> None:
-        """Wait about so long, or until something happens; an exception here loses nothing."""
+        """Wait up to about ``seconds`` for an event; an exception here loses nothing."""
         ...
 
     def receive(self) -> Event | None:
-        """Return what has happened next; None if nothing has."""
+        """Return the next event; None if there is none."""
         ...
 
     def kill(self, worker: int) -> None:
@@ -110,7 +108,7 @@ class Cluster(Protocol):
         ...
 
     def resources(self) -> str:
-        """Say, for a person, what a worker needs and what the cluster has."""
+        """Describe in words what a worker needs and what the cluster has."""
         ...
 
     def close(self) -> None:
@@ -120,7 +118,7 @@ class Cluster(Protocol):
 
 @runtime_checkable
 class RemoteWorkers(Protocol):
-    """Options of workers on other machines; what ``worker_type`` may be besides a name."""
+    """Options of workers on other machines; ``worker_type`` may be such an object."""
 
     @property
     def threads(self) -> int:
@@ -129,24 +127,24 @@ class RemoteWorkers(Protocol):
 
     @property
     def max_in_flight(self) -> int | None:
-        """Largest number of batches under way or waiting; None leaves it to the prefetch factor."""
+        """Largest number of batches in progress or waiting; None uses the prefetch factor."""
         ...
 
     @property
     def decode_on(self) -> str:
-        """``"device"``, or ``"workers"`` where these decode and augment for a GPU, too."""
+        """``"device"``, or ``"workers"`` if they decode and augment even for a GPU."""
         ...
 
     @property
     def pickler(self) -> type[pickle.Pickler]:
-        """Pickles what workers send."""
+        """Pickler of the workers' answers."""
         ...
 
     def connect(self, adapter: WorkerAdapter, *, num_workers: int, base_seed: int) -> Cluster:
-        """Return the cluster, on which no worker is started yet.
+        """Return the cluster, with no worker started yet.
 
         Args:
-            adapter: what each worker gets a copy of.
+            adapter: each worker gets a copy.
             num_workers: number of workers of the loader.
             base_seed: seed of the workers' own generators.
         """
@@ -154,7 +152,7 @@ class RemoteWorkers(Protocol):
 
 
 def remote_workers(worker_type: Any) -> RemoteWorkers | None:
-    """Return the options of workers on other machines; None if ``worker_type`` means others.
+    """Return the options of workers on other machines; None for other worker types.
 
     Raises:
         MissingDependency: the package that runs them is not installed.

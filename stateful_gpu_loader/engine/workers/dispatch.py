@@ -1,9 +1,9 @@
-"""Dispatch: who makes which batch on a cluster, and who in place of those that are lost.
+"""Dispatch: assigns requests to a cluster's workers, and reassigns those of lost workers.
 
-A lost worker takes nobody with it: others do its work, and another worker is asked for in its
-place. Requests go to whoever has started, so a loader begins with the first worker, and uses more
-of them as the cluster finds room. Where the workers keep states of the user's objects, each request
-has its worker, and a loss costs all batches in flight.
+When a worker is lost, the others make its batches, and another worker is started in its place.
+Requests go only to workers that have started. A loader therefore begins with the first worker, and
+uses more as the cluster finds room. If the workers keep states of the user's objects, each request
+belongs to one worker, and a loss costs all batches in flight.
 """
 
 from __future__ import annotations
@@ -38,63 +38,62 @@ from stateful_gpu_loader.engine.workers.worker_main import WorkerMessage
 from stateful_gpu_loader.records import LaneTurn, WorkerStart
 
 _SECONDS_TO_START = 120.0
-"""Seconds without any worker after which the user is told, and a ``timeout`` ends the wait.
+"""Seconds without any worker, after which the user is warned, and a ``timeout`` ends the wait.
 
-Longer than Ray takes, a minute, to give up a node that hangs, on which it may place workers until
-then.
+Longer than the minute in which Ray gives up a hung node; until then it may place workers there.
 """
 
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """A worker that was asked for."""
+    """A requested worker."""
 
     number: int
     place: int
     has_started: bool = False
     takes_requests: bool = False
     tasks: dict[int, _Task] = field(default_factory=dict)
-    """Tasks that it has, by number, oldest first."""
+    """Its tasks by number, oldest first."""
 
 
 @dataclass(slots=True, eq=False)
 class _Task:
-    """A request of the pass that was issued and not delivered."""
+    """An issued request of the pass that is not delivered yet."""
 
     number: int
-    """Number by which its answer is known; later requests have larger ones."""
+    """Number of the request, which its answer names; later requests have larger numbers."""
     request: Any
     place: int
-    """Place of the worker that is to execute it, if that lives."""
+    """Place of the worker that should execute the request, if that worker lives."""
     start: WorkerStart | None
-    """What a worker begins with before it."""
+    """Start that the worker receives before the request."""
     worker: _Worker | None = None
-    """The worker that has it; None before it is sent and once it is answered."""
+    """The worker that has the request; None before it is sent and after it is answered."""
     sent_at: float = 0.0
     losses: int = 0
-    """Number of workers that were lost while they made it."""
+    """Number of workers that were lost while they executed the request."""
     early: Any = None
-    """Answer to a turn of a lane, in a tuple, before an earlier turn of the lane is answered.
+    """Answer, in a tuple, to a lane's turn while an earlier turn of the lane is unanswered.
 
-    It is lost with its worker, as a lane goes on elsewhere from one place.
+    It is lost with its worker, because another worker continues a lane from a single cursor.
     """
     answer: Any = None
     is_answered: bool = False
 
 
 class Dispatch:
-    """The workers of one pipeline and what they have to do; has no reference to the pipeline.
+    """The workers of one pipeline and their requests; has no reference to the pipeline.
 
     Args:
         connect: returns the cluster, which starts workers and carries messages.
-        num_workers: number of workers that are asked for.
+        num_workers: number of workers to start.
         limit: largest number of batches in flight.
         depth: largest number of requests that a worker has at a time, as long as others have room.
         threads: number of requests that a worker executes at a time.
-        in_order: deliver in the order of the requests, otherwise in that of the answers.
-        takes_turns: have the workers that live take turns, whoever is free.
+        in_order: deliver in the order of the requests, otherwise in the order of the answers.
+        takes_turns: give requests to the living workers in turn, even if others are idle.
         max_losses: number of workers that one request may lose.
-        tally: where lost workers are counted.
+        tally: counts lost workers.
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class Dispatch:
         self._threads = threads
         self._max_losses = max_losses
         self._tally = tally
-        # Re-entrant: the garbage collector may drop an iterator, and end its workers, within it.
+        # Re-entrant: within it, the garbage collector may drop an iterator and end its workers.
         self._lock = threading.RLock()
         self._has_come = threading.Condition(self._lock)
         self._numbers = itertools.count()
@@ -129,33 +128,33 @@ class Dispatch:
         self._is_exhausted = False
         """Whether there are no more requests."""
         self._failure: Exception | None = None
-        """What the requests have raised; it is raised behind all that were issued before it."""
+        """Exception of the requests' iterator; it is raised after all requests issued before it."""
         self._is_open: Callable[[int], bool] = _always
         self._starts: list[WorkerStart | None] = []
-        """What the worker of each place begins with, until it is sent."""
+        """For each place the start of its worker, until it is sent."""
         self._has_states = False
         self._turns = itertools.cycle(self._places)
         self._lanes = LaneMoves()
         self._tasks: dict[int, _Task] = {}
         """All tasks by number, oldest first."""
         self._answered: dict[int, _Task] = {}
-        """Those of them that are answered, in the order of the answers."""
+        """The answered tasks, in the order of their answers."""
         self._unsent: list[_Task] = []
-        """Those that no worker has, oldest first."""
+        """The tasks that no worker has, oldest first."""
         self._failed_starts = 0
-        """Number of workers in a row that were lost before they had started."""
+        """Number of consecutive workers that were lost before they had started."""
         self._fatal: WorkersDied | None = None
         self._fatal_at = 0
-        """Number of the request that was lost with them, or 0; older ones are delivered before."""
+        """Number of the request lost with the workers, or 0; older requests are still delivered."""
         self.notices: list[str] = []
-        """What the user should be told, once."""
+        """Warnings for the user, each given once."""
         self._unheld_since: float | None = None
-        """When it was first seen that no worker has the oldest request; None while one has it."""
+        """Time when the oldest request was first seen without a worker; None while it has one."""
         self._has_told_of_waiting = False
         self.stopped = False
         self._workers: dict[int, _Worker] = {}
         self._at: dict[int, _Worker] = {}
-        """The workers by their places."""
+        """The workers by place."""
         self._cluster = cluster = connect()
         try:
             for place in self._places:
@@ -166,19 +165,19 @@ class Dispatch:
 
     @property
     def processes(self) -> list[BaseProcess]:
-        """The worker processes of this machine; empty if the workers are none."""
+        """The worker processes of this machine; empty if the workers are not processes."""
         return self._cluster.processes
 
-    # In the user's own thread
+    # In the user's thread
 
     def begin(self, requests: Iterator[Any], starts: Sequence[WorkerStart] | None) -> None:
-        """Abandon all requests and take those of another pass.
+        """Abandon all requests and take the requests of another pass.
 
         Args:
-            requests: asked for another request whenever there is room. They may have
-                ``is_open(place)``, which tells whether a worker can take requests that are not
+            requests: iterator of requests, advanced whenever there is room. It may have
+                ``is_open(place)``, which returns whether a worker can take requests that are not
                 bound to a worker.
-            starts: what each worker begins with, or None.
+            starts: the start of each worker, or None.
         """
         with self._lock:
             self._requests, self._is_exhausted, self._failure = requests, False, None
@@ -195,17 +194,17 @@ class Dispatch:
     def fill(self, *, spare: int = 0) -> None:
         """Draw requests and send them until enough batches are in flight.
 
-        It is called in the user's own thread, as a user's sampler may draw from the global
+        It is called in the user's thread, because a user's sampler may draw from the global
         generators.
 
         Args:
-            spare: number of places that are about to be free.
+            spare: number of batches that are about to be delivered.
         """
         while self._fatal is None and self._failure is None and not self._is_exhausted:
             if len(self._tasks) - spare >= self._limit:
                 return
             try:
-                # Drawn without the lock, as a user's sampler may take its time.
+                # Drawn without the lock, because a user's sampler may be slow.
                 request = next(self._requests)
             except StopIteration:
                 self._is_exhausted = True
@@ -213,7 +212,7 @@ class Dispatch:
                 self._failure = without_frames(error)
             else:
                 with self._lock:
-                    # A worker that is several threads stands for as many of the loader's workers.
+                    # A worker of several threads stands for as many of the loader's workers.
                     bound = request.worker
                     place = self._next_place() if bound is None else bound % len(self._places)
                     start, self._starts[place] = self._starts[place], None
@@ -223,7 +222,7 @@ class Dispatch:
                     self._send()
 
     def wait(self, seconds: float) -> bool:
-        """Wait so long for the next batch; return whether it, or the end, has come."""
+        """Wait up to ``seconds`` for the next batch; return whether it, or the end, has come."""
         with self._lock:
             return self._has_come.wait_for(self.is_ready, seconds)
 
@@ -240,7 +239,7 @@ class Dispatch:
                 del self._tasks[task.number], self._answered[task.number]
                 return task.request, task.answer
             if self._fatal is not None:
-                # Each time another one: a traceback refers to this object, by the frames in it.
+                # A new exception each time: its traceback refers, through frames, to this object.
                 lost = self._fatal
                 raise WorkersDied(lost.what, lost.oldest, remedy=lost.remedy) from lost.__cause__
             failure, self._failure = self._failure, None
@@ -259,15 +258,15 @@ class Dispatch:
             return not self._tasks and (self._is_exhausted or self._failure is not None)
 
     def depth(self) -> tuple[int, int]:
-        """Return the numbers of requests without an answer, and of answers to be delivered."""
+        """Return the numbers of requests without an answer and of answers to be delivered."""
         with self._lock:
             return len(self._tasks) - len(self._answered), len(self._answered)
 
     def look_for_overdue(self, began: float, timeout: float) -> None:
-        """Give up a worker that exceeds the timeout, and the wait for one that never starts.
+        """Give up a worker that exceeds the timeout, or the wait for workers that never start.
 
         Args:
-            began: when ``next()`` began to wait.
+            began: time when ``next()`` began to wait.
         """
         now = time.monotonic()
         with self._lock:
@@ -292,7 +291,7 @@ class Dispatch:
                 f"{self._cluster.resources()}"
             )
             if timeout:
-                remedy = "ask for less with the options of worker_type, or add nodes"
+                remedy = "request less with the options of worker_type, or add nodes"
                 self._die(WorkersDied(text, oldest.request, remedy=remedy))
             else:
                 self.notices.append(text)
@@ -312,15 +311,15 @@ class Dispatch:
     # In the receiving thread
 
     def await_event(self, seconds: float) -> None:
-        """Wait until something happens in the cluster, or so long; an exception loses nothing."""
+        """Wait up to ``seconds`` for an event in the cluster; an exception here loses nothing."""
         self._cluster.wait(seconds)
 
     def receive(self) -> Event | None:
-        """Return what has happened next in the cluster; None if nothing has."""
+        """Return the cluster's next event; None if there is none."""
         return self._cluster.receive()
 
     def is_wanted(self, number: int) -> bool:
-        """Whether the answer to a request is still waited for."""
+        """Whether the answer to a request is still needed."""
         with self._lock:
             return self._unanswered(number) is not None
 
@@ -338,7 +337,7 @@ class Dispatch:
             self._has_come.notify_all()
 
     def note(self, event: Event) -> None:
-        """Note what happened other than an answer."""
+        """Note an event other than an answer."""
         with self._lock:
             if self.stopped:
                 return
@@ -355,13 +354,13 @@ class Dispatch:
                 self._die(self._died(event.why, event.remedy))
 
     def give_up(self, error: Exception) -> None:
-        """Report that nothing can be received any more."""
+        """Report that nothing more can be received."""
         with self._lock:
             died = self._died(f"batches cannot be received: {error!r}")
             died.__cause__ = without_frames(error)
             self._die(died)
 
-    # With the lock
+    # Only with the lock
 
     def _next_answered(self) -> _Task | None:
         """Return the next task to deliver; None if it is not answered."""
@@ -379,7 +378,7 @@ class Dispatch:
 
     @property
     def _has_ended(self) -> bool:
-        """Whether the workers are lost, and no answer is waited for any more."""
+        """Whether the workers are lost and no more answers are awaited."""
         oldest = self._oldest()
         is_waited_for = oldest is not None and oldest.number < self._fatal_at
         return self._fatal is not None and not is_waited_for
@@ -389,10 +388,10 @@ class Dispatch:
         return WorkersDied(what, None if oldest is None else oldest.request, remedy=remedy)
 
     def _die(self, died: WorkersDied, *, at: int = 0) -> None:
-        """Give all workers up.
+        """Give up all workers.
 
         Args:
-            at: number of a request; the answers to older ones are still waited for.
+            at: number of a request; the answers to older requests are still awaited.
         """
         if self._fatal is None or at < self._fatal_at:
             self._fatal, self._fatal_at = died, at
@@ -418,7 +417,7 @@ class Dispatch:
             worker = self._worker_for(task)
             if worker is None:
                 if self._threads > 1 and task.losses:
-                    return  # newer requests would keep from it the worker that it needs alone
+                    return  # newer requests would occupy the worker that this request needs alone
                 continue
             self._unsent.remove(task)
             if isinstance(turn, LaneTurn):
@@ -454,9 +453,9 @@ class Dispatch:
         return freest if len(freest.tasks) < self._depth else None
 
     def _can_be_told_apart(self, task: _Task, worker: _Worker) -> bool:
-        """Whether the loss of a worker would tell which request has ended it.
+        """Whether a loss of the worker would show which request caused it.
 
-        A request during which a worker of several threads was lost is made alone.
+        A request that has lost a worker of several threads is executed alone.
         """
         if self._threads == 1 or not worker.tasks:
             return True
@@ -468,7 +467,7 @@ class Dispatch:
             del task.worker.tasks[task.number]
             task.worker = None
         elif task in self._unsent:
-            self._unsent.remove(task)  # a worker that was given up has answered after all
+            self._unsent.remove(task)  # a worker that was given up has answered nevertheless
         if isinstance(answer, Failure) and task.request.snapshot:
             # The answer could not be read and its state is lost, so the schedule must know the
             # worker.
@@ -477,9 +476,9 @@ class Dispatch:
         self._answered[task.number] = task
 
     def _take_turn(self, task: _Task, answer: Any) -> None:
-        """Take the answers to the turns of a lane in their order.
+        """Take the answers to a lane's turns in the order of the turns.
 
-        A worker of several threads may give them in another one.
+        A worker of several threads may answer them in another order.
         """
         task.early = (answer,)
         for each in self._tasks.values():
@@ -493,7 +492,7 @@ class Dispatch:
                 self._settle(each, answer)
 
     def _next_place(self) -> int:
-        """Return whose turn it is or, out of order, who has the least to do."""
+        """Return the place whose turn it is; out of order, the place with the fewest requests."""
         if self._in_order:
             return next(self._turns)
         under_way = Counter(task.place for task in self._tasks.values() if not task.is_answered)
@@ -507,7 +506,7 @@ class Dispatch:
     def _lose(
         self, worker: _Worker, why: str, remedy: str | None = None, *, is_overdue: bool = False
     ) -> None:
-        """Ask for another worker, and have the requests of the lost one done by others."""
+        """Start another worker, and send the lost worker's requests to others."""
         del self._workers[worker.number]
         self._cluster.kill(worker.number)
         lost, worker.tasks = _oldest_first(worker.tasks.values()), {}
@@ -517,13 +516,13 @@ class Dispatch:
         if remedy is not None:
             self._die(WorkersDied(what, None, remedy=remedy))
             return
-        if self._has_states or self._max_losses == 0:  # nobody takes over what it had
+        if self._has_states or self._max_losses == 0:  # no worker takes over its requests
             if lost:
                 self._die(WorkersDied(what, lost[0].request), at=lost[0].number)
             else:
                 self._die(self._died(what))
             return
-        # It was working on as many as it has threads, so only these may have ended it.
+        # A worker executes one request per thread, so only these may have ended it.
         at_work = [task for task in lost if task.early is None]
         for task in at_work[: self._threads] if worker.has_started or is_overdue else ():
             self._count_loss(task, what)
@@ -535,36 +534,36 @@ class Dispatch:
             what = f"{what}, {described(lost[0].request)}"
         others = self._replaced(worker)
         if others is None:
-            self._die(self._died(what, "look for what keeps workers from starting"))
+            self._die(self._died(what, "find out what keeps workers from starting"))
             return
         self.notices.append(
-            f"{what}. {others}; the {len(lost)} batches that it had are made by those that there "
-            "are, and the stream goes on"
+            f"{what}. {others}; the lost worker's {len(lost)} batches are made by the others, and "
+            "the stream goes on"
         )
         self._unsent = _oldest_first([*lost, *self._unsent])
         self._send()
 
     def _replaced(self, worker: _Worker) -> str | None:
-        """Ask for another worker; return what becomes of it, or None if there is none any more."""
+        """Start another worker; return the outcome in words, or None if no worker is left."""
         self._failed_starts += not worker.has_started
         if self._failed_starts <= self._max_losses:
             self._tally.worker_restarts += 1
             try:
                 self._ask_for(worker.place)
-                return "Another one is started in its place"
+                return "Another worker is started in its place"
             except Exception as error:
-                others = f"Another one cannot be started ({error})"
+                others = f"Another worker cannot be started ({error})"
         else:
-            others = f"{self._failed_starts} in a row did not start, so none is asked for any more"
+            others = f"{self._failed_starts} workers in a row did not start, so no more are started"
         return others if self._workers else None
 
     def _lose_answer(self, task: _Task, why: str) -> None:
-        """Have a request done again whose answer cannot be read."""
+        """Execute a request again whose answer cannot be read."""
         if task.worker is None:
-            return  # its worker was lost as well
+            return  # its worker is lost too
         what = f"an answer was lost: {why}"
         if isinstance(task.request, LaneTurn) or self._has_states:
-            # Its worker has moved on, so the next answers would not follow on it.
+            # Its worker has advanced, so the next answers would not continue from it.
             self._die(self._died(what))
             return
         del task.worker.tasks[task.number]
@@ -577,7 +576,7 @@ class Dispatch:
         task.losses += 1
         if task.losses > self._max_losses:
             remedy = (
-                f"look for what ends the workers at this batch: {task.losses} were lost while they "
+                f"find out what ends the workers at this batch: {task.losses} were lost while they "
                 f"made it, and max_worker_restarts is {self._max_losses}"
             )
             self._die(WorkersDied(what, task.request, remedy=remedy), at=task.number)

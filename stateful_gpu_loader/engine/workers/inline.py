@@ -1,4 +1,4 @@
-"""InlinePipeline: executes requests in the user's own thread, inside ``next()``."""
+"""InlinePipeline: executes requests in the user's thread, inside ``next()``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class InlinePipeline:
 
     Args:
         maker: makes the batches.
-        times: where the seconds of each stage are noted.
+        times: receives the seconds of each stage.
     """
 
     def __init__(self, maker: Maker, times: StageTimes | None = None) -> None:
@@ -32,14 +32,14 @@ class InlinePipeline:
         self._start: WorkerStart | None = None
 
     is_whole = False
-    """It waits for nothing."""
+    """Always False: it never waits."""
 
     @property
     def workers(self) -> list[Any]:
         return []
 
     def launch(self) -> None:
-        """Do nothing, as there are no workers."""
+        """Do nothing: there are no workers."""
 
     def start(
         self,

@@ -1,4 +1,4 @@
-"""LaneMoves: lets another worker go on with a lane, where its own was lost."""
+"""LaneMoves: lets another worker continue a lane whose worker was lost."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from stateful_gpu_loader.state.lane_cursor import LaneProgress
 
 
 class LaneMoves:
-    """Knows, of the lanes of one pass, who reads each of them and where each stands.
+    """The reader and the cursor of each lane of one pass.
 
-    A lane stays with the worker that has it open as long as that lives: its reader may be further
-    than the cursor tells, behind an exception or with what is left of the lane. Another worker goes
-    on from the cursor after the last answered turn, as a resume would.
+    A lane stays with the worker that has it open, as long as that worker lives: after an exception,
+    or at the lane's rest, its reader may be ahead of the cursor. Another worker continues from the
+    cursor after the last answered turn, as in a resume.
     """
 
     def __init__(self) -> None:
@@ -22,14 +22,14 @@ class LaneMoves:
         """Worker that has each lane open."""
         self._cursors: dict[int, str] = {}
         self._rests: dict[int, tuple[int, int]] = {}
-        """Lap, and number of samples left, of lanes found to have no whole batch left."""
+        """Lap and number of samples left, of lanes without a whole batch left."""
 
     def reader(self, turn: LaneTurn) -> int:
-        """Return the worker that has the lane open, or had it; -1 if none has."""
+        """Return the worker that has the lane open, or had it; -1 if none."""
         return self._readers.get(turn.lane, -1)
 
     def send(self, turn: LaneTurn, worker: int) -> LaneTurn:
-        """Note that a worker is to read a turn; return the turn as it is sent to it."""
+        """Note the worker that reads a turn; return the turn as it is sent."""
         lane = turn.lane
         if turn.cursor is not None:
             self._cursors[lane] = turn.cursor
@@ -41,8 +41,7 @@ class LaneMoves:
     def known_answer(self, turn: LaneTurn) -> Answer | None:
         """Return the answer to a turn whose worker was lost, if it is known.
 
-        What is left of a lane was counted already, and bad samples reported; nobody need do so
-        again.
+        The rest of the lane was counted and its bad samples were reported; neither is repeated.
         """
         lap, rest = self._rests.get(turn.lane, (-1, 0))
         if lap != turn.lap:
@@ -50,7 +49,7 @@ class LaneMoves:
         return Answer(SKIPPED, snapshot=LaneProgress(rest=rest))
 
     def answer(self, turn: LaneTurn, answer: Any) -> None:
-        """Note where a lane stands after a turn."""
+        """Note the cursors after a turn."""
         progress = answer.snapshot if isinstance(answer, Answer) else None
         if progress is None:
             return

@@ -1,14 +1,13 @@
-"""Answers on their way between processes: in shared memory here, by value to other machines.
+"""Answers between processes: in shared memory on this machine, by value to other machines.
 
 torch would move each tensor into new shared memory, which the receiver maps. That takes longer than
-copying a quarter of a megabyte into the message, or more into a segment of the worker's, which is
-mapped already. So torch sends only what is shared already, and small parts of something large. What
-pickle makes of the rest is copied into a segment as well if it is large.
+copying a quarter of a megabyte into the message, or copying more into a segment of the worker that
+is mapped already. Only tensors that are already shared, and small parts of large memory, are
+therefore left to torch. If the pickled rest is large, it is copied into a segment too.
 
-To other machines large memory is sent outside the pickled message. What carries the message can
-then hand it over without a copy, as Ray does out of its object store. It arrives in memory that
-must not be written, and is copied once, into memory of the receiver's; images that are not finished
-are read where they arrived.
+To other machines, large memory is sent outside the pickled message. The transport can then hand it
+over without a copy, as Ray's object store does. It arrives in read-only memory and is copied once,
+into the receiver's memory. Unfinished images are read where they arrived.
 """
 
 from __future__ import annotations
@@ -49,23 +48,23 @@ class Packed(NamedTuple):
     large: list[Any]
     """Tensors that torch transfers in its own way."""
     segments: tuple[SentSegment, ...] = ()
-    """Shared memory that tensors of the answer lie in."""
+    """Shared memory that holds tensors of the answer."""
     is_apart: bool = False
-    """Whether the last segment holds the content, which then need not be sent."""
+    """Whether the last segment holds the content, which is then not sent."""
     given_up: tuple[SegmentId, ...] = ()
     """Segments that the worker will not use again."""
     seconds: Mapping[str, float] = {}
-    """Seconds that the worker has spent in each stage since its last answer."""
+    """Seconds that the worker spent in each stage since its last answer."""
 
 
 def pack(answer: Any, segments: WorkerSegments | None = None) -> Packed:
     """Serialize an answer for another process.
 
     Args:
-        segments: the worker's segments; the main process must return those that are sent.
+        segments: the worker's segments; the main process must return the sent segments.
 
     Raises:
-        Exception: something in it cannot be pickled.
+        Exception: a part of it cannot be pickled.
 
     >>> unpack(pack({"image": torch.ones(2)}))
     {'image': tensor([1., 1.])}
@@ -76,7 +75,7 @@ def pack(answer: Any, segments: WorkerSegments | None = None) -> Packed:
     packed = Packed(file.getbuffer(), packer.large)
     if segments is None:
         return packed
-    # A socket would take large content in parts, each of which waits for a thread of the worker.
+    # A socket would take large content in parts, and each would wait for a thread of the worker.
     is_apart = len(packed.content) > LARGEST_COPY and packer.add_copy(packed.content)
     return packed._replace(
         segments=segments.send(packer.segments),
@@ -88,10 +87,11 @@ def pack(answer: Any, segments: WorkerSegments | None = None) -> Packed:
 def unpack(
     packed: Packed, lend: Callable[[SentSegment], torch.UntypedStorage] | None = None
 ) -> Any:
-    """Return the answer, in memory of its own or in that which is lent to it.
+    """Return the answer, in newly allocated or lent memory.
 
     Args:
-        lend: returns the memory of a segment; None gives memory of the same size and other content.
+        lend: returns the memory of a segment; None returns memory of the same size with other
+            content.
     """
     storages = [(lend or _any_storage)(segment) for segment in packed.segments]
     before = getattr(_PRESENT, "beside", None)
@@ -108,7 +108,7 @@ def _bytes_of(storage: torch.UntypedStorage) -> memoryview:
 
 
 _MOST_AROUND = 2
-"""How many times larger than a tensor its memory may be to be copied as a whole."""
+"""Largest ratio of a memory's size to its tensor's size at which all of it is copied."""
 
 
 class _Packer(ForkingPickler):
@@ -116,11 +116,11 @@ class _Packer(ForkingPickler):
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self.large: list[Any] = []
         self.segments: list[int] = []
-        """Numbers of the segments that parts of the answer lie in."""
+        """Numbers of the segments that hold parts of the answer."""
         self._copies: list[torch.Tensor] = []
-        """What lies in a segment for this answer alone; it dies when the answer is packed.
+        """Copies in segments for this answer alone, kept until the answer is packed.
 
-        Another thread of the worker could fill the segment again if it died before it is sent.
+        If a copy died before it was sent, another thread of the worker could fill its segment.
         """
         self._all_segments = segments
         self._memory: dict[tuple[int, int], _Memory | _InSegment | None] = {}
@@ -131,7 +131,7 @@ class _Packer(ForkingPickler):
         if type(thing) is not torch.Tensor or not is_plain(thing):
             return self._left_alone(thing)
         storage = thing.untyped_storage()
-        # Tensors that share memory share it after unpacking, too.
+        # Tensors that share memory still share it after unpacking.
         where = storage.data_ptr(), storage.nbytes()
         if where not in self._memory:
             self._memory[where] = self._memory_of(storage, thing.nbytes)
@@ -142,7 +142,7 @@ class _Packer(ForkingPickler):
         return tensor_over, (memory, thing.dtype, *place)
 
     def add_copy(self, content: memoryview) -> bool:
-        """Copy content into a segment, and return whether this system has any."""
+        """Copy content into a segment; return whether this system has segments."""
         if self._all_segments is None:
             return False
         copy = self._all_segments.empty((len(content),), torch.uint8)
@@ -157,12 +157,12 @@ class _Packer(ForkingPickler):
     def _memory_of(
         self, storage: torch.UntypedStorage, num_bytes: int
     ) -> _Memory | _InSegment | None:
-        """Return what is sent of a storage, of which a tensor shows so many bytes."""
+        """Return the form in which a storage is sent; a tensor uses ``num_bytes`` of its bytes."""
         if storage.nbytes() <= LARGEST_COPY:
             return _Memory(storage, copied_storage)
         number = None if self._all_segments is None else self._all_segments.number_of(storage)
         if number is not None and number in self.segments:
-            return _InSegment(self.segments.index(number))  # by another storage
+            return _InSegment(self.segments.index(number))  # another storage on the same segment
         if number is not None:
             self.segments.append(number)
         elif (
@@ -192,7 +192,7 @@ def _lent(number: int) -> Any:
 
 
 class _InSegment:
-    """The storage in the segment of this number among those that are sent."""
+    """The storage in the sent segment of this number."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -206,11 +206,11 @@ def _any_storage(segment: SentSegment) -> torch.UntypedStorage:
 
 
 class _Memory:
-    """A storage that is sent once, however many tensors refer to it.
+    """A storage that is sent once, even if several tensors refer to it.
 
     Args:
         storage: the storage.
-        read: makes a storage of what has arrived.
+        read: makes a storage of the received memory.
     """
 
     def __init__(self, storage: torch.UntypedStorage, read: Callable[[Any], Any]) -> None:
@@ -222,7 +222,7 @@ class _Memory:
 
 
 def copied_storage(content: Any) -> torch.UntypedStorage:
-    """Copy into memory that torch has aligned, as sums may depend on the alignment.
+    """Copy into memory aligned by torch, because sums may depend on the alignment.
 
     NumPy copies, because torch would use several threads, whose synchronisation takes longer.
     """
@@ -238,7 +238,7 @@ def tensor_over(
     shape: tuple[int, ...],
     strides: tuple[int, ...],
 ) -> torch.Tensor:
-    """Return a tensor that shows a part of a storage."""
+    """Return a tensor over a part of a storage."""
     return torch.empty(0, dtype=dtype).set_(storage, offset, shape, strides)
 
 
@@ -246,7 +246,7 @@ _FILES = Path("/dev/shm")
 
 
 def remove_what_was_left_by(pid: int) -> None:
-    """Remove the shared memory of a process that was killed between naming it and using it.
+    """Remove the shared memory of a process that was killed between naming and using it.
 
     torch removes the name as soon as it has the memory, unless its processes share it by name.
     """
@@ -258,7 +258,7 @@ def remove_what_was_left_by(pid: int) -> None:
 
 
 LARGEST_IN_MESSAGE = 1 << 16
-"""Largest size in bytes of memory that is copied into the message."""
+"""Size limit in bytes of memory that is copied into the message."""
 
 
 class PackedByValue(NamedTuple):
@@ -268,9 +268,9 @@ class PackedByValue(NamedTuple):
     large: list[npt.NDArray[np.uint8]]
     """Memory that the content refers to."""
     images: npt.NDArray[Any] | None
-    """Images of the batch, if they are to be finished where they arrive."""
+    """Images of the batch, if the receiver finishes them."""
     seconds: Mapping[str, float] = {}
-    """Seconds that the worker has spent in each stage since its last answer."""
+    """Seconds that the worker spent in each stage since its last answer."""
 
 
 def pack_by_value(
@@ -280,11 +280,11 @@ def pack_by_value(
 
     Args:
         answer: a batch, its failure, or an :class:`Answer`.
-        images_apart: whether a batch is ``[images, targets]`` with images that are not finished.
-        pickler: pickles what is no tensor; cloudpickle's knows the classes of a script.
+        images_apart: whether a batch is ``[images, targets]`` with unfinished images.
+        pickler: pickles everything but tensors; cloudpickle's supports the classes of a script.
 
     Raises:
-        Exception: something in it cannot be pickled.
+        Exception: a part of it cannot be pickled.
 
     >>> packed = pack_by_value({"image": torch.arange(1 << 20)})
     >>> len(packed.content) < 500, packed.large[0].nbytes
@@ -312,13 +312,13 @@ def unpack_by_value(
     allocate: Allocate = empty_host,
     finish: Callable[[torch.Tensor, Allocate], torch.Tensor] | None = None,
 ) -> Any:
-    """Return the answer, in memory of its own.
+    """Return the answer, in newly allocated memory.
 
     Args:
-        packed: what :func:`pack_by_value` returned.
-        allocate: returns uninitialised memory of a shape and dtype for what is large.
-        finish: makes the finished images of those that came apart, in memory that it allocates;
-            None copies them.
+        packed: result of :func:`pack_by_value`.
+        allocate: returns uninitialised memory of a shape and dtype for large parts.
+        finish: makes finished images of the separate images, in memory that it allocates; None
+            copies them.
     """
     owned = [_copied(part, allocate).numpy() for part in packed.large]
     answer = pickle.loads(packed.content, buffers=owned)
@@ -340,7 +340,7 @@ def _copied(array: npt.NDArray[Any], allocate: Allocate) -> torch.Tensor:
 
 
 class _PackerByValue:
-    """What is added to a pickler: tensors by value, and large memory outside the message."""
+    """Mixin for a pickler: tensors by value, and large memory outside the message."""
 
     def __init__(self, file: io.BytesIO) -> None:
         self.large: list[npt.NDArray[np.uint8]] = []
@@ -355,10 +355,10 @@ class _PackerByValue:
             return NotImplemented if others is None else others(thing)
         storage = thing.untyped_storage()
         if storage.nbytes() > max(LARGEST_IN_MESSAGE, 2 * thing.nbytes):
-            # It shows a part of something large, which would be sent as a whole.
+            # It shows a part of a large storage, which would be sent as a whole.
             thing = thing.clone(memory_format=torch.contiguous_format)
             storage = thing.untyped_storage()
-        # Tensors that share memory share it after unpacking, too.
+        # Tensors that share memory still share it after unpacking.
         where = storage.data_ptr(), storage.nbytes()
         memory = self._memory.setdefault(where, _Memory(storage, _storage))
         place = thing.storage_offset(), tuple(thing.shape), thing.stride()
@@ -386,8 +386,8 @@ def _storage(content: Any) -> torch.UntypedStorage:
 
 
 def _as_tensor(images: npt.NDArray[Any]) -> torch.Tensor:
-    """Return a tensor over an array that must not be written, of which torch would warn."""
+    """Return a tensor over a read-only array; torch would warn about it."""
     content: Any = (ctypes.c_uint8 * images.nbytes).from_address(images.ctypes.data)
-    content.array = images  # which stays in memory as long as the tensor does
+    content.array = images  # keeps the array in memory as long as the tensor
     flat = torch.frombuffer(content, dtype=torch.from_numpy(np.empty(0, images.dtype)).dtype)
     return flat.view(images.shape)

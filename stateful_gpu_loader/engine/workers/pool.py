@@ -1,4 +1,4 @@
-"""PoolPipeline: executes requests in the workers of a cluster, any of which may be lost."""
+"""PoolPipeline: executes requests in a cluster's workers, which may be lost at any time."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 class PoolPipeline:
     """Keeps a bounded number of batches ahead, made by workers of a cluster.
 
-    Answers are received, and all requests drawn, in the user's own thread; with ``unpack`` a thread
-    receives the answers and unpacks them.
+    All requests are drawn in the user's thread. Answers are received there too; with ``unpack``, a
+    thread receives and unpacks them.
 
     Args:
-        dispatch: returns the dispatch; called when the first worker is wanted.
+        dispatch: returns the dispatch; called when the first worker is needed.
         timeout: seconds that a worker may take for the batch that ``next()`` waits for; 0 means no
             limit.
         persistent: keep the workers from one pass to the next.
-        unpack: returns an answer of a worker, in memory of its own; called in a thread. None if
-            answers come as they are.
-        tally: where the receiving thread notes its seconds.
+        unpack: returns a worker's answer in newly allocated memory; called in a thread. None if
+            answers need no unpacking.
+        tally: receives the seconds of the receiving thread.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class PoolPipeline:
         self._former_workers: list[Any] = []
         self.is_whole = False
         self._is_fresh = False
-        """Whether the workers were asked for and have not run a pass."""
+        """Whether the workers were started ahead and have not run a pass."""
 
     @property
     def workers(self) -> list[Any]:
-        """The worker processes of this machine, also once they have ended."""
+        """Worker processes of this machine; after their end, the processes that there were."""
         return self._former_workers if self._dispatch is None else self._dispatch.processes
 
     def launch(self) -> None:
@@ -96,7 +96,8 @@ class PoolPipeline:
         dispatch.fill()
         while not self._has_come(dispatch):
             self._wait(dispatch)
-            # What has come meanwhile is not overdue, however long the wait was held up.
+            # An answer that has come meanwhile is not overdue, however long the wait was
+            # interrupted.
             if not self._has_come(dispatch):
                 dispatch.look_for_overdue(began, self._timeout)
                 _tell(dispatch)
@@ -116,7 +117,7 @@ class PoolPipeline:
         return request, answer
 
     def _wait(self, dispatch: Dispatch) -> None:
-        """Wait a while for an event; an exception here loses nothing."""
+        """Wait for an event, up to a limit; an exception here loses nothing."""
         seconds = min(_SECONDS_BETWEEN_LOOKS, self._timeout / 4 or math.inf)
         self.is_whole = True
         if self._unpack is None:
@@ -133,7 +134,7 @@ class PoolPipeline:
         return self._has_come(dispatch)
 
     def _has_come(self, dispatch: Dispatch) -> bool:
-        """Whether the next batch, or the end, has come; receive what there is."""
+        """Receive what has come; return whether the next batch, or the end, is among it."""
         while not dispatch.is_ready():
             event = dispatch.receive() if self._unpack is None else None
             if event is None:

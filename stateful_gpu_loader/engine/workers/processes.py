@@ -1,4 +1,4 @@
-"""ProcessCluster: worker processes of this machine, any of which may die at any time.
+"""ProcessCluster: worker processes of this machine, which may die at any time.
 
 Only public names of multiprocessing are used here.
 """
@@ -64,29 +64,29 @@ from stateful_gpu_loader.engine.workers.worker_start import (
 from stateful_gpu_loader.errors import LoaderError
 
 _SECONDS_TO_CLEAN_UP = 5.0
-"""Seconds in which workers may end by themselves, and again after SIGTERM, as torch's may."""
+"""Seconds in which workers may end by themselves, and again after SIGTERM, as in torch."""
 _SECONDS_TO_NOTICE = 1.0
 """Longest time in seconds until the death that broke a connection is known."""
 
 
 class ProcessCluster:
-    """Starts processes with multiprocessing, and exchanges messages with them; see Cluster.
+    """Starts processes with multiprocessing and exchanges messages with them; see Cluster.
 
     Args:
-        adapter: what each worker gets a copy of.
+        adapter: each worker gets a copy.
         num_workers: number of worker processes of the loader.
         threads: number of threads that answer the requests of a process.
         base_seed: seed of the workers' own generators; nothing is drawn from the caller's.
         multiprocessing_context: as in DataLoader.
-        tally: where the workers' seconds are noted, and whether a batch was delivered.
+        tally: receives the workers' seconds, and shows whether a batch was delivered.
 
     Raises:
-        LoaderError: this process imports the main script to become a worker itself.
+        LoaderError: this process is itself a starting worker that imports the main script.
     """
 
     queues = True
     _owner = -1
-    """Process that started the workers, once there may be some."""
+    """Process that started the workers, once there may be workers."""
 
     def __init__(
         self,
@@ -107,24 +107,24 @@ class ProcessCluster:
         self._context: Any = self._chosen(multiprocessing_context)
         self._workers: dict[int, _Worker] = {}
         self._by_descriptor: dict[int, _Worker] = {}
-        """The workers that are listened to."""
+        """Workers whose messages are received, by file descriptor."""
         self._starting: Channel | None = None
         """This end of the connection to a worker that is being started."""
         self._poll = select.poll()
         self._events: deque[Event] = deque()
         self._segments = MappedSegments()
         self._has_been_ready = False
-        """Whether one of the workers was ready, so that others can be started as well."""
+        """Whether a worker was ready, so that other workers can start as well."""
         self._owner = os.getpid()
         _CLUSTERS.add(self)
 
     def __del__(self) -> None:
-        # A signal handler's exception may drop the cluster before anybody could close it.
+        # A signal handler's exception may drop the cluster before anything could close it.
         self.close()
 
     @property
     def processes(self) -> list[BaseProcess]:
-        """The worker processes, by their places."""
+        """The worker processes, by place."""
         workers = sorted(self._workers.values(), key=lambda each: each.place)
         return [each.process for each in workers]
 
@@ -132,9 +132,9 @@ class ProcessCluster:
         """Start a process; see Cluster.
 
         Raises:
-            WorkersDied: the process that starts the others has ended.
-            OSError: the system lacks what processes need; the message has the remedy.
-            Exception: what the worker needs cannot be pickled.
+            WorkersDied: the fork server has ended.
+            OSError: the system lacks resources for processes; the message has the remedy.
+            Exception: the adapter cannot be pickled.
         """
         # create the directory for all of them here, so that it outlives killed workers
         get_temp_dir()
@@ -161,7 +161,7 @@ class ProcessCluster:
                     raise
                 raise failure from error
             finally:
-                del failure  # a cycle would keep open what the workers were given
+                del failure  # a cycle would keep the workers' files open
         finally:
             self._starting = None
             if theirs is not None:
@@ -172,7 +172,7 @@ class ProcessCluster:
     def send(self, worker: int, number: int, message: WorkerMessage, *, first: int) -> None:
         found = self._workers[worker]
         if found.channel.fileno() not in self._by_descriptor:
-            return  # it is lost, which is about to be told
+            return  # the worker is lost, which is about to be reported
         message = message._replace(returned=self._segments.to_return(worker))
         try:
             content, files = pickled(message)
@@ -189,7 +189,7 @@ class ProcessCluster:
     def receive(self) -> Event | None:
         if not self._events:
             for descriptor, _ in self._poll.poll(0):
-                # The one before it in the list may have been removed with its worker.
+                # An earlier descriptor in the list may have removed its worker.
                 worker = self._by_descriptor.get(descriptor)
                 if worker is not None:
                     self._look_at(worker, descriptor)
@@ -202,7 +202,7 @@ class ProcessCluster:
             self._remove(found)
 
     def resources(self) -> str:
-        return f"{len(self._workers)} processes of this machine are started"
+        return f"{len(self._workers)} processes of this machine are running"
 
     def close(self) -> None:
         """End the workers, gracefully at first."""
@@ -228,7 +228,7 @@ class ProcessCluster:
                 self._remove(worker)
 
     def let_go(self) -> None:
-        """Forget the workers, and close what leads to them."""
+        """Forget the workers and close the connections to them."""
         workers, self._workers = self._workers, {}
         for worker in workers.values():
             worker.close()
@@ -236,7 +236,7 @@ class ProcessCluster:
             self._starting.close()
 
     def _explained(self, error: BaseException) -> BaseException:
-        """Return what to raise for the error of a start."""
+        """Return the exception to raise for the error of a start."""
         if error is self._adapter.refusal:
             avoided = self._has_avoided_a_fork
             return LoaderError(NOT_FORKED.format(error)) if avoided else error
@@ -245,7 +245,7 @@ class ProcessCluster:
         return explained(error)
 
     def _chosen(self, wanted: Any) -> BaseContext:
-        """Return how processes are started; not by a fork if nobody chose it and it would harm."""
+        """Return the start method; avoid a harmful fork that the user did not request."""
         default = default_context() if wanted is None else None
         self._has_avoided_a_fork = default is not None
         if self._has_avoided_a_fork:
@@ -300,7 +300,7 @@ class ProcessCluster:
             self._events.append(Started(worker.number))
 
     def _answer(self, worker: _Worker, head: memoryview, message: Message) -> tuple[Any] | None:
-        """Return the answer; None if what it lies in was lost with its worker."""
+        """Return the answer; None if its memory was lost with its worker."""
         started = perf_counter()
         try:
             if message.files is None:
@@ -319,7 +319,7 @@ class ProcessCluster:
         return (answer,)
 
     def _lose(self, worker: _Worker) -> None:
-        """Tell that a worker has ended, or has closed its socket and so might as well have."""
+        """Report that a worker has ended, or that it must be ended because it closed its socket."""
         self._listen_no_more(worker)
         if not worker.exit.has_come(_SECONDS_TO_NOTICE):
             kill([worker.process])
@@ -346,11 +346,11 @@ class _Worker:
         self.channel = channel
         self.sender = Sender(channel)
         self.stage = CREATED
-        """How far its start came."""
+        """Last stage that its start reached."""
         self.report = ""
-        """What it said about it."""
+        """Text of its last report."""
         self.exit = Exit(process)
-        """Becomes readable when it has ended."""
+        """Becomes readable when the process has ended."""
 
     def close(self) -> None:
         self.channel.close()
@@ -366,12 +366,12 @@ def _can_be_pickled(message: WorkerMessage) -> bool:
 
 
 def interpreter_is_ending() -> bool:
-    """Whether this process is at its exit, where multiprocessing ends all workers."""
+    """Whether this process is exiting, where multiprocessing ends all workers."""
     return _is_ending is not False
 
 
 _is_ending: bool | None = False
-"""Whether the exit has begun; None once the interpreter has cleared its modules."""
+"""Whether the exit has begun; None after the interpreter has cleared its modules."""
 
 
 @atexit.register
@@ -388,7 +388,7 @@ _CLUSTERS: weakref.WeakSet[ProcessCluster] = weakref.WeakSet()
 def _leave_workers_to_the_parent() -> None:
     leave_to_the_parent(_PROCESSES)
     for cluster in _CLUSTERS:
-        cluster.let_go()  # so that only the parent holds it
+        cluster.let_go()  # so that only the parent holds the connections
 
 
 os.register_at_fork(after_in_child=_leave_workers_to_the_parent)
@@ -398,7 +398,7 @@ def _explained(error: Exception) -> Exception:
     too_many = isinstance(error, OSError) and error.errno == errno.EMFILE
     if too_many or "ancdata" in str(error):
         full = RuntimeError(
-            "Too many open files: a batch of a worker cannot be received. Remedy: raise the limit "
+            "Too many open files: a worker's batch cannot be received. Remedy: raise the limit "
             "with `ulimit -n`, or call "
             "torch.multiprocessing.set_sharing_strategy('file_system') at the start"
         )
@@ -415,8 +415,8 @@ _SECONDS_TO_BE_REAPED = 1.0
 class Exit:
     """A descriptor that becomes readable when a process has ended; ``close()`` it.
 
-    A process's own sentinel is a pipe, which stays open as long as a child of the process holds it,
-    even when the process is dead.
+    A process's own sentinel is a pipe, which a child of the process keeps open even after the
+    process is dead.
 
     Raises:
         OSError: no descriptor is free.
@@ -428,7 +428,7 @@ class Exit:
         try:
             self._fd = os.pidfd_open(process.pid or 0)
         except ProcessLookupError:
-            self._fd = _readable()  # it has ended, and its parent has collected it
+            self._fd = _readable()  # it has ended, and its parent has collected its exit code
         except (AttributeError, OSError):
             self._fd = os.dup(process.sentinel)
 
@@ -439,7 +439,7 @@ class Exit:
         return self._fd
 
     def has_come(self, seconds: float) -> bool:
-        """Wait at most so many seconds for the end; return whether it has come."""
+        """Wait up to ``seconds`` for the end; return whether it has come."""
         return bool(wait([self._fd], seconds))
 
     def close(self) -> None:
@@ -449,7 +449,7 @@ class Exit:
 
 
 def describe_exit(process: BaseProcess) -> str:
-    """Describe how a process ended in torch's words, without a full stop at the end."""
+    """Describe in torch's words how a process ended, without a final full stop."""
     reap(process)
     code = process.exitcode
     if code is None or code >= 0:
@@ -466,7 +466,7 @@ def describe_exit(process: BaseProcess) -> str:
 
 
 def have_ended(processes: Iterable[BaseProcess], seconds: float) -> bool:
-    """Wait at most so many seconds for all processes to end; return whether they have."""
+    """Wait up to ``seconds`` for all processes to end; return whether they have."""
     exits: list[Exit] = []
     try:
         exits.extend(map(Exit, processes))
@@ -497,7 +497,7 @@ def kill(processes: Iterable[BaseProcess]) -> None:
 
 def reap(process: BaseProcess) -> None:
     """Collect the exit code of a process that has ended."""
-    if process.exitcode is None:  # with a forkserver it is known a little later
+    if process.exitcode is None:  # a forkserver reports it a little later
         process.join(_SECONDS_TO_BE_REAPED)
     process.join(0)
 

@@ -1,12 +1,13 @@
 """Segments: shared memory that worker processes fill with batches, again and again.
 
-Shared memory that is made anew for each batch costs a page fault for every 4 KB of it: 0.4 ms for
-an image of 224x224 in float32, a third of the time to decode it.
+New shared memory for each batch would cost a page fault for every 4 KB: 0.4 ms for an image of
+224x224 in float32, a third of the time to decode it.
 
-A worker makes a segment when none of its own is free, and sends its descriptor with the first batch
-in it. The main process maps it once and lends it to the batch. When nothing refers to the batch any
-more, the main process says so with its next request to that worker, which may then fill the segment
-again. Segments have no names, so those of a killed worker end with the last process that maps them.
+A worker makes a segment when none of its own is free, and sends the descriptor with the segment's
+first batch. The main process maps the segment once and lends it to the batch. When nothing refers
+to the batch any more, the next request to the worker returns the segment, and the worker may fill
+it again. Segments have no names, so a killed worker's segments end with the last process that maps
+them.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from stateful_gpu_loader.engine.makers.memory import lend
 from stateful_gpu_loader.engine.workers.channel import OpenFile
 
 LARGEST_COPY = 1 << 18
-"""Largest size in bytes of memory that is copied into the message, and so needs no segment."""
+"""Size limit in bytes of memory that is copied into the message and needs no segment."""
 
 _DESCRIPTORS = Path("/proc/self/fd")
 
 
 class SegmentId(NamedTuple):
-    """Names a segment among those of all workers; no id is used twice."""
+    """Identifies a segment among those of all workers; no id is used twice."""
 
     worker: int
     number: int
@@ -48,7 +49,7 @@ class SentSegment(NamedTuple):
     num_bytes: int
     """Number of bytes that the batch uses, from the segment's beginning."""
     descriptor: Any
-    """What its file descriptor is received from, the first time; None after that."""
+    """Pickled form of its file descriptor, the first time; None after that."""
 
 
 class Returned(NamedTuple):
@@ -56,18 +57,17 @@ class Returned(NamedTuple):
 
     number: int
     may_be_filled: bool
-    """False if a process that was forked from the main process may still refer to it."""
+    """False if a process forked from the main process may still refer to the segment."""
 
 
 class WorkerSegments:
     """The segments of one worker process, which allocates its batches here.
 
-    Without ``memfd_create``, which only Linux has, batches are in ordinary memory.
-
-    Several threads of the process may share them.
+    Without ``memfd_create``, which only Linux has, batches are in ordinary memory. Several threads
+    of the process may share the segments.
 
     Args:
-        keep: number of free segments that are kept; more if an answer takes several of them.
+        keep: number of free segments to keep; more if an answer takes several segments.
     """
 
     def __init__(self, keep: int) -> None:
@@ -77,21 +77,22 @@ class WorkerSegments:
         self._of_an_answer = 1
         """Number of segments that an answer takes; it falls slowly."""
         self._process: int | None = None
-        """Process that fills them; one that it forks must not."""
+        """Process that fills the segments; its forked children must not."""
         self._lock = threading.Lock()
         self._segments: dict[int, _Segment] = {}
         self._at: dict[int, _Segment] = {}
         """The same segments by their addresses."""
         self._num_made = 0
         self._dropped: deque[int] = deque()
-        """Numbers of the segments that no tensor of this process is on any more.
+        """Numbers of the segments that tensors of this process no longer use.
 
-        Tensors may die in any thread, and within any of the functions here, so this is only noted.
+        Tensors may die in any thread, and inside any of these functions, so their end is only noted
+        here.
         """
         self._given_up: list[SegmentId] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let multiprocessing hand them to a process that it starts, before there are any."""
+        """Let multiprocessing hand them to a process that it starts; there are no segments yet."""
         return WorkerSegments, (self._keep,)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -108,9 +109,9 @@ class WorkerSegments:
         return tensor.view(dtype).view(shape)
 
     def number_of(self, storage: torch.UntypedStorage) -> int | None:
-        """Return the number of the segment that a storage is on, if that can be sent.
+        """Return the number of the segment that holds a storage, if the segment can be sent.
 
-        One that the main process has already, as the same tensor was in an earlier answer, cannot.
+        A segment cannot be sent if the main process already has it from an earlier answer.
         """
         segment = self._at.get(storage.data_ptr()) if self._are_own() else None
         if segment is None or segment.is_sent or not segment.is_lent:
@@ -118,7 +119,7 @@ class WorkerSegments:
         return segment.number
 
     def send(self, numbers: Sequence[int]) -> tuple[SentSegment, ...]:
-        """Return what is sent of the segments of an answer.
+        """Return the segments of an answer in the form in which they are sent.
 
         The main process then has them until it returns them.
         """
@@ -145,7 +146,7 @@ class WorkerSegments:
                     self._forget(self._segments[number])
 
     def given_up(self) -> tuple[SegmentId, ...]:
-        """Return the segments that will not be used again, each of them once."""
+        """Return the segments that will not be used again; each is returned once."""
         with self._lock:
             given_up, self._given_up = self._given_up, []
         return tuple(given_up)
@@ -184,17 +185,17 @@ class _Segment:
     def __init__(self, number: int, size: int) -> None:
         self.number = number
         self.file: int | None = os.memfd_create("stateful_gpu_loader")
-        """Its file descriptor until that is sent, so that each process has few open at a time."""
+        """File descriptor until it is sent, so that each process has few open files."""
         os.ftruncate(self.file, size)
         self.memory = _mapped(self.file, size)
         self.size = size
         """Size in bytes."""
         self.num_bytes = 0
-        """Number of bytes that were lent last."""
+        """Number of bytes that were last lent."""
         self.is_lent = False
-        """Whether a tensor of this process may be on it."""
+        """Whether a tensor of this process may use it."""
         self.is_sent = False
-        """Whether a tensor of the main process may be on it, or will be."""
+        """Whether a tensor of the main process uses or may use it."""
 
     @property
     def is_free(self) -> bool:
@@ -206,15 +207,15 @@ class _Segment:
 
 
 class MappedSegments:
-    """What the main process has mapped of the segments of its workers."""
+    """The workers' segments that the main process has mapped."""
 
     def __init__(self) -> None:
         self._mapped: dict[SegmentId, torch.Tensor] = {}
         self._dropped: defaultdict[int, deque[tuple[int, int]]] = defaultdict(deque)
-        """For each worker the segments that no tensor of this process is on any more.
+        """For each worker, the segments that tensors of this process no longer use.
 
-        With each stands the number of forks at the time when it was lent. Tensors may die in any
-        thread, and within any of the functions here, so this is only noted.
+        Each has the number of forks when it was lent. Tensors may die in any thread, and inside any
+        of these functions, so their end is only noted here.
         """
 
     def lend(self, sent: SentSegment) -> torch.UntypedStorage:
@@ -239,13 +240,13 @@ class MappedSegments:
             self._mapped.pop(where, None)
 
     def forget(self, worker: int) -> None:
-        """Unmap the segments of a worker that has ended; tensors on them keep their memory."""
+        """Unmap the segments of a worker that has ended; tensors keep their memory."""
         for where in [each for each in self._mapped if each.worker == worker]:
             del self._mapped[where]
         self._dropped.pop(worker, None)
 
     def to_return(self, worker: int) -> tuple[Returned, ...]:
-        """Return the segments that a worker is to be told of with the next request to it."""
+        """Return the segments to return to a worker with its next request."""
         dropped, returned = self._dropped[worker], []
         while dropped:
             number, forks = dropped.popleft()
@@ -259,9 +260,9 @@ class MappedSegments:
 class _Forks:
     """Counts the forks of this process.
 
-    A forked child has the tensors of its parent, on the same shared memory. It is not known when it
-    drops them, so a segment that was lent at that time is not filled again. Each fork is counted
-    before and after, so that it counts for what another thread lends or drops in between.
+    A forked child has its parent's tensors, on the same shared memory. The parent cannot know when
+    the child drops them, so segments lent at that time are not filled again. Each fork is counted
+    before and after, to include segments that another thread lends or drops in between.
     """
 
     def __init__(self) -> None:
@@ -280,12 +281,12 @@ def _has_segments() -> bool:
 
 
 def _mapped(file: int, size: int) -> torch.Tensor:
-    """Map shared memory, which lasts as long as the tensor; the descriptor may be closed."""
+    """Map shared memory for the lifetime of the tensor; the descriptor may be closed."""
     return torch.from_file(str(_DESCRIPTORS / str(file)), shared=True, size=size, dtype=torch.uint8)
 
 
 def _rounded(num_bytes: int) -> int:
-    """Add up to an eighth, as encoded batches differ in size; what is not used takes no memory."""
+    """Add up to an eighth, because encoded batches vary in size; unused pages take no memory."""
     step = 1 << (num_bytes.bit_length() - 4)
     return -(-num_bytes // step) * step
 

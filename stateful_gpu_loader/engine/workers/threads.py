@@ -22,12 +22,12 @@ _JOIN_SECONDS = 5.0
 
 
 class ThreadCluster:
-    """Starts daemon threads, and hands them requests; see Cluster. A worker is several of them.
+    """Starts daemon threads and hands them requests; see Cluster. A worker is several threads.
 
     Args:
         maker: shared by the threads; has no state and does not use the global generators.
         threads: number of threads of a worker.
-        times: where the seconds of each stage are noted.
+        times: receives the seconds of each stage.
     """
 
     queues = True
@@ -41,7 +41,7 @@ class ThreadCluster:
         self._owner = os.getpid()
 
     def __del__(self) -> None:
-        # A signal handler's exception may drop the cluster before anybody could close it.
+        # A signal handler's exception may drop the cluster before anything could close it.
         for crew in self._crews.values():
             crew.stop()
 
@@ -66,10 +66,10 @@ class ThreadCluster:
         """Hand a request to the worker; see Cluster.
 
         Raises:
-            ValueError: a state comes with it.
+            ValueError: the message has a state.
         """
         if message.start is not None:
-            raise ValueError("threads share one maker, which therefore cannot have state")
+            raise ValueError("threads share one maker, which therefore cannot have a state")
         crew = self._crews[worker]
         crew.first = first
         crew.requests.put((number, message.request))
@@ -81,14 +81,14 @@ class ThreadCluster:
         return self._events.take()
 
     def kill(self, worker: int) -> None:
-        """Abandon the threads of a worker, as nothing can end one that hangs."""
+        """Abandon the threads of a worker: nothing can end a thread that hangs."""
         self._crews.pop(worker).stop()
 
     def resources(self) -> str:
-        return f"{self._threads} threads are started"
+        return f"{self._threads} threads are running"
 
     def close(self) -> None:
-        """Stop at the next sample and wait, as torch aborts if threads are inside it at exit."""
+        """Stop at the next sample and wait: torch aborts if threads are inside it at exit."""
         if os.getpid() != self._owner:
             return  # a forked child has the objects, but none of the threads
         crews, self._crews = self._crews, {}
@@ -96,7 +96,7 @@ class ThreadCluster:
             crew.stop()
         threads = [thread for crew in crews.values() for thread in crew.threads]
         if threading.current_thread() in threads:
-            # The garbage collector ran in one of them, which may hold a lock that others need.
+            # The garbage collector runs in one of them, which may hold a lock that others need.
             return
         deadline = time.monotonic() + _JOIN_SECONDS
         for thread in threads:
@@ -105,9 +105,9 @@ class ThreadCluster:
 
 
 class _Events:
-    """What has happened and was not received yet.
+    """Events that were not received yet.
 
-    It takes no lock of Python's own, which the exception of a signal handler could leave locked.
+    It takes no lock of Python's, which a signal handler's exception could leave locked.
     """
 
     def __init__(self) -> None:
@@ -137,17 +137,17 @@ class _Crew:
         self.threads: list[threading.Thread] = []
         self.requests: SimpleQueue[tuple[int, Any] | None] = SimpleQueue()
         self.first = 0
-        """Number of the first request of the pass; those before it are abandoned."""
+        """Number of the first request of the pass; earlier requests are abandoned."""
         self.is_stopped = False
 
     def take(self) -> tuple[int, Any] | None:
-        """Wait for a request and return its number and itself; None at the end."""
+        """Wait for a request and return it with its number; None at the end."""
         with waiting("idle"):
             taken = self.requests.get()
         return None if self.is_stopped else taken
 
     def check(self, number: int) -> None:
-        """Raise Stopped if nobody waits for this request any more."""
+        """Raise Stopped if the answer to this request is no longer needed."""
         if self.is_stopped or number < self.first:
             raise Stopped
 
@@ -167,7 +167,7 @@ def _work(maker: Maker, crew: _Crew, times: StageTimes) -> None:
             except Stopped:
                 continue
             except BaseException as error:
-                # Any exception becomes an answer, as the request is waited for.
+                # Any exception becomes an answer, because the answer is awaited.
                 answer = Failure(error)
             crew.events.put(Answered(number, answer))
             del answer, request, taken  # keep no batch alive while waiting

@@ -1,4 +1,4 @@
-"""The part that runs in worker processes: it takes messages and answers them with the maker."""
+"""Main function of worker processes: takes messages and answers them with the maker."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class WorkerMessage(NamedTuple):
     """A message to a worker."""
 
     request: Any
-    """A request, or the :class:`RemoteFailure` of one that could not be sent."""
+    """A request, or the :class:`RemoteFailure` of a request that could not be sent."""
     start: WorkerStart | None
     """State to begin a pass with before the request, or None."""
     returned: tuple[Returned, ...] = ()
@@ -97,8 +97,8 @@ class WorkerAdapter:
         initialise: called with the worker's number before anything else. If it fails, every request
             of the worker fails with its exception.
         pack: serializes the answers.
-        segments: where the maker allocates its batches, if they are sent in shared memory.
-        seeds: of the first pass; each later pass has its own.
+        segments: memory for the maker's batches, if they are sent in shared memory.
+        seeds: seeds of the first pass; each later pass has its own.
     """
 
     def __init__(
@@ -124,9 +124,9 @@ class WorkerAdapter:
         self._idle_since = 0.0
         self._sent: IO[bytes] | None = None
         self.report: StartReport | None = None
-        """Receiver of the reports of how far a worker process has started."""
+        """Receiver of the reports on the start of a worker process."""
         self.refusal: Exception | None = None
-        """Why the workers could not be sent what they need."""
+        """Exception that prevented sending the adapter to the workers."""
 
     @property
     def dataset(self) -> Any:
@@ -134,7 +134,7 @@ class WorkerAdapter:
         return self._dataset
 
     def start(self, worker: int) -> None:
-        """Initialise the worker, whose number among those of the loader this is."""
+        """Initialise the worker, given its number among the loader's workers."""
         self._worker = worker
         if self._segments is not None and self.report is not None:
             self._segments.worker = self.report.worker
@@ -160,7 +160,7 @@ class WorkerAdapter:
             self.report.say(stage)
 
     def for_this_thread(self) -> WorkerAdapter:
-        """Return an adapter to the same maker, for another thread of a worker that has started."""
+        """Return an adapter to the same maker, for another thread of a started worker."""
         other = WorkerAdapter(
             self._maker, self._dataset, None, self._pack, self._segments, self._seeds
         )
@@ -169,10 +169,10 @@ class WorkerAdapter:
         return other
 
     def answer_to(self, sent: Message, check: Callable[[], None]) -> Any:
-        """Return the serialized answer to a serialized message; None if nobody wants it.
+        """Return the serialized answer to a serialized message; None if it is no longer needed.
 
         Args:
-            check: raises :class:`Stopped` once nobody wants the answer.
+            check: raises :class:`Stopped` once the answer is no longer needed.
         """
         try:
             if sent.files is None:
@@ -210,7 +210,7 @@ class WorkerAdapter:
         return packed._replace(seconds=self._times.take())
 
     def _note_idle(self, message: WorkerMessage) -> None:
-        """Note the time since the last answer, unless a pass begins, between which none is due."""
+        """Note the time since the last answer; between passes no answer is due."""
         epoch = getattr(message.request, "epoch", self._epoch)
         if self._idle_since and message.start is None and epoch == self._epoch:
             self._times.own.seconds["idle"] += perf_counter() - self._idle_since
@@ -255,9 +255,9 @@ class WorkerAdapter:
         )
         if spawning_process() is None:
             return WorkerAdapter, parts
-        # Sent in a file rather than in the message that starts the worker: multiprocessing writes
-        # the message to a pipe whose reading end it holds itself, so it would wait for ever if the
-        # worker died before reading more than a pipe's buffer.
+        # Sent in a file, not in the message that starts the worker. multiprocessing writes that
+        # message to a pipe and holds the reading end itself. If the worker died before reading more
+        # than a pipe's buffer, the write would wait for ever.
         self.forget_what_was_sent()
         self._sent = _anonymous_file()
         try:
@@ -269,7 +269,7 @@ class WorkerAdapter:
         return _read_worker_side, (DupFd(self._sent.fileno()), self.report)
 
     def forget_what_was_sent(self) -> None:
-        """Close the file with the maker, once the workers have read it."""
+        """Close the file with the maker, after the workers have read it."""
         sent, self._sent, self.refusal = self._sent, None, None
         if sent is not None:
             sent.close()
@@ -282,9 +282,9 @@ def run_worker(
 
     Args:
         adapter: answers them; its report has the connection.
-        worker: number of this worker among those of the loader.
+        worker: number of this worker among the loader's workers.
         num_workers, base_seed: as in torch's worker processes.
-        threads: number of threads that answer them; 1 is this one.
+        threads: number of threads that answer them; 1 is this thread.
     """
     report = adapter.report
     if report is None:
@@ -304,7 +304,7 @@ def _answer_all(adapter: WorkerAdapter, channel: Channel, answers: _Answers) -> 
     while True:
         arrived = channel.receive() if requests else [channel.next(), *channel.receive()]
         if channel.has_ended:
-            return  # nobody waits for what is still to be made
+            return  # the remaining answers are not needed
         for message in arrived:
             number, first = HEAD.unpack(message.head)
             newest = max(newest, first)
@@ -324,7 +324,7 @@ class _Crew:
     def __init__(self, adapter: WorkerAdapter, answers: _Answers, threads: int) -> None:
         self._requests: SimpleQueue[tuple[int, int, Message] | None] = SimpleQueue()
         self._newest = 0
-        """Number of the first request of the pass; -1 once nothing is wanted any more."""
+        """Number of the first request of the pass; -1 when no answers are needed any more."""
         self._threads = [
             threading.Thread(
                 target=self._work,
@@ -336,7 +336,7 @@ class _Crew:
         ]
 
     def answer_all(self, channel: Channel) -> None:
-        """Have the threads answer what arrives.
+        """Let the threads answer messages.
 
         Raises:
             EOFError: the main process has ended the connection, and the threads have ended.
@@ -365,7 +365,8 @@ class _Crew:
                 answers.send(number, adapter.answer_to(message, partial(self._check, first)))
                 del message, taken  # they hold memory while the thread waits
         except BaseException:
-            # The process ends as if its only thread had raised it, so the requests are not lost.
+            # End the process as an exception of its only thread would, so the requests are not
+            # lost.
             traceback.print_exc()
             os._exit(1)
 
@@ -375,7 +376,7 @@ class _Crew:
 
 
 HEAD = struct.Struct("=qq")
-"""Head of a message to a worker: the number of its request, and that of the first of its pass."""
+"""Head of a message to a worker: the numbers of its request and of the pass's first request."""
 
 
 class _Answers:
@@ -401,9 +402,9 @@ class _Answers:
 
 
 def end_with(main: BaseProcess) -> None:
-    """End this process as soon as a process has ended, or runs another program.
+    """End this process as soon as process ``main`` has ended or runs another program.
 
-    A forked child of that process keeps its sentinel open, so its pid is watched as well.
+    A forked child of ``main`` keeps its sentinel open, so its pid is watched as well.
     """
     watched: list[Any] = [main.sentinel]
     try:
@@ -421,7 +422,7 @@ def end_with(main: BaseProcess) -> None:
 
 
 def in_place_of(content: Any, error: Exception) -> Any:
-    """Return what is sent in place of a message, or a packed answer, that could not be sent."""
+    """Return the replacement for a message or packed answer that could not be sent."""
     if isinstance(content, WorkerMessage):
         where = f"when {content.request!r:.300} was sent to a worker process. {_REMEDY}"
         return content._replace(request=RemoteFailure(error, where))
@@ -431,7 +432,7 @@ def in_place_of(content: Any, error: Exception) -> Any:
 
 
 def _unsent(answer: Any, error: Exception) -> Any:
-    """Return what is sent in place of an answer: the same without its batch."""
+    """Return an answer with an exception in place of its batch."""
     payload = answer.payload if isinstance(answer, Answer) else answer
     worker = get_worker_info()
     where = (
@@ -442,7 +443,7 @@ def _unsent(answer: Any, error: Exception) -> Any:
     return dataclasses.replace(answer, payload=failure) if isinstance(answer, Answer) else failure
 
 
-_REMEDY = "Remedy: let it be made of what pickle knows, such as tensors"
+_REMEDY = "Remedy: make it of objects that pickle supports, such as tensors"
 
 
 def _anonymous_file() -> IO[bytes]:

@@ -1,4 +1,4 @@
-"""WorkerPool: the workers of a loader from one pass to the next."""
+"""WorkerPool: keeps a loader's workers from one pass to the next."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from stateful_gpu_loader.state.epoch_progress import Address
 
 
 class WorkerPool:
-    """Makes pipelines, keeps an idle one, and holds the device stage for the loader's life.
+    """Makes pipelines, keeps an idle pipeline, and holds the device stage for the loader's life.
 
     Args:
         device: device on which batches are finished; None leaves them where they were made.
-        times: where the workers' seconds are noted.
+        times: receives the workers' seconds.
     """
 
     def __init__(self, device: torch.device | None, times: Tally) -> None:
@@ -38,19 +38,19 @@ class WorkerPool:
         """Stage of the previous worker pool, as long as a live iterator uses it."""
         self._idle: Pipeline | None = None
         self._owner = os.getpid()
-        """Process whose workers the idle pipeline has."""
+        """Process that owns the idle pipeline's workers."""
         self._is_new = False
         """Whether the idle pipeline has not yet run a pass."""
         self._has_looked = False
-        """Whether private generators were looked for, of which the pool warns once."""
+        """Whether private generators were already searched for; the pool warns about them once."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Give a copy of the loader, or its pickle, a worker pool of its own."""
+        """Give a copy or pickle of the loader its own worker pool."""
         return WorkerPool, (self._device, self._times)
 
     @property
     def device(self) -> torch.device | None:
-        """The device of finished batches, with its index once that is known."""
+        """The device of finished batches, with its index once it is known."""
         return self._device if self._stage is None else self._stage.place.device
 
     @property
@@ -76,7 +76,7 @@ class WorkerPool:
         """Start the workers of the next pass, unless they are started already.
 
         Raises:
-            WorkerLost: they died while they started.
+            WorkerLost: the workers died while they started.
         """
         if self.idle is not None:
             return
@@ -85,12 +85,12 @@ class WorkerPool:
             pipeline.launch()
         except WorkersDied as loss:
             raise WorkerLost(
-                f"{loss.what}. Remedy: {loss.remedy or 'look for what ends them, such as memory'}"
+                f"{loss.what}. Remedy: {loss.remedy or 'find out what ends them, such as memory'}"
             ) from loss
         self.idle, self._is_new = pipeline, True
 
     def renew(self, plan: Plan, policy: BadSamplePolicy, seed: int, start: Address) -> Pipeline:
-        """Return a pipeline with new workers, which are not started."""
+        """Return a pipeline with new workers that are not started."""
         if not self._has_looked and not plan.is_iterable:
             warn_of_own_generators(plan.config.dataset, plan.config.transform)
         self._has_looked = True
@@ -99,7 +99,7 @@ class WorkerPool:
             if self._stage is None or self._stage.is_abandoned:
                 hung = self._stage
                 self._stage = Stage(CudaPlace(self._device), self._times)
-                # A device that hangs again must not be waited for without a limit.
+                # If the device hangs again, the wait must have a limit.
                 self._stage.has_finished = hung is not None
         return make_pipeline(plan, policy, seed, start, self._stage, self._times)
 
@@ -109,7 +109,7 @@ class WorkerPool:
         return IdleProcesses(self) if self.idle is not None and self.idle.workers else None
 
     def keep(self, pipeline: Pipeline | None) -> None:
-        """Keep a pipeline for the next pass, and end the one that was kept before."""
+        """Keep a pipeline for the next pass, and end the pipeline that was kept before."""
         if isinstance(pipeline, DevicePrefetch):
             pipeline.abandon()
         before, self.idle = self.idle, pipeline
@@ -124,10 +124,10 @@ class WorkerPool:
         return twin
 
     def successor(self) -> WorkerPool:
-        """Return the worker pool for later passes, and end what is idle in this one.
+        """Return the worker pool for later passes, and end the idle workers of this one.
 
-        Workers that live iterators use end with these. Until then the two pools share the device
-        stage, as a decoder serves one thread.
+        Workers of live iterators end with their iterators. Until then both pools share the device
+        stage, because a decoder serves one thread.
         """
         self.keep(None)
         following = self.twin(self._times)
@@ -138,7 +138,7 @@ class WorkerPool:
 
 
 class IdleProcesses:
-    """What programs ask of torch's iterator over persistent workers, by torch's names."""
+    """Persistent workers between passes, with attributes that programs read in torch's iterator."""
 
     def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool
@@ -148,7 +148,7 @@ class IdleProcesses:
         return [] if self._pool.idle is None else self._pool.idle.workers
 
     def _shutdown_workers(self) -> None:
-        """End them; the next pass starts others."""
+        """End the workers; the next pass starts new workers."""
         self._pool.keep(None)
 
 

@@ -1,9 +1,9 @@
-"""The start of worker processes: by which method, how far each came, and why one ended before that.
+"""Start of worker processes: the start method, the progress reports, and the reasons of failures.
 
-What ends a process while it starts ends every other one in the same way: a script that starts
-processes when it is imported, a class that cannot be unpickled, a ``worker_init_fn`` that exits. So
-such a process is not started again, unless something else must have ended it. Only public names of
-multiprocessing are used here.
+A cause that ends one process during its start ends every other in the same way: a script that
+starts processes when it is imported, a class that cannot be unpickled, a ``worker_init_fn`` that
+exits. Such a process is therefore not started again, unless something else must have ended it. Only
+public names of multiprocessing are used here.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ INITIALISING = "initialising"
 READY = "ready"
 
 BEING_STARTED = (
-    "this process was started by another one and imports the main script, which starts processes "
-    "of its own"
+    "this process was started by another process and imports the main script, which starts "
+    "processes itself"
 )
 
 _MOST_BYTES = 2000
-"""Size of a report, below that up to which the system writes to a pipe at once."""
+"""Size limit of a report, below the size that the system writes to a pipe at once."""
 NUMBER = struct.Struct("=q")
-"""Number at the head of a worker's message: that of the request that it answers."""
+"""Head of a worker's message: the number of the request that it answers."""
 _OF_NO_REQUEST = -1
 _FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT}
-"""Exit codes of processes that something else has ended."""
+"""Exit codes of processes that another process has ended."""
 
 GUARD = (
-    'keep the main script in a file, and its code under `if __name__ == "__main__":`, as each '
-    "process that is started imports the script; define the classes and functions that the loader "
+    'keep the main script in a file, and its code under `if __name__ == "__main__":`, because '
+    "each started process imports the script; define the classes and functions that the loader "
     "uses in a module that can be imported, or at the script's top level"
 )
 _IMPORTABLE = (
     "define the classes and functions that the loader uses in a module that worker processes can "
     "import, not in a notebook, in the interpreter or under `python -c`; or pass "
-    "multiprocessing_context='fork', where the workers may be forked"
+    "multiprocessing_context='fork' if the workers may be forked"
 )
 _ENDED: dict[str, tuple[str, str]] = {
     CREATED: ("It ended while it imported the main script", GUARD),
     UNPICKLING: (
         "It ended while it unpickled the loader's dataset",
-        "look for what ends a process there: memory, __setstate__ of the dataset, or a library "
+        "find out what ends a process there: memory, __setstate__ of the dataset, or a library "
         "that its module imports",
     ),
-    REFUSED: ("It could not unpickle what the loader uses", _IMPORTABLE),
+    REFUSED: ("It could not unpickle the loader's objects", _IMPORTABLE),
     INITIALISING: ("It ended in worker_init_fn", "let worker_init_fn return"),
 }
 """Activity of a worker process when it ended, and the remedy."""
@@ -74,11 +74,11 @@ _REMEDIES = {
 
 
 class StartReport:
-    """The worker's side of the connection through which it reports how its start goes on.
+    """The worker's side of the connection, through which it reports the progress of its start.
 
     Args:
-        channel: the connection, which its answers take as well.
-        worker: number by which the main process knows it.
+        channel: the connection, which also carries its answers.
+        worker: number that identifies it in the main process.
     """
 
     def __init__(self, channel: Channel, worker: int) -> None:
@@ -100,16 +100,16 @@ def why_it_did_not_start(
     is_forked: bool,
     can_start: bool,
 ) -> tuple[str, str | None]:
-    """Return why a worker has ended before it was ready, and a remedy if others would as well.
+    """Return why a worker ended before it was ready, and a remedy if others would end as well.
 
     Args:
         why: description of how it ended.
-        stage, report: what it reported last.
+        stage, report: its last report.
         is_forked: whether it was forked from this process.
-        can_start: whether another worker was ready before. Those that were killed are then replaced
-            at any time.
+        can_start: whether another worker was ready before. Workers that were killed are then
+            replaced.
     """
-    # A process that was just forked has run no code of the user's that could end it.
+    # A newly forked process has not yet run any of the user's code that could end it.
     is_new = is_forked and stage == CREATED
     if is_new or (can_start and process.exitcode in _FROM_OUTSIDE):
         return why, None
@@ -119,15 +119,15 @@ def why_it_did_not_start(
 
 
 def loss_of_the_server(*, has_delivered: bool) -> WorkersDied:
-    """Return the loss of workers that the process which starts them did not survive."""
+    """Return the loss of workers whose fork server has ended."""
     what = "DataLoader worker exited unexpectedly during its start"
     return WorkersDied(what, None, remedy=None if has_delivered else GUARD)
 
 
 def is_of_a_start(error: BaseException) -> bool:
-    """Return whether an error says that processes could not be started, or lacked memory or files.
+    """Return whether an error shows that processes could not be started, or lacked memory or files.
 
-    Such an error says nothing about the batches that they would have made.
+    Such an error does not concern the batches that they would have made.
     """
     cause = error.__cause__
     return (
@@ -138,7 +138,7 @@ def is_of_a_start(error: BaseException) -> bool:
 
 
 def explained(error: BaseException) -> BaseException:
-    """Return the error of a start, with a remedy if the system lacks what processes need."""
+    """Return the error of a start, with a remedy if the system lacks resources for processes."""
     what = "worker processes cannot be started"
     if isinstance(error, OSError) and error.errno in _REMEDIES:
         return OSError(error.errno, f"{error.strerror}: {what}. Remedy: {_REMEDIES[error.errno]}")
@@ -153,24 +153,24 @@ _NAME_OF_DALI = "[DALI]"
 
 FORK_AVOIDED = (
     "DALI is live in this process, so worker processes are started by a fork server instead of "
-    "being forked: they import the main script anew, and what it has set since is missing in them. "
-    "Pass multiprocessing_context='forkserver' if that is meant, or 'fork' if neither the workers "
-    "nor the dataset hold anything of DALI"
+    "being forked: they import the main script again, without the values that it has set since. "
+    "Pass multiprocessing_context='forkserver' if that is intended, or 'fork' if neither the "
+    "workers nor the dataset hold DALI objects"
 )
 
 NOT_FORKED = (
-    "worker processes are not forked here, because DALI is live in this process and its threads "
-    "would be missing in them; and what they need cannot be pickled: {}. Remedy: make it of what "
-    "pickle knows, or, if neither the workers nor the dataset hold anything of DALI, pass "
-    "multiprocessing_context='fork'"
+    "worker processes are not forked here, because DALI is live in this process and they would "
+    "lack its threads; but the objects that they need cannot be pickled: {}. Remedy: make them of "
+    "objects that pickle supports, or, if neither the workers nor the dataset hold DALI objects, "
+    "pass multiprocessing_context='fork'"
 )
 
 
 def default_context() -> str | None:
-    """Return the start method where torch would fork a process in which DALI is live.
+    """Return the start method if torch would fork a process in which DALI is live.
 
-    A forked child lacks DALI's threads. If it uses dynamic mode it waits for them for ever, and so
-    it does if it only frees a reader or a pipeline that it inherited.
+    A forked child lacks DALI's threads. It waits for them for ever if it uses dynamic mode, or if
+    it only frees a reader or a pipeline that it inherited.
 
     Returns:
         "forkserver" in that case; None leaves the choice to torch.
@@ -182,7 +182,7 @@ def default_context() -> str | None:
 
 
 def method_of(multiprocessing_context: Any) -> str:
-    """Return how workers of a loader with this argument are started now.
+    """Return the start method for workers of a loader with this argument.
 
     >>> method_of("spawn"), method_of(multiprocessing.get_context("fork"))
     ('spawn', 'fork')
@@ -193,10 +193,10 @@ def method_of(multiprocessing_context: Any) -> str:
 
 
 def dali_is_live() -> bool:
-    """Whether threads of DALI run in this process; DALI is not imported to find out.
+    """Whether DALI's threads run in this process; this does not import DALI.
 
-    They run from the first operator of dynamic mode on, for the rest of the process, and as long as
-    a pipeline exists that has run. Detected on Linux only, the one system that forks by default.
+    They run from dynamic mode's first operator until the process ends, and while a pipeline exists
+    that has run. Detected only on Linux, the one system that forks by default.
     """
     if "nvidia.dali" not in sys.modules or not _THREADS.is_dir():
         return False

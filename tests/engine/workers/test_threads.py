@@ -229,5 +229,5 @@ def test_out_of_order_a_slow_batch_holds_back_nobody() -> None:
 def test_workers_that_share_a_maker_cannot_begin_with_a_state() -> None:
     work = pipeline(Gated(1))
     start = WorkerStart(seed=0, epoch=0, place=0, stride=1, state=None)
-    with pytest.raises(ValueError, match="cannot have state"):
+    with pytest.raises(ValueError, match="cannot have a state"):
         work.start(stream(1), [start])

@@ -167,7 +167,7 @@ def test_what_the_state_does_not_tell_is_refused_by_name(name: str) -> None:
     theirs, ours, field = REFUSED[name]
     refused = refusal(StatefulGPULoader(**ours()), state_of(StatefulDataLoader(**theirs())))
     assert refused.field == field
-    assert "finish the epoch there and start the next one here" in str(refused)
+    assert "finish the epoch there and start the next epoch here" in str(refused)
 
 
 @pytest.mark.filterwarnings("ignore:.*in_order")

@@ -22,17 +22,17 @@ from stateful_gpu_loader.records import WorkerStart
 
 @dataclass(eq=False)
 class _Turn:
-    """One answer of the inner pipeline while it is finished on the device."""
+    """An answer of the inner pipeline while the device finishes it."""
 
     request: Any
     answer: Any
-    """The inner pipeline's answer; the finished one in the end."""
+    """The inner pipeline's answer; the finished answer in the end."""
     task: Task | None = None
-    """The stage's task; None if there is nothing to finish, or it has not begun."""
+    """The stage's task; None if there is nothing to finish, or the task has not begun."""
     is_finished: bool = False
     """Whether ``answer`` is ready to be delivered."""
     has_room: bool = False
-    """Whether it is being tried again after memory was freed for it."""
+    """Whether it is retried after memory was freed for it."""
 
     @property
     def payload(self) -> Any:
@@ -46,30 +46,31 @@ class _Turn:
 
 @dataclass(frozen=True)
 class _Raised:
-    """An exception of the inner pipeline, to be raised in its turn."""
+    """An exception of the inner pipeline, raised in its turn."""
 
     error: Exception
     left_whole: bool
-    """Whether the inner pipeline can go on."""
+    """Whether the inner pipeline can continue."""
 
 
 class DevicePrefetch:
     """Finishes the answers of ``inner`` in the stage, at most ``ahead`` of them at a time.
 
     Only the user's thread calls ``inner``, whose requests may run the user's own sampler. Each
-    ``next()`` waits for the oldest answer and takes over all others that are ready. An exception is
+    ``next()`` waits for the oldest answer and takes all others that are ready. An exception is
     raised in its turn. When the device is out of memory, the batch is made again.
 
     Args:
         inner: pipeline that reads batches.
         stage: threads that finish them.
-        finish: the last step in the stage; called with what ``begin`` returned or with a batch of
+        finish: the last step in the stage; called with the result of ``begin``, with a batch of
             ``inner``, or with an :class:`Answer` about it.
-        begin: the step before it, called with a batch of ``inner``; None if there is only one.
+        begin: the step before, called with a batch of ``inner``; None if there is only one step.
         ahead: largest number of batches in the stage that the user has not seen.
         timeout: seconds that ``next()`` waits for the stage at most; 0 means no limit. The stage's
-            first batch has no limit, as compiling kernels may take longer than any other batch.
-        forks: whether ``inner`` starts processes; the device is then not touched before it has.
+            first batch has no limit, because compiling kernels may take longer than any other
+            batch.
+        forks: whether ``inner`` starts processes; the device is then first used after that.
     """
 
     def __init__(
@@ -92,9 +93,9 @@ class DevicePrefetch:
         self._forks = forks
         self._turns: deque[_Turn | _Raised] = deque()
         self._is_asking = False
-        """Whether the inner pipeline is asked, and nothing else is half done."""
+        """Whether the inner pipeline is being asked, and nothing else was interrupted."""
         self._is_idle = False
-        """Whether nothing is half done here, and the inner pipeline is not asked."""
+        """Whether nothing was interrupted here, and the inner pipeline is not being asked."""
 
     @property
     def is_whole(self) -> bool:
@@ -138,7 +139,7 @@ class DevicePrefetch:
         if turn.waits:
             turn.answer = self._finished(turn)
             turn.is_finished = True
-        # The others are made while the user works with this batch.
+        # The next batches are made while the user works with this batch.
         self._fill(self._limit + 1)
         turns.popleft()
         return turn.request, turn.answer
@@ -166,7 +167,7 @@ class DevicePrefetch:
         self._inner.close()
 
     def _fill(self, limit: int) -> None:
-        """Take over the answers that are ready; wait for one only if there are none to deliver."""
+        """Take the answers that are ready; wait for one only if there is nothing to deliver."""
         turns = self._turns
         for turn in turns:
             self._begin(turn)
@@ -178,7 +179,7 @@ class DevicePrefetch:
                 request, answer = next(self._inner)
             except Exception as error:
                 if isinstance(error, StopIteration):
-                    error.__traceback__ = None  # it refers to this frame, and nobody reads it
+                    error.__traceback__ = None  # it refers to this frame, and is never shown
                 turns.append(_Raised(error, left_whole=self._inner.is_whole))
             else:
                 turns.append(_Turn(request, answer))
@@ -193,7 +194,7 @@ class DevicePrefetch:
                 turn.task = self._stage.submit(partial(self._first, turn.payload), self._finish)
 
     def _finished(self, turn: _Turn) -> Any:
-        """Return the answer to deliver for one of the inner pipeline."""
+        """Return the finished answer of a turn."""
         stage = self._stage
         while True:
             self._begin(turn)
@@ -219,10 +220,10 @@ class DevicePrefetch:
             return _with_payload(turn.answer, result)
 
     def _make_room(self, turn: _Turn, error: Exception) -> None:
-        """Free the memory of the other batches, and of torch's cache, for the oldest batch.
+        """Free the memory of the other batches, and torch's cache, for the oldest batch.
 
         Raises:
-            torch.OutOfMemoryError: the memory was freed before; the user decides about another try.
+            torch.OutOfMemoryError: the memory was already freed; the user decides whether to retry.
         """
         in_flight = sum(isinstance(other, _Turn) for other in self._turns)
         place = self._stage.place
@@ -269,13 +270,13 @@ def is_out_of_memory(error: BaseException) -> bool:
 def out_of_memory(
     error: Exception, batch: Any, device: torch.device, in_flight: int
 ) -> torch.OutOfMemoryError:
-    """Return an error that tells the sizes a person needs to know.
+    """Return an error with the sizes that a person needs to know.
 
     Args:
         error: error of torch or of a library.
-        batch: the batch that was to be finished: an EncodedBatch, or tensors.
+        batch: the batch to be finished: an EncodedBatch, or tensors.
         device: the device that is out of memory.
-        in_flight: number of the loader's batches on the device, including this one.
+        in_flight: number of the loader's batches on the device, including this batch.
     """
     if isinstance(batch, EncodedBatch):
         size = batch.describe()
@@ -283,12 +284,12 @@ def out_of_memory(
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(batch))
         size = f"a batch of {_megabytes(num_bytes)}"
     reason = str(error).partition("\n")[0]
-    # The frames of the traceback hold partial results of the batch, for which there was no room.
+    # The frames of the traceback hold partial results of the batch, which had no room.
     traceback.clear_frames(error.__traceback__)
     return torch.OutOfMemoryError(
         f"{device} is out of memory while the loader made {size} there, {in_flight} in flight: "
-        f"{reason} Remedy: a smaller batch_size or prefetch_factor, or free memory of the model's; "
-        "nothing is lost: next() tries the same batch again, and the state stands before it"
+        f"{reason} Remedy: use a smaller batch_size or prefetch_factor, or free memory of the "
+        "model; nothing is lost: next() tries the same batch again, and the state is unchanged"
     )
 
 

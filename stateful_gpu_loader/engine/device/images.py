@@ -1,7 +1,7 @@
 """Batches of images on the device: decoded in one step of the stage, augmented in the next.
 
-The decoder of an image depends on its bytes alone. An image that the GPU decoder refuses is decoded
-on the CPU; if that fails too it is bad, whatever batch it is in.
+The decoder of an image depends only on its bytes. An image that the GPU decoder refuses is decoded
+on the CPU; if that fails too, it is bad in any batch.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from stateful_gpu_loader.transforms.compose import PipelineDraw
 class _OnHost:
     """Pixels in the host's memory, which the second step copies to the device.
 
-    A copy in the first step would keep the JPEG engines waiting, as the host waits for its stream
+    A copy in the first step would delay the JPEG engines, because the host waits for its stream
     before it calls them.
     """
 
     memory: torch.Tensor
-    """uint8 [num_bytes] on the CPU; the pixels of several images may be in it."""
+    """uint8 [num_bytes] on the CPU; it may hold the pixels of several images."""
     start: int
     """First byte of the pixels, which are interleaved: [height, width, 3]."""
     header: ImageHeader
@@ -59,7 +59,7 @@ class _OnHost:
 
 
 _Pixels = Image | _OnHost
-"""Pixels of an image: uint8 [3, height, width] on the device, or bytes that wait to be copied."""
+"""Pixels of an image: uint8 [3, height, width] on the device, or bytes still to be copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +76,10 @@ class DecodedBatch:
     """The result of the first step for one request."""
 
     slots: list[Slot]
-    """Places of the batch; their samples are decoded images whose targets have moved."""
+    """Slots of the batch; their samples are decoded images whose targets have moved."""
     drawn: PipelineDraw
     replacer: BadSampleReplacer
-    """Records the handling of bad samples."""
+    """Records how bad samples were handled."""
 
 
 class DeviceImages:
@@ -89,8 +89,8 @@ class DeviceImages:
         source: source of the images, to read replacements of bad samples.
         decoder: decoder of the images that the GPU takes.
         recipes: transforms of the pixels; may be empty.
-        collate_fn: one that stacks images.
-        policy: what is done about bad samples.
+        collate_fn: a function that stacks images.
+        policy: policy for bad samples.
         place: the device; one of its private streams is current whenever a step is called.
     """
 
@@ -116,14 +116,14 @@ class DeviceImages:
         """Decode a batch, as the first step, with the calling thread's own decoder.
 
         Raises:
-            BadSample: an image, or all that were tried in its place, cannot be decoded.
+            BadSample: an image and all its replacements could not be decoded.
         """
         replacer = BadSampleReplacer(self._policy, batch.request)
         slots = list(replacer.kept)
         decoded = self._decoded(batch, slots)
         for slot, found in zip(slots, decoded, strict=True):
             slot.sample = found
-        # Most batches are whole. Asking for each image again would take 0.5 us an image.
+        # Most batches have no bad images. Checking each image again would take 0.5 us an image.
         is_whole = all(isinstance(found, _Decoded) for found in decoded)
         kept = slots if is_whole else replacer.settle(self._make)
         drawn = batch.drawn
@@ -160,7 +160,7 @@ class DeviceImages:
             for part in parts:
                 sizes += [part.start - at, part.end - part.start]
                 at = part.end
-            # What lies between the images is copied as well: many small copies take longer.
+            # The bytes between the images are copied as well: many small copies take longer.
             copied = self._place.copy_in(parts[0].memory[parts[0].start : at])
             for i, part, data in zip(numbers, parts, copied.split(sizes)[1::2], strict=True):
                 found[i] = StridedImage.interleaved(data, part.header.height, part.header.width)
@@ -190,9 +190,9 @@ class DeviceImages:
     ) -> list[_Pixels | ValueError]:
         """Decode images on the GPU, and on the CPU those that it refuses.
 
-        The host waits for the stream before, because work in its queue may still read memory that
-        is allocated now, and after, because the decoder may still read the bytes, which are
-        about to be freed.
+        The host waits for the stream before, because queued work may still read memory that is
+        allocated now. It waits after, because the decoder may still read the bytes, which are about
+        to be freed.
         """
         if not data:
             return []
@@ -210,14 +210,15 @@ class DeviceImages:
             pixels = self._decoder.cpu.decode(data, header)
         except ValueError as error:
             return error
-        # Decoders return interleaved colours, so this is a view and not a copy.
+        # Decoders return interleaved colours, so this is a view, not a copy.
         return _OnHost(pixels.permute(1, 2, 0).reshape(-1), 0, header)
 
     def _make(self, slot: Slot) -> None:
-        """Read and decode a sample that is not; the result is the same, to the bit, as in a batch.
+        """Read and decode a sample unless it is decoded; the result has the same bits as in a
+        batch.
 
         Raises:
-            BadSample: it cannot be read or decoded, or was not in the batch.
+            BadSample: the sample cannot be read or decoded, or was not in the batch.
         """
         if isinstance(slot.sample, BadSample):
             raise slot.sample
@@ -235,7 +236,7 @@ class DeviceImages:
 
 
 class ReadyDeviceImages(DeviceImages):
-    """The same for what a reader has read; with "drop" a batch of bad images is left out."""
+    """DeviceImages for samples from a reader; with "drop", a batch of bad images is dropped."""
 
     def decode(self, batch: EncodedBatch) -> Any:
         try:
@@ -250,10 +251,10 @@ class ReadyDeviceImages(DeviceImages):
 
 
 class ThreadDecoders:
-    """Copies of one decoder, which give the same pixels, for the life of the threads that use them.
+    """Copies of one decoder, with the same pixels, for the life of the threads that use them.
 
-    The first thread uses the decoder itself. Another one gets it when the first has ended. A thread
-    that hangs keeps its decoder.
+    The first thread uses the decoder itself. After it has ended, another thread gets the decoder. A
+    thread that hangs keeps its decoder.
     """
 
     def __init__(self) -> None:
@@ -272,7 +273,7 @@ class ThreadDecoders:
         """Return the calling thread's decoder.
 
         Args:
-            decoder: the one that the copies are made of.
+            decoder: the decoder to copy.
         """
         here = threading.current_thread()
         with self._lock:

@@ -1,11 +1,11 @@
 """Place: a device with the private streams on which the stage queues its work.
 
-``torch.cuda.Stream()`` hands out the 32 streams of a pool in turn, so a user's stream can be one of
-them that a place uses. Memory that is freed on a shared stream is reused at once, while the user's
+``torch.cuda.Stream()`` hands out the 32 streams of a pool in turn, so a user's stream could be one
+of a place's streams. Memory that is freed on a shared stream is reused at once, while the user's
 work on it is still queued. JPEG engines write when they are called and do not wait for that work.
 
-Streams outlive their place and are handed out again, because torch's allocator keeps the memory
-that was allocated on a stream for that stream alone.
+Streams outlive their place and are handed out again, because torch's allocator keeps memory for the
+stream on which it was allocated.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Place(Protocol):
     """The operations on a device that the stage needs.
 
     ``working``, ``settle`` and ``mark`` are for the stage's own threads, the last two inside the
-    first; ``receive`` is for the thread that takes over another one's result.
+    first. ``receive`` is for the thread that takes over another thread's result.
     """
 
     device: torch.device
 
     def open(self) -> None:
-        """Use the device for the first time, in the user's own thread: its current device counts.
+        """Use the device for the first time, in the user's thread: its current device counts.
 
         Raises:
             LoaderError: the device is missing or cannot be used.
@@ -76,18 +76,18 @@ class Place(Protocol):
 class CudaPlace:
     """One GPU, with two private streams for the loader's life.
 
-    Three rules protect the memory of a delivered batch. The stage allocates on the private stream
-    that is current, where no one else allocates or frees (``streams.py``), and never writes a batch
-    a second time itself. nvJPEG's hardware engine writes when it is called, whatever work its
-    stream still has queued (measured), so the stage waits on the host before it decodes, and before
-    it frees memory that the engines may be given next: :meth:`settle`. A delivered tensor is
+    Three rules protect the memory of a delivered batch. First, the stage allocates on the current
+    private stream, where nothing else allocates or frees (``streams.py``), and never writes a batch
+    twice. Second, nvJPEG's hardware engine writes when it is called, even if its stream still has
+    queued work (measured). The stage therefore waits on the host before it decodes, and before it
+    frees memory that the engines may get next: :meth:`settle`. Third, a delivered tensor is
     recorded on the consumer's stream: torch's caching allocator reuses its memory only when the
     host has seen that stream pass the point where it was freed.
 
-    The device is not touched before :meth:`open`, so that workers can be forked before.
+    The device is not used before :meth:`open`, so that workers can be forked before.
 
     Args:
-        device: of type "cuda"; without an index, the current device when it is opened.
+        device: device of type "cuda"; without an index, the current device when it is opened.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -129,8 +129,8 @@ class CudaPlace:
     def copy_in(self, tensor: torch.Tensor) -> torch.Tensor:
         source = tensor
         if tensor.device.type == "cpu":
-            # Without page-locked memory the copy is slower. With it, the allocator knows of the
-            # copy and keeps the source until it is made.
+            # Without page-locked memory the copy is slower. With it, the allocator knows about the
+            # copy and keeps the source until the copy is made.
             with suppress(RuntimeError):
                 source = tensor.pin_memory()
         return source.to(self.device, non_blocking=True)
@@ -145,7 +145,7 @@ class CudaPlace:
 
 
 def _present(device: torch.device) -> torch.device:
-    """Return the device with its index, once it is known to be present."""
+    """Return the device with its index, after checking that it is present."""
     try:
         torch.cuda.init()
         index = torch.cuda.current_device() if device.index is None else device.index
@@ -155,9 +155,9 @@ def _present(device: torch.device) -> torch.device:
     backend = torch.cuda.memory.get_allocator_backend()
     if backend != "native":
         raise LoaderError(
-            f"device={str(device)!r} cannot be used with torch's allocator {backend!r}: it hands "
-            "memory out again in the order of streams, which nvJPEG's hardware engine does not "
-            "keep. Remedy: take backend:cudaMallocAsync out of PYTORCH_CUDA_ALLOC_CONF"
+            f"device={str(device)!r} cannot be used with torch's allocator {backend!r}: it reuses "
+            "memory in stream order, which nvJPEG's hardware engine ignores. Remedy: remove "
+            "backend:cudaMallocAsync from PYTORCH_CUDA_ALLOC_CONF"
         )
     return torch.device("cuda", index)
 
@@ -165,16 +165,15 @@ def _present(device: torch.device) -> torch.device:
 def _unusable(device: torch.device, error: Exception) -> LoaderError:
     reason = str(error).partition("\n")[0]
     return LoaderError(
-        f"device={str(device)!r} cannot be used: {reason}. Remedy: a machine with such a GPU and a "
-        "build of torch for it, or device=None, which decodes on the CPU"
+        f"device={str(device)!r} cannot be used: {reason}. Remedy: use a machine with such a GPU "
+        "and a build of torch for it, or device=None, which decodes on the CPU"
     )
 
 
 Streams = tuple[torch.cuda.Stream, torch.cuda.Stream]
 
 _spare: dict[tuple[int, int | None], list[Streams]] = {}
-"""Streams whose owners are gone, by process and index of the GPU. A forked child takes none of its
-parent's, which are of no use there."""
+"""Streams without an owner, by process and GPU index; a fork cannot use its parent's."""
 
 _taking = fork_safe(threading.RLock())
 
@@ -182,8 +181,8 @@ _taking = fork_safe(threading.RLock())
 def private_streams(owner: object, device: torch.device) -> Streams:
     """Return two streams on a GPU that belong to ``owner`` until it is garbage collected.
 
-    Returned streams are handed out again once their queued work is done. A thread that hangs keeps
-    its owner alive, and so its streams.
+    Returned streams are handed out again after their queued work is done. A thread that hangs keeps
+    its owner and its streams.
 
     Args:
         owner: object that uses the streams.
@@ -201,7 +200,7 @@ def private_streams(owner: object, device: torch.device) -> Streams:
 
 
 def _idle(spare: list[Streams]) -> Streams | None:
-    """Take the streams that were returned last among those without queued work."""
+    """Take the last returned streams without queued work."""
     for i in reversed(range(len(spare))):
         if all(stream.query() for stream in spare[i]):
             return spare.pop(i)

@@ -1,17 +1,17 @@
 """Stage: two threads that finish batches on a device, one for each of two steps.
 
-It works on two batches at a time: while one is augmented the next is decoded, each in a thread and
-on a private stream of its own, so that the JPEG engines wait neither for Python nor for kernels.
-The stage waits for the device in these places:
+It works on two batches at a time: one is augmented while the next is decoded, each in its own
+thread and on its own private stream. The JPEG engines therefore wait neither for Python nor for
+kernels. The stage waits for the device in these places:
 
-- before a batch is decoded, for the decoding stream (:meth:`Place.settle`, in ``images.py``): the
-  engines write when they are called, into memory that this stream's work may still use;
-- after it is decoded, for the same stream: the encoded bytes are about to be freed, and may still
-  be read;
-- after a batch is augmented, for the augmenting stream: its decoded pixels are about to be freed,
-  and the engines may be given their memory at once. The next batch is decoded meanwhile;
-- before a batch is decoded, on the host, until the one before is being augmented: so the pixels of
-  at most two batches are in memory.
+- Before a batch is decoded, for the decoding stream (:meth:`Place.settle`, in ``images.py``). The
+  engines write when they are called, into memory that this stream's work may still use.
+- After it is decoded, for the same stream. The encoded bytes are about to be freed, and may still
+  be read.
+- After a batch is augmented, for the augmenting stream. Its decoded pixels are about to be freed,
+  and the engines may get their memory at once. The next batch is decoded meanwhile.
+- Before a batch is decoded, on the host, until the previous batch is being augmented. At most two
+  batches' pixels are therefore in memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DECODING, AUGMENTING = 0, 1
 
 
 class Task:
-    """One batch to be made by the stage."""
+    """A batch that the stage makes."""
 
     def __init__(
         self, first: Callable[[], Any], last: Callable[[Any], Any] | None, queue: _Queue | None
@@ -63,7 +63,7 @@ class Task:
             with place.working(stream), torch.no_grad():
                 step(place)
         except BaseException as error:
-            # Any exception ends the task, as a thread waits for it.
+            # Any exception ends the task, because a thread waits for it.
             self._error, self._result = error, None
         if is_first and self._queue is not None and self._error is None:
             self._queue.put(self)
@@ -77,7 +77,7 @@ class Task:
                 self._result = first()
             self._mark = place.mark()
             if self._queue is not None and self._last is None:
-                self._result = None  # it was cancelled meanwhile
+                self._result = None  # the task was cancelled meanwhile
 
     def _end(self, place: Place) -> None:
         last, self._last = self._last, None
@@ -103,14 +103,14 @@ class Task:
         self._first = self._last = self._result = self._error = None
 
     def wait(self, timeout: float) -> bool:
-        """Wait at most so many seconds, 0 for no limit; return whether the task is done."""
+        """Wait at most ``timeout`` seconds, 0 for no limit; return whether the task is done."""
         return self._done.wait(timeout or None)
 
     def take(self, place: Place) -> Any:
         """Return the finished batch, safe for the calling thread's work on the device.
 
         Raises:
-            BaseException: what making the batch raised.
+            BaseException: exception raised while making the batch.
         """
         error, self._error = self._error, None
         if error is not None:
@@ -124,14 +124,14 @@ class Task:
 
 
 class Stage:
-    """Makes batches one after the other, each in one or two steps, in threads of its own.
+    """Makes batches in sequence, each in one or two steps, in its own threads.
 
     A thread starts with the first task that needs it and lives as long as the stage. Tasks of
     several passes of one loader follow each other.
 
     Args:
         place: the device; not shared with another stage.
-        times: where the seconds of the steps are noted.
+        times: receives the seconds of the steps.
     """
 
     def __init__(self, place: Place, times: StageTimes | None = None) -> None:
@@ -139,7 +139,7 @@ class Stage:
         self.is_abandoned = False
         """Whether a thread hangs, so that another stage is needed."""
         self.has_finished = False
-        """Whether it has finished a batch; the first one starts the decoder, compiles kernels."""
+        """Whether a batch was finished; the first batch starts the decoder and compiles kernels."""
         self.expected = ExpectedBytes()
         """Size of the batches that the workers read for this stage, from one pass to the next."""
         times = times or StageTimes()
@@ -153,8 +153,8 @@ class Stage:
 
         Args:
             first: first step; runs in the decoding thread, after those of earlier tasks.
-            last: second step, called with the first one's result; runs in the augmenting thread,
-                while the first one continues with the next task. None if there is one step.
+            last: second step, called with the result of ``first``; runs in the augmenting thread,
+                while the decoding thread continues with the next task. None if there is one step.
         """
         with self._lock:
             task = Task(first, last, None if last is None else self._augmenting.queue())
@@ -162,7 +162,7 @@ class Stage:
         return task
 
     def pause(self) -> None:
-        """Wait until nothing is running, but only a few seconds, before a process is forked."""
+        """Wait, only a few seconds, until nothing is running; for use before a fork."""
         if self._decoding.is_alive():
             last = _no_step if self._augmenting.is_alive() else None
             self.submit(_nothing, last).wait(_JOIN_SECONDS)
@@ -175,12 +175,12 @@ class Stage:
 
 
 class _StepThread:
-    """The thread of one step, started when it is needed.
+    """The thread of one step, started on demand.
 
     Args:
         place: the device.
         stream: number of the thread's stream.
-        times: where the seconds of the step are noted.
+        times: receives the seconds of the step.
     """
 
     def __init__(self, place: Place, stream: int, times: StageTimes) -> None:
@@ -192,9 +192,9 @@ class _StepThread:
         self._end: weakref.finalize[..., Any] | None = None
 
     def queue(self) -> _Queue:
-        """Return the queue of the thread, which is started if this process has none.
+        """Return the queue of the thread, which is started if this process has no such thread.
 
-        A forked child has inherited this object, but no thread.
+        A forked child inherits this object, but no thread.
         """
         if self._owner != os.getpid():
             self._begin()
@@ -262,11 +262,11 @@ class _Queue:
 
 
 def _nothing() -> None:
-    """A first step that does nothing: it is done as soon as those before it are."""
+    """Do nothing, as a first step that is done after all earlier first steps."""
 
 
 def _no_step(begun: Any) -> None:
-    """A second step that does nothing."""
+    """Do nothing, as a second step."""
 
 
 def _work(place: Place, stream: int, queue: _Queue, times: StageTimes) -> None:
@@ -278,7 +278,7 @@ def _work(place: Place, stream: int, queue: _Queue, times: StageTimes) -> None:
 
 
 def _end_thread(queue: _Queue, thread: threading.Thread, pid: int) -> None:
-    """End a thread; one that exceeds the timeout is abandoned, as nothing can end it."""
+    """End a thread, or abandon it after the timeout: nothing can end a thread that hangs."""
     if os.getpid() != pid:
         return
     queue.close()

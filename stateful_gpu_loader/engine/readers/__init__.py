@@ -1,1 +1,1 @@
-"""Readers get the samples of a request that are not read by ``dataset[index]``."""
+"""Readers read the samples of requests without ``dataset[index]``."""

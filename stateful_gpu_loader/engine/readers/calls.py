@@ -29,15 +29,15 @@ MOST_IMAGES = 2**20
 class CallReader:
     """Calls the user's function with generators seeded from the position.
 
-    A batch depends on its calls alone, so any worker makes it at any time. StopIteration is
+    A batch depends only on its calls, so any worker can make it at any time. StopIteration is
     reported as the position at which the epoch ends.
 
     Args:
         source: holds the function.
-        policy: what is done about bad samples.
+        policy: policy for bad samples.
         batch_size: number of samples in a whole batch of this rank; 1 if a call makes a batch.
-        drop_last: whether samples before the end that do not fill a batch are left out.
-        stacks: whether the samples are stacked as they are, and so must be alike.
+        drop_last: whether an incomplete last batch is dropped.
+        stacks: whether the samples are stacked unchanged, and so must be alike.
     """
 
     uses_global_generators = True
@@ -96,7 +96,7 @@ class CallReader:
         )
 
     def _misfit(self, samples: list[ReadySample]) -> TypeError | None:
-        """Return why the samples of one batch cannot be stacked, or None."""
+        """Return the reason why the samples of a batch cannot be stacked, or None."""
         if self._stacks and samples:
             try:
                 check_alike([sample.sample for sample in samples], samples)
@@ -105,7 +105,7 @@ class CallReader:
         return None
 
     def _name(self, key: SampleKey) -> str:
-        """Return a name that is the same in every epoch, as the record of bad samples needs."""
+        """Return a name that is the same in every epoch, for the record of bad samples."""
         return f"{'batch' if self._source.batch else 'sample'} {key.index}"
 
     def _info(self, request: Request, key: SampleKey, place: int) -> SampleInfo | BatchInfo:
@@ -119,7 +119,7 @@ class CallReader:
         )
 
     def _made(self, info: SampleInfo | BatchInfo, key: SampleKey) -> list[ReadySample]:
-        """Return what one call gives: a sample, a whole batch, or a batch's images one by one."""
+        """Return the result of one call: a sample, a whole batch, or each image of a batch."""
         seed = self._seeds.at(key.seed, key.epoch, key.position)
 
         def call() -> Any:
@@ -142,6 +142,6 @@ class CallReader:
         length = self._source.length
         if length is not None:
             raise LoaderError(
-                f"the function raised StopIteration for {info}, and length={length} was declared. "
+                f"the function raised StopIteration for {info}, but length={length} was declared. "
                 "Remedy: declare the length that every epoch has, or leave it out"
             )

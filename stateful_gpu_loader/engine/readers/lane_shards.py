@@ -1,4 +1,4 @@
-"""LaneShards: reads the samples of one lane's shards and handles what is wrong with them."""
+"""LaneShards: reads the samples of one lane's shards and handles damage."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class LaneShards:
         address: the lane.
         shard, offset: where to begin: ordinal of a shard in the lane, cursor in the shard.
         ordinal: ordinal in the lane of the first sample.
-        drops_bad: leave out the rest of a damaged shard instead of raising an exception.
+        drops_bad: drop the rest of a damaged shard instead of raising an exception.
         rule: notes which of the seeded samples draw.
         generators: generators that are seeded for each sample.
     """
@@ -71,7 +71,7 @@ class LaneShards:
         self._rule = rule
         self._generators = generators
         self.is_told = False
-        """Whether the samples were read before, and damage was reported then."""
+        """Whether the samples were read before, and their damage was reported."""
         self.is_seeded = False
         """Whether generators are seeded for each sample."""
         self._is_encoded = isinstance(dataset, EncodedShards)
@@ -84,31 +84,31 @@ class LaneShards:
         """Ordinal of the next sample, in the order of reading."""
         self._generator: Iterator[tuple[Any, int]] | None = None
         self._given: deque[Any] = deque()
-        """What the generator has yielded ahead of what was read."""
+        """Samples that the generator has yielded and that are not read yet."""
         self._raised: Exception | None = None
-        """What it has raised behind that."""
+        """Exception that the generator raised after these samples."""
         self._num_read: int | None = None if self.place[1] else 0
-        """Number of samples read from the present shard; None if not read from its beginning."""
+        """Number of samples read from the present shard; None unless read from its beginning."""
         self._promised: int | None = None
-        """Number of samples of the present shard, as the dataset says."""
+        """Number of samples in the present shard, according to the dataset."""
         self._found: list[FoundBad] = []
 
     def read(self, samples: list[ReadySample], size: int, check: Callable[[], None]) -> None:
         """Append samples until there are ``size`` of them, or the lane ends.
 
-        Those of a shard are taken together where nothing is to be done about any of them.
+        Samples of a shard are taken together if none of them needs special handling.
 
         Args:
-            samples: keeps what was read before an exception.
-            size: number of samples, including those that are there.
+            samples: receives the samples, including those read before an exception.
+            size: number of samples, including the present ones.
             check: called between samples.
 
         Raises:
             BadSample: encoded images are damaged from here on; the next call continues with the
                 next shard.
-            OSError: the storage failed, at each of 3 attempts; the next call tries again.
+            OSError: the storage failed at each of 3 attempts; the next call tries again.
             LoaderError: ``num_samples()`` or ``read_shard()`` does not keep its contract.
-            Exception: what a user's own ``read_shard`` raised.
+            Exception: exception of a user's own ``read_shard``.
         """
         while len(samples) < size:
             check()
@@ -123,7 +123,7 @@ class LaneShards:
             samples.append(sample)
 
     def _ask_ahead(self, generator: Iterator[Any], n: int, check: Callable[[], None]) -> None:
-        """Let the generator of a shard yield n samples, or as many as it has before it raises."""
+        """Let a shard's generator yield n samples, or as many as it has before it raises."""
         try:
             for given in islice(generator, n):
                 self._given.append(given)
@@ -135,9 +135,10 @@ class LaneShards:
             self._raised = error
 
     def _all_if_sound(self) -> list[ReadySample]:
-        """Return all that was given; nothing if something is to be done about one of them.
+        """Return all yielded samples; nothing if one of them needs special handling.
 
-        The first sample of a shard is read by itself, as its number of samples is asked for then.
+        The first sample of a shard is read alone, because the shard's number of samples is read
+        then.
         """
         given, num_read, promised = self._given, self._num_read, self._promised
         if not given or num_read == 0:
@@ -201,7 +202,7 @@ class LaneShards:
         return None
 
     def found(self) -> tuple[FoundBad, ...]:
-        """Return the bad samples that were left out since the last call."""
+        """Return the bad samples dropped since the last call."""
         found, self._found = tuple(self._found), []
         return found
 
@@ -244,7 +245,7 @@ class LaneShards:
         if not 0 <= following < _MAX_OFFSET:
             raise LoaderError(
                 f"{type(self._dataset).__name__}.read_shard() gave {_brief(given)}. Remedy: yield "
-                "pairs of a sample and the cursor behind it, an int from 0 to 2**63 - 1"
+                "pairs of a sample and the cursor after it, an int from 0 to 2**63 - 1"
             )
         if self._is_encoded and not isinstance(sample, (EncodedSample, ValueError)):
             raise LoaderError(
@@ -254,7 +255,7 @@ class LaneShards:
         return sample, following
 
     def _give_up(self, error: Exception, name: str) -> None:
-        """Leave out the rest of a shard and record or raise the reason."""
+        """Drop the rest of a shard, and record or raise the reason."""
         offset = self.place[1]
         self._leave_shard()
         if isinstance(error, FileNotFoundError) or self._is_damage(error):
@@ -263,7 +264,7 @@ class LaneShards:
             raise add_note(error, f"in {name}")
 
     def _leave_out(self, error: Exception, name: str, offset: int) -> None:
-        """Record what is left out, or raise the reason."""
+        """Record a dropped sample or rest, or raise the reason."""
         address = self._address
         position = address.position(self.ordinal)
         if self.is_told:
@@ -281,9 +282,9 @@ class LaneShards:
         return isinstance(error, ValueError) if self._is_encoded else is_bad(error)
 
     def _is_due(self, shard: str) -> bool:
-        """Count a sample; stop the shard with an error if it has more than ``num_samples()`` says.
+        """Count a sample; leave the shard with an error if it exceeds ``num_samples()``.
 
-        Ranks end their epoch by that number, so the rest would be cut off silently.
+        Ranks end their epoch by that number, so the rest would be dropped silently.
         """
         if self._num_read is None:
             return True
@@ -309,8 +310,8 @@ class LaneShards:
         if self.is_told:
             return
         raise LoaderError(
-            f"shard {shard!r} has {number} samples, and {type(self._dataset).__name__}."
-            f"num_samples() says {promised}. Remedy: correct it"
+            f"shard {shard!r} has {number} samples, but {type(self._dataset).__name__}."
+            f"num_samples() returns {promised}. Remedy: correct it"
         )
 
     def _leave_shard(self) -> None:

@@ -15,11 +15,11 @@ from stateful_gpu_loader.state.lane_cursor import LaneProgress
 
 
 class ReadySample:
-    """A sample that was read elsewhere, with its name; it takes the place of a dataset index.
+    """A sample that was read elsewhere, with its name; used in place of a dataset index.
 
     Args:
         sample: the sample.
-        name: where it is from: a text, or with ``cursor`` the shard that it was read from.
+        name: its origin as text; with ``cursor``, the shard that it was read from.
         cursor: the sample's place in its shard.
     """
 
@@ -35,7 +35,7 @@ class ReadySample:
 
 
 def place_in_shard(shard: str, cursor: int) -> str:
-    """Return the name of what is read from a shard at a cursor."""
+    """Return the name of a sample, or of what follows, at a cursor of a shard."""
     return f"shard {shard!r}, cursor {cursor}"
 
 
@@ -50,14 +50,14 @@ class ReadyImages(Source):
     """A source whose indices are the encoded images themselves."""
 
     def __len__(self) -> int:
-        raise TypeError("what is handed over one by one has no length")
+        raise TypeError("samples that are handed over one by one have no length")
 
     def read(self, index: Any) -> EncodedSample:
         sample: EncodedSample = index.sample
         return sample
 
     def fingerprint(self) -> str:
-        raise TypeError("what is handed over one by one has no fingerprint")
+        raise TypeError("samples that are handed over one by one have no fingerprint")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,25 +65,25 @@ class Reading:
     """Everything that was read for one request."""
 
     samples: list[ReadySample] = field(default_factory=list)
-    """Samples of the batch; empty if the batch is left out."""
+    """Samples of the batch; empty if the batch is dropped."""
     positions: IndexArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """Keys of the samples, int64 [n]."""
     error: Exception | None = None
-    """Why no batch can be made of the samples, or None."""
+    """Reason why the samples make no batch, or None."""
     bad: tuple[FoundBad, ...] = ()
     """Samples that could not be used."""
     snapshot: LaneProgress | None = None
-    """State of the reader after this request, if it has one."""
+    """State of the reader after this request, if it has a state."""
     ended_at: int | None = None
     """Position at which the epoch was found to end."""
 
 
 class Reader(Protocol):
-    """Reads the samples of a request that are not read by ``dataset[index]``."""
+    """Reads the samples of requests without ``dataset[index]``."""
 
     @property
     def uses_global_generators(self) -> bool:
-        """Whether it leaves the process's global generators elsewhere than they were."""
+        """Whether the reader leaves the process's global generators changed."""
         ...
 
     def __call__(self, request: Any, check: Callable[[], None]) -> Reading:

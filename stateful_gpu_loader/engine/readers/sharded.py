@@ -1,4 +1,4 @@
-"""Reads the samples of a sharded dataset: for each request from a lane, shuffled in windows."""
+"""Reads a sharded dataset: the samples of a lane for each request, shuffled in windows."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class ShardedReader:
 
     Threads share it; the turns of one lane are read one after the other.
 
-    The first samples are seeded and watched; if none of them draws, later ones are only watched. A
-    turn in which a later one draws is read again with seeds from the lane's cursor, as a resume
-    would. Encoded samples draw nothing. An attribute ``draws`` of the dataset, True or False,
+    The first samples are seeded and watched; if none of them draws, later samples are only watched.
+    If a later sample draws, its turn is read again with seeds from the lane's cursor, as in a
+    resume. Encoded samples draw nothing. An attribute ``draws`` of the dataset, True or False,
     decides instead.
 
     Args:
         plan: lanes of the dataset.
-        policy: what is done about bad samples; the rest of a damaged shard is treated alike.
+        policy: policy for bad samples; it also applies to the rest of a damaged shard.
     """
 
     def __init__(self, plan: LanePlan, *, policy: BadSamplePolicy) -> None:
@@ -106,11 +106,11 @@ class ShardedReader:
     def _seeded_if_drawing(
         self, take: Callable[[bool], Taken | None], go_back: Callable[[], None]
     ) -> Taken | None:
-        """Take samples; again, from where they begin and with seeds, if one draws without seeds.
+        """Take samples; if one draws without a seed, take them again with seeds.
 
         Args:
             take: takes them, with seeds or without.
-            go_back: makes it begin with the same samples again.
+            go_back: lets ``take`` begin with the same samples again.
         """
         if self._rule.seeds:
             return self._rule.watched(lambda: take(True))
@@ -136,7 +136,7 @@ class ShardedReader:
         return Reading(samples=samples, positions=positions, bad=request.bad, snapshot=news)
 
     def _rest(self, request: RestTurn, part: LanePart, check: Callable[[], None]) -> Taken:
-        """Read the rest of a lane again, which was found to hold no whole batch."""
+        """Read the rest of a lane again, which has no whole batch."""
         cursor = LaneCursor.from_text(part.cursor)
 
         def take(is_seeded: bool) -> Taken | None:
@@ -152,15 +152,15 @@ class ShardedReader:
         taken = self._seeded_if_drawing(take, _go_on)
         if taken is None:
             raise LoaderError(
-                f"lane {part.lane} had {part.skip + part.num_samples} samples left, and has fewer "
-                f"now, behind cursor {part.cursor}. Remedy: leave shards unchanged while they are "
+                f"lane {part.lane} had {part.skip + part.num_samples} samples left after cursor "
+                f"{part.cursor}, but now has fewer. Remedy: leave shards unchanged while they are "
                 "read"
             )
         return taken
 
     def _wait_for_turn(self, request: LaneTurn, check: Callable[[], None]) -> _ServedLane:
         with self._lock:
-            check()  # an abandoned turn must not open the lane behind the one that followed it
+            check()  # an abandoned turn must not reopen the lane after the turn that followed it
             if request.cursor is not None:
                 cursor = LaneCursor.from_text(request.cursor)
                 reader = self._reader(request, request.lane, request.lap, cursor)
@@ -175,12 +175,12 @@ class ShardedReader:
                         found.begin = found.reader.cursor
                         return found
                     if found.turn == request.turn + 1:
-                        # The answer to this turn was lost on its way, and the turn comes again.
+                        # The answer to this turn was lost in transit, so the turn is repeated.
                         found.reader = self._reader(request, request.lane, request.lap, found.begin)
                         found.turn = request.turn
                         return found
                 if check is never_stopped:
-                    raise Stopped  # an exception has torn the turn before, and nothing ends it
+                    raise Stopped  # an exception interrupted the previous turn; it never ends
                 self._turn_came.wait(_SECONDS_BETWEEN_CHECKS)
                 check()
 
@@ -220,7 +220,7 @@ class ShardedReader:
 
 
 def _go_on() -> None:
-    """Do nothing, as each call opens the lane anew."""
+    """Do nothing: each call opens the lane again."""
 
 
 class _ServedLane:
@@ -229,15 +229,15 @@ class _ServedLane:
     def __init__(self, reader: LaneReader, start: int, turn: int) -> None:
         self.reader = reader
         self.begin = reader.cursor
-        """Cursor before the turn that was read last."""
+        """Cursor before the last turn that was read."""
         self.start = start
-        """Number of the start of the workers that the lane was opened for."""
+        """Number of the workers' start for which the lane was opened."""
         self.turn = turn
-        """Number of the turn that is read next."""
+        """Number of the next turn."""
 
 
 _DRAWN_TOGETHER = 256
-"""Samples, in small windows whose orders are drawn together."""
+"""Number of samples in small windows whose orders are drawn together."""
 
 
 class Taken(NamedTuple):
@@ -261,10 +261,10 @@ class LaneReader:
         address: the lane.
         cursor: where to begin.
         window: number of samples that are shuffled together; 0 leaves them in order.
-        drops_bad: leave out the rest of a damaged shard instead of raising an exception.
+        drops_bad: drop the rest of a damaged shard instead of raising an exception.
         rule: notes which of the seeded samples draw.
         generators: generators that are seeded for each sample.
-        is_second: whether the lane was read from here before, and damage was reported then.
+        is_second: whether the lane was read from the cursor before, and its damage was reported.
     """
 
     def __init__(
@@ -300,15 +300,17 @@ class LaneReader:
         self._length = 0
         """Number of samples in the present window."""
         self._left: list[ReadySample] = []
-        """Samples of the window that are still to come."""
+        """Samples of the window that are not taken yet."""
         self._held: list[ReadySample] = []
         """Samples taken from windows and not yet returned."""
         self._orders: dict[int, list[int]] = {}
-        """Orders of this window and of the next ones, by the ordinals of their first samples."""
+        """Orders of this window and the next windows, by the ordinals of their first samples."""
         self._to_skip = cursor.taken
         self.is_at_cursor = True
-        """Whether a reader that begins at the cursor would read the same as this one; not once a
-        call has failed, which keeps what it had read, and passes what has raised."""
+        """Whether a new reader at the cursor would read the same samples.
+
+        False after a failed call: this reader keeps what it has read and skips what raised.
+        """
 
     @property
     def cursor(self) -> LaneCursor:
@@ -317,13 +319,13 @@ class LaneReader:
 
     @property
     def num_left(self) -> int:
-        """Number of samples left in the lane, once :meth:`take` has found them too few."""
+        """Number of samples left in the lane, after :meth:`take` has found too few."""
         return len(self._held)
 
     def take(
         self, n: int, check: Callable[[], None], *, turns: int, is_seeded: bool = True
     ) -> Taken | None:
-        """Return the next n samples; None if fewer are left, which are then kept.
+        """Return the next n samples; if fewer are left, keep them and return None.
 
         Args:
             n: number of samples.
@@ -364,7 +366,7 @@ class LaneReader:
         return LaneCursor(turns=before.turns, count=before.count, shard=self._shards.end)
 
     def found(self) -> tuple[FoundBad, ...]:
-        """Return the bad samples that were left out since the last call."""
+        """Return the bad samples dropped since the last call."""
         return self._shards.found()
 
     def close(self) -> None:
@@ -391,7 +393,8 @@ class LaneReader:
     def _order_of(self, start: int, n: int) -> list[int]:
         """Return the order of the n samples of a window.
 
-        Those of small windows are drawn together, as each alone would cost more than its samples.
+        The orders of small windows are drawn together; drawing one alone would cost more than
+        reading its samples.
 
         Args:
             start: ordinal of its first sample.

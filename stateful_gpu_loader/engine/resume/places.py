@@ -1,4 +1,4 @@
-"""The part of a state about lanes and the user's own objects: checked, and restored."""
+"""The parts of a state for lanes and the user's objects: check and restore."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from stateful_gpu_loader.state.user_states import UserStates, freeze, thaw
 _REMEDY_SAME = "build the loader with the sampler, dataset and arguments of the saved one"
 _REMEDY_WORKERS = (
     "build the loader with the saved num_workers: the state of each worker's own objects belongs "
-    "to one of as many"
+    "to a worker among that many"
 )
 
 
@@ -73,7 +73,7 @@ def start_of_pass(
 ) -> Address:
     """Return the place of a pass that begins, with the states of the user's objects.
 
-    The pass is about to move these objects, so from now on they cannot be asked for them.
+    The pass is about to move these objects, so their states can no longer be read later.
     """
     user = place.user
     if place.position == 0:
@@ -90,10 +90,10 @@ def start_of_pass(
 def with_present_sampler(
     plan: Plan, user: UserStates | None, seed: SettledSeed
 ) -> UserStates | None:
-    """Return the states between two passes, with that of the sampler as it is now.
+    """Return the states between two passes, with the sampler's present state.
 
-    The user may have set an epoch since the pass before has ended. If only iterating that pass
-    again proves where a sampler without state stands, its mark is kept.
+    The user may have set an epoch since the previous pass ended. The mark of a sampler without a
+    state is kept if only iterating that pass again proves the sampler's position.
     """
     mark = None if user is None or user.sampler is None else thaw(user.sampler)
     if plan.memory is None or (mark is not None and mark.get("passed") is not None):
@@ -112,7 +112,7 @@ def place_of(
     """Return the position that a state describes.
 
     Args:
-        accept: ``"iterable"`` lets an iterable yield other samples when it is read again.
+        accept: ``"iterable"`` lets an iterable yield different samples when it is read again.
 
     Raises:
         StateMismatch: the state does not fit the loader's sampler, dataset or workers.
@@ -142,15 +142,15 @@ def place_of(
     if steps and not config.in_order and config.num_workers:
         raise StateMismatch(
             "in_order",
-            saved=f"{steps} batches behind the last snapshot",
-            present="in_order=False, under which they would be others",
+            saved=f"{steps} batches after the last snapshot",
+            present="in_order=False, with which they would be different batches",
             remedy="resume with in_order=True, or save with snapshot_every_n_steps=1",
         )
     return Address(state.epoch, state.position, ahead, state.index_digest, user)
 
 
 def put_sampler(memory: SamplerSnapshot, place: Address) -> None:
-    """Put a sampler where a pass begins; attributes that are set afterwards apply to that pass.
+    """Put a sampler to the start of a pass; attributes that are set afterwards apply to that pass.
 
     In the middle of a pass this waits until the pass continues; attributes that are set before then
     do not apply.
@@ -183,7 +183,7 @@ def _positions_ahead(state: LoaderState) -> tuple[tuple[int, str | None], ...]:
 
 
 def text_of_ahead(ahead: Sequence[tuple[int, str | None]]) -> str | None:
-    """Return how a state names the batches that were delivered ahead of an older one.
+    """Return the state's text for the batches that were delivered ahead of an older batch.
 
     >>> text_of_ahead([(8, None), (16, "indices ab12")])
     '[8, [16, "indices ab12"]]'
@@ -210,7 +210,7 @@ def _check_sampler(user: UserStates, memory: SamplerSnapshot | None) -> None:
 
 
 def _is_read_again(user: UserStates) -> bool:
-    """Whether a worker must read batches again that it had read before."""
+    """Whether a worker must read earlier batches again."""
     workers = [thaw(worker) for worker in user.workers or () if worker is not None]
     return any(
         worker["samples"] and worker["dataset"] is None and worker["iterator"] is None
@@ -224,7 +224,7 @@ def _check_workers(user: UserStates, config: LoaderConfig) -> None:
     has_states = not is_map(config.dataset) or isinstance(config.dataset, Stateful)
     name = type(config.dataset).__name__
     _refuse_unless(
-        has_states, "user's workers", "states of a dataset's", f"{name}, which has no state"
+        has_states, "user's workers", "states of a dataset", f"{name}, which has no state"
     )
     if user.num_workers != config.num_workers:
         raise StateMismatch(
@@ -243,12 +243,12 @@ def _check_workers(user: UserStates, config: LoaderConfig) -> None:
 
 
 def _check_steps(plan: Plan, user: UserStates, position: int) -> None:
-    """Check how many batches were delivered behind the states: so many are not delivered again."""
+    """Check the number of batches delivered after the states, which are not delivered again."""
     behind = position - user.base
     if plan.is_iterable:
         fits, wanted = user.steps == behind, f"{behind}"  # its positions count batches
     else:
-        # Only a batch sampler may yield batches of nothing, which do not move the position.
+        # Only a batch sampler may yield empty batches, which do not move the position.
         fits = not user.steps or plan.config.yields_batches or user.steps <= behind
         wanted = f"at most {behind}"
     if not fits:
@@ -266,8 +266,8 @@ def _check_same_batches(state: LoaderState, present: int | None) -> None:
             "global_batch_size",
             saved=state.global_batch_size,
             present=present,
-            remedy="keep the batch size and the number of ranks: the state speaks of whole "
-            "batches (in_order=False, snapshot_every_n_steps > 1, or an iterable without state)",
+            remedy="keep the batch size and the number of ranks: the state counts whole batches "
+            "(in_order=False, snapshot_every_n_steps > 1, or an iterable without a state)",
         )
 
 
@@ -281,7 +281,7 @@ def _unfit(field: str, saved: Any, present: Any) -> StateMismatch:
 
 
 def lane_texts(plan: Plan, address: Address) -> dict[str, str] | None:
-    """Return the cursors of this rank's lanes, for its state; None without lanes."""
+    """Return the cursors of this rank's lanes for its state; None without lanes."""
     if plan.lanes is None:
         return None
     if isinstance(address.lanes, LaneCursors):
@@ -297,16 +297,16 @@ def lane_place(plan: Plan, state: LoaderState, place: Address) -> Address:
     """Return the position of a state, with the cursors of its lanes.
 
     A state of all lanes, merged over the ranks, resumes on any number of ranks that the lanes
-    allow. The position then is the one with as many batches left as the largest rank has.
+    allow. The position then has as many batches left as the largest rank.
 
     Raises:
         StateMismatch: lanes of this rank are missing, a cursor lies outside its lane, or only the
-            states of all ranks together tell how many batches are left.
+            states of all ranks together give the number of batches left.
     """
     lanes = plan.lanes
     if lanes is None:
         if state.lanes:
-            raise _unfit_lanes(state, "a loader of no ShardedDataset")
+            raise _unfit_lanes(state, "a loader without a ShardedDataset")
         return place
     division = plan.lane_division
     own = division.lanes(lanes.num_lanes)
@@ -345,8 +345,8 @@ def lane_place(plan: Plan, state: LoaderState, place: Address) -> Address:
             present=f"an epoch of {whole} batches",
             remedy=REMEDY_FOREIGN,
         )
-    # torch.distributed.checkpoint gives each rank of another number only its own lanes' cursors,
-    # and a position that counts the batches of the saved number of ranks.
+    # On another number of ranks, torch.distributed.checkpoint gives each rank only the cursors of
+    # its own lanes, and a position that counts batches of the saved number of ranks.
     others = {lane: LaneCursor(shard=lanes.num_shards(lane)) for lane in range(lanes.num_lanes)}
     left = num_left(lanes, state.seed, state.epoch, division, {**others, **cursors})
     if left > whole - state.position:
@@ -383,8 +383,8 @@ def _unfit_lanes(state: LoaderState, present: str) -> StateMismatch:
         "lanes",
         saved=f"the cursors of {len(saved)} lanes: {saved[:8]}",
         present=present,
-        remedy="each rank loads its own state on as many ranks as it was saved on; on another "
-        "number, merge_state_dicts() of the states of all ranks",
+        remedy="each rank loads its own state on the number of ranks that it was saved on; on "
+        "another number, load merge_state_dicts() of the states of all ranks",
     )
 
 
@@ -392,8 +392,8 @@ def _cursor(plan: LanePlan, lane: int, text: str, epoch: int) -> LaneCursor:
     """Return a lane's cursor, checked to lie within its lane.
 
     Raises:
-        StateMismatch: it is not a cursor, is of another epoch than the state, or lies outside its
-            lane.
+        StateMismatch: the text is not a cursor, or belongs to another epoch than the state, or the
+            cursor lies outside its lane.
     """
     try:
         own_epoch, cursor = epoch_and_cursor(text)
@@ -405,8 +405,8 @@ def _cursor(plan: LanePlan, lane: int, text: str, epoch: int) -> LaneCursor:
         raise StateMismatch(
             lane_key(lane),
             saved=f"{text}, of epoch {own_epoch}",
-            present=f"epoch {epoch}, as the rest of the state",
-            remedy="ranks of which one has ended its epoch have different states: save "
+            present=f"epoch {epoch}, like the rest of the state",
+            remedy="the states of ranks differ when one has ended its epoch: save "
             "gather_state_dict(), or, with torch.distributed.checkpoint, a RankedState",
         )
     num_shards = plan.num_shards(lane)

@@ -1,4 +1,4 @@
-"""Merges the states of all ranks: a lane's cursor is only on the rank that reads it."""
+"""Merges the states of all ranks: only the rank that reads a lane has its cursor."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _EQUAL = ("seed", "fingerprint", "global_batch_size", "index_digest", "ahead", "
 
 _REMEDIES = {
     "seed": "give every rank's loader the same seed=, or keep a state for each rank",
-    "index_digest": "merge states of one step; if they are, the sampler gives each rank indices of "
-    "its own and does not say by num_replicas and rank which: keep a state for each rank",
-    "user": "keep a state for each rank: objects of yours have different ones there",
+    "index_digest": "merge states of one step; if they are, the sampler yields different indices "
+    "on each rank without attributes num_replicas and rank: keep a state for each rank",
+    "user": "keep a state for each rank: your objects have different states there",
 }
 
 
@@ -33,13 +33,13 @@ def merge_state_dicts(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     With map-style data the states of all ranks agree, except for the record of bad samples. With a
     :class:`ShardedDataset` each rank's state has the cursors of its own lanes.
 
-    A rank that has ended its epoch before others may be one epoch ahead of them.
+    A rank that has ended its epoch before the others may be one epoch ahead.
 
     Args:
         states: the states of all ranks, in any order.
 
     Raises:
-        StateMismatch: the states are of different loaders or steps, a rank's state is missing or
+        StateMismatch: the states belong to different loaders or steps, a rank's state is missing or
             given twice, or they hold states of the user's objects that differ between ranks.
 
     >>> from stateful_gpu_loader import StatefulGPULoader
@@ -97,8 +97,8 @@ def gather_state_dict(state: dict[str, Any], group: Any = None) -> dict[str, Any
 
     Args:
         state: state of this rank's loader.
-        group: process group of torch.distributed; None is the default one. Without
-            torch.distributed, ``state`` is that of the only rank.
+        group: process group of torch.distributed; None is the default group. Without
+            torch.distributed, this process is the only rank.
 
     Raises:
         StateMismatch: as :func:`merge_state_dicts`, on every rank.
@@ -112,7 +112,7 @@ def gather_state_dict(state: dict[str, Any], group: Any = None) -> dict[str, Any
 
 
 def gathered(thing: Any, group: Any = None) -> list[Any]:
-    """Return what each rank of a group gave, on every rank.
+    """Return every rank's object, on every rank of a group.
 
     Without torch.distributed, only this process counts.
 
@@ -139,7 +139,7 @@ def _check_equal(field: str, one: Any, other: Any) -> None:
 
 
 def _of_any_rank(state: LoaderState) -> LoaderState:
-    """Return a state that does not name the rank that drew its seed, as all ranks are compared."""
+    """Return a state without the rank that drew its seed, because all ranks are compared."""
     saved = Fingerprint.from_text(state.fingerprint)
     if saved.seed_drawn_by is None:
         return state
@@ -147,7 +147,7 @@ def _of_any_rank(state: LoaderState) -> LoaderState:
 
 
 def _shared(field: str, value: Any) -> Any:
-    """Return the part of a value that must be the same on all ranks, in a form that == compares."""
+    """Return the part of a value that must be equal on all ranks, in a form that == compares."""
     if field == "index_digest":
         return unsigned(value)
     if field != "user":

@@ -1,4 +1,4 @@
-"""The state of any place of a stream, from the state of another place of it."""
+"""State of any position of a stream, from its state at another position."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from stateful_gpu_loader.state.lane_cursor import LaneCursor, lane_text
 from stateful_gpu_loader.state.schema import Fingerprint, LoaderState, as_epoch, as_int
 
 _REMEDY = (
-    "Remedy: iterate the loader up to the place, or use a map-style dataset without state in the "
-    "loader's own order or that of a sampler of this package"
+    "Remedy: iterate the loader up to the position, or use a map-style dataset without a state, in "
+    "the loader's own order or that of a sampler of this package"
 )
 
 
@@ -28,26 +28,27 @@ def state_of_place(
     percent: float | None = None,
     length: int | None = None,
 ) -> LoaderState:
-    """Return the state that an uninterrupted run would have had at another place.
+    """Return the state that an uninterrupted run would have at another position.
 
-    What identifies the stream, the seed and the record of bad samples are kept. Exactly one of
-    ``position``, ``samples`` and ``percent`` says where in the epoch; see :func:`in_epoch`.
+    The identity of the stream, the seed and the record of bad samples are kept. Exactly one of
+    ``position``, ``samples`` and ``percent`` is given; see :func:`in_epoch`.
 
     Args:
-        state: the state of any place of the stream.
-        epoch: epoch of the place, counted from 0.
+        state: the state at any position of the stream.
+        epoch: epoch of the position, counted from 0.
         length: number of samples in that epoch, all ranks together; None takes it from the state.
 
     Raises:
-        NoSuchPlace: the place lies outside the epoch, or only iterating up to it tells its state.
-        TypeError: a number that counts is no int.
+        NoSuchPlace: the position lies outside the epoch, or its state is known only after
+            iterating.
+        TypeError: a number of samples is not an int.
     """
     saved = Fingerprint.from_text(state.fingerprint)
     refuse_unless_own_order(saved)
     if state.user is not None:
         raise NoSuchPlace(
             "the state holds states of the dataset, or of torchdata's sampler, which belong to the "
-            f"place where it was saved. {_REMEDY}"
+            f"position where it was saved. {_REMEDY}"
         )
     if length is None and not saved.order.startswith(SHARDS):
         length = saved.length
@@ -68,10 +69,10 @@ def state_of_place(
 
 
 def existing_epoch(epoch: int) -> int:
-    """Return an epoch that a pass may take.
+    """Return an epoch that a pass may have.
 
     Raises:
-        NoSuchPlace: it is no int from 0 to 2**32 - 2.
+        NoSuchPlace: it is not an int from 0 to 2**32 - 2.
     """
     try:
         return as_epoch(epoch)
@@ -80,20 +81,20 @@ def existing_epoch(epoch: int) -> int:
 
 
 def refuse_unless_own_order(saved: Fingerprint) -> None:
-    """Refuse a stream whose samples do not come in an order of this package.
+    """Refuse a stream whose order is not this package's.
 
     Raises:
-        NoSuchPlace: only iterating tells what comes where.
+        NoSuchPlace: only iterating shows which sample is at which position.
     """
     if saved.order == "iterable":
         reason = "an iterable dataset is read by its own iterator"
     elif saved.order.startswith("sampler "):
-        reason = f"the order is that of a {saved.order}"
+        reason = f"the order comes from a {saved.order}"
     else:
         return
     raise NoSuchPlace(
-        f"places of this stream cannot be computed: {reason}, and only iterating tells what comes "
-        f"where. {_REMEDY}"
+        f"positions of this stream cannot be computed: {reason}, and only iterating shows which "
+        f"sample is where. {_REMEDY}"
     )
 
 
@@ -106,27 +107,27 @@ def in_epoch(
     length: int | None,
     global_batch_size: int | None,
 ) -> int:
-    """Return the position that exactly one of three arguments says.
+    """Return the position that exactly one of three arguments gives.
 
     Args:
         position: position in the epoch's global order.
-        samples: number of samples of the epoch that all ranks together have delivered; those that
-            are repeated to fill a last step do not count.
-        percent: share of the epoch, from 0 to 100, rounded down to where a batch begins.
-        saved: what identifies the stream.
+        samples: number of samples of the epoch that all ranks together have delivered, without
+            repeated samples that fill a last step.
+        percent: share of the epoch, from 0 to 100, rounded down to the beginning of a batch.
+        saved: identity of the stream.
         length: number of samples in the epoch; None if it is not known.
         global_batch_size: number of samples in one step of all ranks.
 
     Raises:
-        NoSuchPlace: it lies outside the epoch, or is not known.
+        NoSuchPlace: the position lies outside the epoch, or is not known.
         TypeError: ``position`` or ``samples`` is not an int.
     """
     given = {"position": position, "samples": samples, "percent": percent}
     named = {name: value for name, value in given.items() if value is not None}
     if len(named) != 1:
         raise NoSuchPlace(
-            f"a place in an epoch is one of {', '.join(given)}, and {len(named)} of them were "
-            f"given: {named}. Remedy: pass exactly one"
+            f"a position in an epoch is given by one of {', '.join(given)}, but {len(named)} of "
+            f"them were given: {named}. Remedy: pass exactly one"
         )
     ((name, value),) = named.items()
     if percent is None:
@@ -146,13 +147,13 @@ def in_epoch(
         )
     if samples and saved.on_bad_sample == "drop":
         raise NoSuchPlace(
-            f"{samples = } counts delivered samples, and on_bad_sample='drop' leaves out those "
-            "that turn out to be bad. Remedy: pass position="
+            f"{samples = } counts delivered samples, but on_bad_sample='drop' drops bad samples, "
+            "which are known only after reading. Remedy: pass position="
         )
     if samples and saved.order == CallOrder.algorithm and not saved.batched:
         raise NoSuchPlace(
-            f"{samples = }: how many samples a call of the dataset's function makes is not known. "
-            "Remedy: pass position=, the number of calls before the place"
+            f"{samples = }, but it is not known how many samples a call of the dataset's function "
+            "makes. Remedy: pass position=, the number of earlier calls"
         )
     return place
 
@@ -160,7 +161,7 @@ def in_epoch(
 def _at_percent(percent: float, length: int, global_batch_size: int | None) -> int:
     if percent == 100:
         return length
-    # The decimal that was written, not the binary number next to it.
+    # The decimal that was written, not the nearest binary number.
     place = math.floor(Fraction(str(percent)) * length / 100)
     return place - place % (global_batch_size or 1)
 
@@ -175,12 +176,12 @@ def _known(length: int | None, saved: Fingerprint, what: str) -> int:
         )
     elif saved.order.startswith(SHARDS):
         reason = (
-            "the epochs of a ShardSampler differ in length, and the state does not hold them. "
-            "Remedy: StatefulGPULoader.seek() of the loader"
+            "the epochs of a ShardSampler differ in length, and the state does not hold their "
+            "lengths. Remedy: StatefulGPULoader.seek() of the loader"
         )
     else:
         reason = (
             "the number of samples in an epoch is not known. Remedy: seek the beginning of an "
-            "epoch, position=0, or, of a CallableSource, pass length="
+            "epoch, position=0, or pass length= to a CallableSource"
         )
     raise NoSuchPlace(f"{what} of the epoch cannot be computed: {reason}")

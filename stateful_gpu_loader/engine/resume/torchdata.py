@@ -1,7 +1,7 @@
 """Converts a state of torchdata's StatefulDataLoader to a state of this package.
 
-The interrupted epoch is finished with the indices that torchdata would have delivered.
-Augmentations from there on, and all later epochs, are this package's.
+The interrupted epoch is finished with the indices that torchdata would have delivered. Later
+augmentations, and all later epochs, are this package's.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _SHUFFLERS = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 def from_torchdata(plan: Plan, state: Any, *, seed: int, fingerprint: Fingerprint) -> LoaderState:
-    """Return a state that continues where torchdata's stands.
+    """Return a state that continues from the position of torchdata's.
 
     Args:
         plan: plan of the loader that the state is loaded into.
-        state: what torchdata's ``state_dict()`` returned.
-        seed: seed of the loader, for what torchdata's state does not determine.
+        state: result of torchdata's ``state_dict()``.
+        seed: seed of the loader, for everything that torchdata's state does not determine.
         fingerprint: fingerprint of the loader.
 
     Raises:
@@ -54,7 +54,7 @@ def from_torchdata(plan: Plan, state: Any, *, seed: int, fingerprint: Fingerprin
         position = saved.batches
     else:
         if saved.requests < saved.batches - saved.steps:
-            raise _unlike("in_order", False, "an order that says which batches were delivered")
+            raise _unlike("in_order", False, "an order that shows which batches were delivered")
         one_batch = config.samples_a_batch or 1
         end = plan.num_positions
         base = _indices_delivered(config, saved, one_batch)
@@ -130,7 +130,7 @@ def _permutation(saved: TorchdataState, fingerprint: Fingerprint, num_replicas: 
 
 
 def _sampler(config: LoaderConfig, saved: TorchdataState) -> bytes | None:
-    """Return the mark of a user's sampler; None for one that is iterated again from its start."""
+    """Return the mark of a user's sampler; None if it is iterated again from its start."""
     is_inside = config.batch_size is not None
     state = saved.sampler if is_inside else saved.index_sampler
     iterator = saved.sampler_iterator if is_inside else saved.index_iterator
@@ -149,12 +149,12 @@ def _sampler(config: LoaderConfig, saved: TorchdataState) -> bytes | None:
         return freeze(mark, type(sampler).__name__)
     if has_own_state(sampler) and (saved.requests or saved.finished):
         raise _unlike(
-            "sampler", "no state of a sampler", f"{type(sampler).__name__}, which has one"
+            "sampler", "no state of a sampler", f"{type(sampler).__name__}, which has a state"
         )
     if type(sampler) in _SHUFFLERS and getattr(sampler, "generator", None) is None:
         raise _unlike(
             "sampler",
-            "no word of how it was shuffled",
+            "no information on how it was shuffled",
             f"{type(sampler).__name__} without generator=",
         )
     return None
@@ -163,8 +163,8 @@ def _sampler(config: LoaderConfig, saved: TorchdataState) -> bytes | None:
 def _ended_with_a_short_batch(saved: TorchdataState, sampler: Any, batch_size: int | None) -> bool:
     """Whether the sampler had ended at the snapshot.
 
-    Its state may then already be that of its next pass. torchdata does not save the batch size,
-    which may have changed, so it is used only if nothing else decides.
+    Its state may then already be the state of its next pass. torchdata does not save the batch
+    size, which may have changed, so it is used only if nothing else decides.
     """
     samples = saved.samples
     if not samples or not saved.requests:
@@ -178,8 +178,8 @@ def _ended_with_a_short_batch(saved: TorchdataState, sampler: Any, batch_size: i
 def _at_its_end(sampler: Any, state: Any, iterator_state: Any) -> Any:
     """Return the sampler's state at the end of its pass.
 
-    With workers torchdata's state is that of the last snapshot, even after a finished pass. The
-    rest of the pass is iterated with a copy, so that loading does not change the user's sampler.
+    With workers, torchdata saves the state at the last snapshot, even after a finished pass. A copy
+    iterates the rest of the pass, so that loading does not change the user's sampler.
     """
     try:
         copied, state, iterator_state = copy.deepcopy((sampler, state, iterator_state))
@@ -222,8 +222,8 @@ def _workers(config: LoaderConfig, saved: TorchdataState) -> tuple[bytes | None,
 def _dataset_state(config: LoaderConfig, worker: TorchdataWorker, finished: bool) -> Any:
     """Return the state of a worker's dataset.
 
-    torchdata saves a dataset that is its own iterator as the iterator. If that is exhausted, or
-    between passes, it is not iterated, so the dataset must load the state.
+    torchdata saves a dataset that is its own iterator as the iterator. After its end, or between
+    passes, no iterator exists that could load the state, so the dataset must load it.
     """
     is_over = worker.ended or finished
     if worker.dataset is None and is_over and isinstance(config.dataset, Stateful):
@@ -232,11 +232,11 @@ def _dataset_state(config: LoaderConfig, worker: TorchdataWorker, finished: bool
 
 
 def _read_again(config: LoaderConfig, saved: TorchdataState) -> list[dict[str, Any]]:
-    """Return how much each worker has read of an iterable without state."""
+    """Return how much each worker has read of an iterable without a state."""
     count = max(1, saved.num_workers)
     batches = saved.batches - saved.steps
     fetches = [len(range(worker, batches, count)) for worker in range(count)]
-    # The next worker alone is not enough: with two workers it is right again one batch later.
+    # The next worker alone does not prove it: with two workers it fits again one batch later.
     if saved.requests != batches or batches % count != saved.next_worker % count:
         raise _unlike(
             "user's workers",
@@ -255,6 +255,6 @@ def _unlike(field: str, saved: Any, present: Any) -> StateMismatch:
         field,
         saved=saved,
         present=present,
-        remedy="torchdata's state does not fit: build the loader as the one it was saved with, or "
-        "finish the epoch there and start the next one here",
+        remedy="torchdata's state does not fit: build the loader like the one that saved it, or "
+        "finish the epoch there and start the next epoch here",
     )

@@ -18,15 +18,15 @@ from stateful_gpu_loader.transforms.recipe import BatchRecipe
 class BatchTransform:
     """Calls one or several transforms on the whole batch, on its device.
 
-    They run in the user's own thread, the only one in which global generators may be seeded, and
-    the caller's generators are restored afterwards. Batch recipes draw from random streams of their
-    own and do not touch global generators.
+    They run in the user's thread, the only thread in which global generators may be seeded, and the
+    caller's generators are restored afterwards. Batch recipes draw from their own random streams
+    and do not use global generators.
 
     Args:
         given: a batch recipe, a callable, or a list of them.
 
     Raises:
-        TypeError: something in it cannot be called.
+        TypeError: a part of it is not callable.
     """
 
     def __init__(self, given: Any) -> None:
@@ -46,7 +46,7 @@ class BatchTransform:
 
         Args:
             batch: the batch as it would be delivered.
-            device: device of the batch if that is a GPU, otherwise None.
+            device: device of the batch if it is a GPU, otherwise None.
             seed: seed of the loader.
             epoch: epoch of the batch.
             position: position of the batch's first sample.

@@ -1,4 +1,4 @@
-"""Whether a state belongs to a loader: what is compared and what is reported."""
+"""Whether a state belongs to a loader: comparison of fingerprints, and reports of differences."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _SAVED_ALWAYS = ("dataset", "dataset_transform", "length", "collate_fn", "batche
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What identifies a loader, and which parts of it cannot be verified."""
+    """The identity of a loader, and which parts of it cannot be verified."""
 
     fingerprint: Fingerprint
     unverified: Mapping[str, str]
-    """What cannot be verified, by the names that ``accept=`` takes, each with the reason."""
+    """Parts that cannot be verified: reasons by the names that ``accept=`` takes."""
 
     @cached_property
     def text(self) -> str:
@@ -50,11 +50,11 @@ class Identity:
 
 
 def identity_of(plan: Plan) -> Identity:
-    """Describe what must not change between saving and loading: all that decides the batches.
+    """Describe everything that decides the batches and must not change between saving and loading.
 
-    A user's sampler is identified by its class, an iterable dataset (which has neither order nor
-    sampler) by being one. How datasets and callables are described is in
-    :mod:`~stateful_gpu_loader.state.descriptions`.
+    A user's sampler is identified by its class. An iterable dataset, without order and sampler, is
+    identified as iterable. :mod:`~stateful_gpu_loader.state.descriptions` describes datasets and
+    callables.
     """
     config, decoder, order = plan.config, plan.decoder, plan.lanes or plan.order
     sampler = None if plan.memory is None else config.own_sampler
@@ -65,7 +65,7 @@ def identity_of(plan: Plan) -> Identity:
         algorithm = order.algorithm
     else:
         algorithm = "iterable" if sampler is None else f"sampler {type(sampler).__qualname__}"
-    # A dataset is described as a source, unless the source only decodes images handed to it.
+    # A dataset is described as a source, unless the source only decodes images from a reader.
     is_source = plan.is_read and plan.source is not None
     dataset = plan.source if is_source else config.dataset
     none = Description("none")
@@ -89,12 +89,12 @@ def identity_of(plan: Plan) -> Identity:
     unverified = {name: ", ".join(reasons) for name, reasons in unknown.items() if reasons}
     for name, found in described.items():
         if found.is_sampled:
-            unverified[sampled(name)] = "what is too long to be compared in full"
+            unverified[sampled(name)] = "content too long to be compared in full"
     own = None if sampler is None else own_fingerprint(sampler)
     if own is not None:
         algorithm = shortened(f"{algorithm} {own()}")
     elif sampler is not None:
-        unverified["sampler"] = f"what a {type(sampler).__qualname__} does"
+        unverified["sampler"] = f"the behaviour of {type(sampler).__qualname__}"
     texts = {name: shortened(found.text) for name, found in described.items()}
     fingerprint = Fingerprint(
         dataset=None if texts["dataset"] == NOTHING_KNOWN else texts["dataset"],
@@ -140,17 +140,17 @@ def check_proven(
         accept: names that need not be verified.
 
     Raises:
-        StateMismatch: something cannot be compared, or only in part.
+        StateMismatch: a part cannot be compared, or not in full.
     """
     open_fields = dict(identity.unverified)
     if has_digest:
         open_fields.pop("sampler", None)
     for field in _SAVED_ALWAYS:
         if getattr(saved, field) is None and getattr(identity.fingerprint, field) is not None:
-            open_fields[field] = "what the state does not say"
+            open_fields[field] = "a description that the state lacks"
     if saved.content is None:
         for field in identity.fingerprint.content or ():
-            open_fields.setdefault(field, "what the state does not say in full")
+            open_fields.setdefault(field, "a description that the state holds only in part")
     also = {sampled(field): field for field in DESCRIBED} | {"length": "dataset"}
     left = [field for field in open_fields if not {field, also.get(field, field)} & set(accept)]
     for field in left[:1]:
@@ -159,8 +159,8 @@ def check_proven(
         raise StateMismatch(
             field,
             saved="no description" if described is None else described,
-            present=f"{open_fields[field]}, which nothing proves, under strict=True",
-            remedy="give what is yours a method fingerprint() that returns a text, or, where it is "
+            present=f"{open_fields[field]}, which cannot be verified, under strict=True",
+            remedy="give your objects a method fingerprint() that returns a text, or, if they are "
             f"known to be the same, load_state_dict(state, accept={set(names)!r}) or strict=False",
         )
 
@@ -168,11 +168,12 @@ def check_proven(
 def check_fits(
     state: LoaderState, *, seed: int | None, num_positions: int | None, accept: Collection[str]
 ) -> None:
-    """Check what the fingerprint does not contain.
+    """Check the seed and the position, which the fingerprint does not contain.
 
     Args:
         seed: seed that was given to the loader or its sampler.
-        num_positions: samples of an epoch if the loader has its own order; None skips the check.
+        num_positions: number of samples in an epoch of the loader's own order; None skips the
+            check.
 
     Raises:
         StateMismatch: the seeds differ, or the position lies outside the epoch.
@@ -198,7 +199,7 @@ def report_changes(saved: Fingerprint, present: Fingerprint) -> None:
     """Report accepted differences, so that nothing is silently ignored."""
     if saved.decoder == present.decoder and saved.decoder_version != present.decoder_version:
         warnings.warn(
-            f"the state was saved with {saved.decoder} {saved.decoder_version!s:.100}, this is "
+            f"the state was saved with {saved.decoder} {saved.decoder_version!s:.100}, but this is "
             f"{present.decoder_version}: pixels may differ in their last bits",
             stacklevel=3,
         )

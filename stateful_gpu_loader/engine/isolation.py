@@ -1,7 +1,7 @@
-"""Keeps the caller's settings away from a batch: threads, autocast, default device, generators.
+"""Isolates a batch from the caller's settings: threads, autocast, default device, generators.
 
-A batch is a pure function of its request. What the user's loop has switched on would change batches
-that are made inline, but not those of workers.
+A batch is a pure function of its request. Settings of the user's loop would change batches made
+inline, but not those of workers.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ fork_safe(one_at_a_time())
 
 
 def isolated(call: Callable[..., _T], *arguments: Any, draws: bool) -> _T:
-    """Call with one intra-op thread, no autocast and no default device; put all of it back after.
+    """Call a function with one intra-op thread, no autocast and no default device; then restore
+    all.
 
     Sums over an image differ in their last bits between one thread and two, so a batch made inline
-    would differ from one made in a worker. It is for the user's thread only.
+    would differ from a worker's. Only for the user's thread.
 
     Args:
-        call: is called with ``arguments``.
+        call: function that is called with ``arguments``.
         draws: whether the global CPU generators may be seeded and drawn from; the caller's are then
             restored as well.
     """
@@ -65,8 +66,8 @@ def limit_this_thread() -> None:
     """Limit the calling thread to one OpenMP thread, without changing other threads.
 
     ``torch.set_num_threads`` would change the default of every thread that starts later; OpenMP's
-    own call sets a value of the calling thread. Where torch was built without OpenMP this does
-    nothing: workers are then slower, but results are the same, as no recipe depends on it.
+    own call affects only the calling thread. If torch was built without OpenMP, this does nothing:
+    workers are slower, but results are the same, because no recipe depends on it.
     """
     openmp = _openmp()
     if openmp is not None:

@@ -16,10 +16,10 @@ _CONTEXT: Any = vars(DataLoader)["multiprocessing_context"]
 class Rebuildable:
     """Lists all arguments of subclasses in their signature, and refuses a rebuild as another class.
 
-    Lightning reads from the signature which attributes it builds a loader from. The arguments that
-    a subclass takes as ``**kwargs`` and passes on are therefore listed there, too. Accelerate would
-    build torch's DataLoader, and Ignite's DeterministicEngine would resume by torch's generators,
-    which do not decide the batches here. Both are refused.
+    Lightning reads from the signature which attributes it builds a loader from. Arguments that a
+    subclass takes as ``**kwargs`` and passes on are therefore listed there, too. Accelerate would
+    build torch's DataLoader. Ignite's DeterministicEngine would resume by torch's generators, which
+    do not decide the batches here. Both are refused.
 
     >>> class Base(Rebuildable):
     ...     def __init__(self, size=1, *, seed=None): ...
@@ -56,7 +56,7 @@ class Rebuildable:
 
     @property
     def next_iter_state(self) -> Any:
-        """Attribute of torchdata's class, which Ignite reads to build the loader again."""
+        """Attribute of torchdata's class, which Ignite reads to rebuild the loader."""
         _refuse_ignite()
         return self.__dict__["next_iter_state"]
 
@@ -66,7 +66,7 @@ class Rebuildable:
 
     @property
     def multiprocessing_context(self) -> Any:
-        """The context of DataLoader, which Accelerate's functions read to build a DataLoader."""
+        """DataLoader's attribute, which Accelerate reads to build a DataLoader."""
         _refuse_accelerate()
         return _CONTEXT.__get__(self)
 
@@ -76,7 +76,7 @@ class Rebuildable:
 
 
 def _is_asked_by(package: str) -> bool:
-    """Whether the caller's caller's caller belongs to a package; others may read all attributes."""
+    """Whether the third caller up belongs to a package; other code may read all attributes."""
     asks = sys._getframe(3).f_globals.get("__name__", "")
     return isinstance(asks, str) and asks.partition(".")[0] == package
 
@@ -86,8 +86,8 @@ def _refuse_ignite() -> None:
         raise LoaderError(
             "ignite's DeterministicEngine would build this loader again around its batches, and "
             "resume by seeding torch's generators, which do not decide the batches of a "
-            "StatefulGPULoader. Remedy: ignite.engine.Engine, with the loader among the objects "
-            "of ignite.handlers.Checkpoint: to_save={'loader': loader, ...}"
+            "StatefulGPULoader. Remedy: use ignite.engine.Engine, with the loader among the "
+            "objects of ignite.handlers.Checkpoint: to_save={'loader': loader, ...}"
         )
 
 

@@ -1,4 +1,4 @@
-"""What a loader and its sampler share: ranks, the seed and the epoch."""
+"""Values that a loader and its sampler share: ranks, the seed and the epoch."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def ranks_of(config: LoaderConfig) -> tuple[int, int]:
 
 
 def key_ranks(divided: Any) -> tuple[int, int]:
-    """Return the number of ranks and this rank, by which random augmentations are made to differ.
+    """Return the number of ranks and this rank, by which random augmentations differ.
 
     A user's sampler or iterable dataset divides itself. If it has attributes ``num_replicas`` and
-    ``rank``, as DistributedSampler has, they are used: ranks that work on one batch together
-    (tensor or pipeline parallel) must see the same pixels. Otherwise each process of
-    torch.distributed is a rank.
+    ``rank``, like DistributedSampler, they are used: ranks that work on one batch together (tensor
+    or pipeline parallel) must see the same pixels. Otherwise each process of torch.distributed is a
+    rank.
     """
     return _own_ranks(divided) or size_and_rank()
 
@@ -44,7 +44,7 @@ def _own_ranks(divided: Any) -> tuple[int, int] | None:
         num_replicas = as_int("num_replicas", getattr(divided, "num_replicas", None))
         rank = as_int("rank", getattr(divided, "rank", None))
     except (TypeError, RuntimeError):
-        # The attributes are missing, or they are properties that cannot ask torch.distributed yet.
+        # The attributes are missing, or are properties that cannot read torch.distributed yet.
         return None
     return (num_replicas, rank) if 0 <= rank < num_replicas else None
 
@@ -64,7 +64,7 @@ def settle_seed_of(sampler: Any, seed: int) -> None:
 def divides_data(config: LoaderConfig) -> bool:
     """Return whether ranks divide the data, so that their generators need not decide the order.
 
-    An iterable dataset in a process group counts, as its random numbers are keyed by rank.
+    An iterable dataset in a process group counts, because its random numbers are keyed by rank.
     """
     if config.num_replicas is not None:
         return True
@@ -87,14 +87,14 @@ def rank_in_words() -> str | None:
 
 
 def pass_on_requested_epoch(sampler: Any, request: Callable[[int], None]) -> None:
-    """Call ``request`` with the epoch that ``sampler.set_epoch()`` was given, if it was called."""
+    """Call ``request`` with the epoch of ``sampler.set_epoch()``, if that was called."""
     if isinstance(sampler, OWN_SAMPLERS) and sampler.requested_epoch is not None:
         request(sampler.requested_epoch)
         sampler.requested_epoch = None
 
 
 def follow_pass(sampler: Any, *, seed: int, epoch: int, division: Division) -> None:
-    """Make the sampler, if it is iterated by itself, yield what this pass delivers.
+    """Let the sampler yield this pass's indices, if it is iterated by itself.
 
     Raises:
         ValueError: a state was loaded into the sampler, from which the loader cannot resume.
@@ -103,9 +103,9 @@ def follow_pass(sampler: Any, *, seed: int, epoch: int, division: Division) -> N
         return
     if sampler.resume_at is not None:
         raise ValueError(
-            f"a state was loaded into the loader's sampler, {sampler.state_dict()}, whose "
-            "position counts for the sampler alone. Remedy: load the loader's state into the "
-            "loader"
+            f"a state was loaded into the loader's sampler, {sampler.state_dict()}, but its "
+            "position is valid only for the sampler itself. Remedy: load the loader's state into "
+            "the loader"
         )
     sampler.seed, sampler.epoch = seed, epoch
     if isinstance(sampler, DistributedShuffledSampler):

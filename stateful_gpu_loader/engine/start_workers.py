@@ -19,18 +19,18 @@ class HasPyWorkers(Protocol):
 
 
 def start_workers(*loaders: StatefulDataLoader[Any] | HasPyWorkers) -> None:
-    """Start the worker processes that the loaders' next passes will use.
+    """Start the worker processes of the loaders' next passes.
 
-    By itself a loader starts them at its first ``next()``. Forked children cannot use a GPU driver
+    By default a loader starts them at its first ``next()``. Forked children cannot use a GPU driver
     that their parent has used before. If your workers use the GPU, or a library that does, start
     the workers of all loaders first.
 
-    Loaders whose workers are threads, or are started already, are left as they are. No order is
-    drawn and no generator is advanced.
+    Loaders whose workers are threads, or are started already, are left unchanged. No order is drawn
+    and no generator is advanced.
 
     Args:
         loaders: any number of loaders, DALILoaders and DALI pipelines with parallel external
-            sources. DALI's are started last, as its threads must not be forked.
+            sources. DALI's are started last, because its threads must not be forked.
 
     Raises:
         LoaderError: workers would be forked, and CUDA has been initialised in this process.
@@ -45,8 +45,8 @@ def start_workers(*loaders: StatefulDataLoader[Any] | HasPyWorkers) -> None:
     ours = [loader for loader in loaders if isinstance(loader, StatefulDataLoader)]
     if torch.cuda.is_initialized() and any(map(_would_fork, ours)):
         raise LoaderError(
-            "start_workers() forks worker processes, and CUDA has been initialised in this process "
-            "before. Remedy: call it before the first use of the GPU (model.cuda(), a batch of a "
+            "start_workers() forks worker processes, but CUDA has already been initialised in this "
+            "process. Remedy: call it before the first use of the GPU (model.cuda(), a batch of a "
             "loader with device='cuda'), or build the loaders with "
             "multiprocessing_context='forkserver' or 'spawn'"
         )

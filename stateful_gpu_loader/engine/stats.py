@@ -1,7 +1,7 @@
-"""What a loader has done so far: counts, seconds in each stage, and how far its workers are ahead.
+"""Statistics of a loader: counts, seconds in each stage, and how far its workers are ahead.
 
-Workers note seconds in the :class:`StageTimes` of their loader, once a batch or once an image. The
-stages themselves are marked by :class:`stage` and :class:`waiting`, for profilers as well.
+Workers add seconds to the :class:`StageTimes` of their loader, once per batch or per image.
+:class:`stage` and :class:`waiting` mark the stages, for profilers as well.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from stateful_gpu_loader.engine.torch_names import is_profiling
 from stateful_gpu_loader.state.forks import fork_safe
 
 SUMMED = ("read", "decode", "augment", "collate", "transfer", "wait", "idle")
-"""Names of the times that a loader adds up; fields of :class:`LoaderStats`."""
+"""Names of the accumulated times; fields of :class:`LoaderStats`."""
 
 _MOMENTARY = ("under_way", "ready")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderStats:
-    """What a loader has done since it was built; ``later - earlier`` is what it did in between.
+    """Counts and times since a loader was built; ``later - earlier`` covers the time in between.
 
-    Counts are of what was delivered to the loop. Times are seconds, added up over all workers, and
-    each moment of a worker belongs to one stage only, so their sum divided by ``elapsed`` says how
-    many workers were busy on average. Batches that are made ahead of the loop are in the times
-    before they are in the counts. Work on a GPU counts for as long as a thread waits for it.
+    Counts cover batches that were delivered to the loop. Times are seconds, summed over all
+    workers. Each moment of a worker belongs to only one stage, so their sum divided by ``elapsed``
+    is the average number of busy workers. Batches made ahead of the loop are in the times before
+    they are in the counts. Work on a GPU counts for as long as a thread waits for it.
 
     >>> from stateful_gpu_loader import StatefulGPULoader
     >>> loader = StatefulGPULoader(range(10), batch_size=4)
@@ -51,20 +51,22 @@ class LoaderStats:
     elapsed: float
     """Seconds since the loader was built, or between the two stats of a difference."""
     batches: int
-    """Batches that were delivered."""
+    """Number of delivered batches."""
     samples: int | None
-    """Samples in these batches: items of the dataset. None if only a user's function knows, which
-    returns whole batches."""
+    """Number of samples in these batches: items of the dataset.
+
+    None if a user's function returns whole batches, whose sizes only it knows.
+    """
     bad_samples: int
-    """How often a sample could not be used; one that is met in each epoch counts in each."""
+    """Number of times that a sample could not be used; counted again in each epoch."""
     epochs: int
-    """Passes that came to their end."""
+    """Number of finished passes."""
     worker_restarts: int
-    """How often lost workers were replaced."""
+    """Number of times that lost workers were replaced."""
     read: float
     """Seconds of reading: all of ``dataset[index]``, or a source's files and their headers."""
     decode: float
-    """Seconds of decoding a source's images; with ``device=``, including their way to the GPU."""
+    """Seconds of decoding a source's images; with ``device=``, including the copy to the GPU."""
     augment: float
     """Seconds of ``transform`` and ``batch_transform``."""
     collate: float
@@ -72,18 +74,19 @@ class LoaderStats:
     transfer: float
     """Seconds of sending batches between processes, pinning them and copying them to a device."""
     wait: float
-    """Seconds that the loop waited in ``next()``, which includes all work if there are no
-    workers."""
+    """Seconds that the loop waited in ``next()``; without workers this includes all work."""
     idle: float
-    """Seconds that workers had nothing to do, because the loop had not taken enough batches."""
+    """Seconds that workers were idle, because the loop had not taken enough batches."""
     under_way: int
-    """Batches that workers are to make or making at this moment."""
+    """Number of batches that are queued or being made by workers now."""
     ready: int
-    """Batches that are made and wait for the loop at this moment. Those that a process has sent
-    count as under way until ``next()`` receives them."""
+    """Number of finished batches that wait for the loop now.
+
+    Batches that a process has sent count as ``under_way`` until ``next()`` receives them.
+    """
 
     def __sub__(self, earlier: LoaderStats) -> LoaderStats:
-        """Return what was done in between; ``under_way`` and ``ready`` are those of the later."""
+        """Return the difference; ``under_way`` and ``ready`` are those of the later stats."""
         differences = {
             field.name: _difference(getattr(self, field.name), getattr(earlier, field.name))
             for field in dataclasses.fields(self)
@@ -104,12 +107,12 @@ class Work:
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(SUMMED, 0.0)
         self.stage: str | None = None
-        """The stage it is in."""
+        """The present stage."""
         self.since = 0.0
-        """Time up to which that stage's seconds are noted."""
+        """Time up to which the present stage's seconds are noted."""
 
     def add(self, seconds: Mapping[str, float]) -> None:
-        """Add what was taken from the times of another process."""
+        """Add the seconds of another process."""
         _add(self.seconds, seconds)
 
 
@@ -119,30 +122,30 @@ class _Present(threading.local):
 
 
 PRESENT = _Present()
-"""Whose attribute ``work`` is what the calling thread is working on."""
+"""Thread-local; the attribute ``work`` is the calling thread's present work."""
 
 
 class StageTimes:
     """Seconds spent in each stage by all threads that work for a loader.
 
-    Each thread adds to a :class:`Work` of its own, so that none waits for another. A copy, and what
-    a pickle becomes, starts at zero.
+    Each thread adds to its own :class:`Work`, so that none waits for another. A copy or unpickled
+    object starts at zero.
     """
 
     def __init__(self) -> None:
         self.own = Work()
-        """The work of the thread that iterates the loader, of which there is one at a time."""
+        """The work of the thread that iterates the loader; there is one at a time."""
         self._works = [self.own]
         self._ended = dict.fromkeys(SUMMED, 0.0)
         """Seconds of the threads that have ended."""
-        self._lock = fork_safe(threading.RLock())  # a signal handler may ask as well
+        self._lock = fork_safe(threading.RLock())  # a signal handler may call total() too
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), ()
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Note here what the calling thread, which is one of the loader's own, does meanwhile."""
+        """Note the work of the calling thread, one of the loader's, while the context is open."""
         work = Work()
         with self._lock:
             self._works.append(work)
@@ -163,7 +166,7 @@ class StageTimes:
         return total
 
     def take(self) -> dict[str, float]:
-        """Return the seconds of :attr:`own` that are not zero, and set them to zero."""
+        """Return the non-zero seconds of :attr:`own`, and set them to zero."""
         taken = {name: seconds for name, seconds in self.own.seconds.items() if seconds}
         self.own.seconds.update(dict.fromkeys(taken, 0.0))
         return taken
@@ -175,7 +178,7 @@ def _add(total: dict[str, float], seconds: Mapping[str, float]) -> None:
 
 
 class Tally(StageTimes):
-    """The times of one loader with the counts of what it has delivered."""
+    """The times of one loader with the counts of its deliveries."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,20 +187,20 @@ class Tally(StageTimes):
         self._run: weakref.ref[Any] | None = None
         """The pass that began last, while it is iterated."""
         self._owner = 0
-        """Process in which that pass began; a forked child must not ask its workers."""
+        """Process in which that pass began; a forked child must not ask the pass's workers."""
 
     def begin(self, run: Any) -> None:
-        """Note the pass, which tells how many batches are under way."""
+        """Note the pass, which knows how many batches are in progress."""
         self._run, self._owner = weakref.ref(run), os.getpid()
 
     def deliver(self, request: Any, answer: Any) -> None:
-        """Count a batch that is handed to the loop."""
+        """Count a batch that is delivered to the loop."""
         self.batches += 1
         known = None if answer is None else answer.num_samples
         self.samples += len(request.indices) if known is None else known
 
     def stats(self, *, knows_samples: bool) -> LoaderStats:
-        """Return all of it as a value.
+        """Return the counts and times as a value.
 
         Args:
             knows_samples: whether the number of samples in a batch is known.
@@ -218,11 +221,11 @@ class Tally(StageTimes):
 
 
 class waiting:  # noqa: N801 - used like a function, in ``with``
-    """Notes seconds as those of a wait, whatever stages the thread passes meanwhile.
+    """Counts seconds as a wait, even if the thread enters stages meanwhile.
 
     Args:
         name: name of the time in :class:`LoaderStats`, and of the profiler's range.
-        work: whose wait it is; None for what the thread is working on.
+        work: the work that waits; None for the thread's present work.
     """
 
     __slots__ = ("_name", "_range", "_since", "_work")
@@ -242,13 +245,13 @@ class waiting:  # noqa: N801 - used like a function, in ``with``
 
 
 class stage:  # noqa: N801 - used like a function, in ``with``
-    """Notes seconds as those of a stage.
+    """Counts seconds as a stage.
 
-    A stage inside another one of the same work interrupts it, so that no second counts twice.
+    A stage inside another stage of the same work interrupts it, so that no second counts twice.
 
     Args:
         name: name of the time in :class:`LoaderStats`, and of the profiler's range.
-        work: whose stage it is; None for what the thread is working on.
+        work: the work that enters the stage; None for the thread's present work.
     """
 
     __slots__ = ("_name", "_outer", "_range", "_work")

@@ -1,4 +1,4 @@
-"""All private names of torch and of multiprocessing that this package uses; its rank in torch."""
+"""Private names of torch and of multiprocessing that this package uses; its rank in torch."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from stateful_gpu_loader.state.tensors import is_plain
 
 
 def become_worker(worker: int, dataset: Any, *, num_workers: int, base_seed: int) -> None:
-    """Make this process a worker of a loader, as torch's own loop of a worker process begins.
+    """Make this process a worker of a loader, as torch's own worker loop does at its beginning.
 
     Args:
-        worker: its number, which ``get_worker_info()`` gives.
-        dataset: what ``get_worker_info().dataset`` gives.
+        worker: its number, which ``get_worker_info()`` returns.
+        dataset: the dataset that ``get_worker_info().dataset`` returns.
     """
     seed = base_seed + worker
-    # A handler that a forked worker has from the user's program would keep SIGTERM from ending it.
+    # A signal handler that a forked worker has from the user's program could ignore SIGTERM.
     _set_worker_signal_handlers()
     torch.set_num_threads(1)
     random.seed(seed)
@@ -48,17 +48,17 @@ def become_worker(worker: int, dataset: Any, *, num_workers: int, base_seed: int
 def with_sharding(
     dataset: Any, worker_init_fn: Callable[[int], None] | None
 ) -> Callable[[int], None] | None:
-    """Return what initialises a worker; torch's data pipes are divided among the workers."""
+    """Return a worker's initialising function, which divides torch's data pipes among workers."""
     if not isinstance(dataset, (IterDataPipe, MapDataPipe)):
         return worker_init_fn
     return functools.partial(_sharding_worker_init_fn, worker_init_fn, *size_and_rank())
 
 
 def stack_into(allocate: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]) -> None:
-    """Let torch's default_collate, in this process, stack tensors into memory of this kind.
+    """Let torch's default_collate, in this process, stack tensors into memory from ``allocate``.
 
-    In a worker process it would otherwise make shared memory for each batch. A program that has
-    registered a function of its own for tensors keeps it.
+    In a worker process it would otherwise make shared memory for each batch. A function that a
+    program has registered for tensors is kept.
     """
     stack_anew: Callable[..., torch.Tensor] = torch_collate.collate_tensor_fn
 
@@ -67,7 +67,7 @@ def stack_into(allocate: Callable[[tuple[int, ...], torch.dtype], torch.Tensor])
         if type(first) is not torch.Tensor or not is_plain(first):
             return stack_anew(batch, collate_fn_map=collate_fn_map)
         if any(each.dtype is not first.dtype for each in batch):
-            return torch.stack(batch)  # which finds a dtype for all, as in the user's own thread
+            return torch.stack(batch)  # finds a common dtype, as in the user's thread
         return torch.stack(batch, out=allocate((len(batch), *first.shape), first.dtype))
 
     functions: Any = torch_collate.default_collate_fn_map
@@ -86,15 +86,15 @@ def is_profiling() -> bool:
 
 
 def has_modes() -> bool:
-    """Return whether autocast or a mode of torch's functions, as a default device is, is on.
+    """Return whether autocast or a torch function mode, such as a default device, is on.
 
-    It takes a twentieth of the time of ``torch.get_default_device()``.
+    This takes a twentieth of the time of ``torch.get_default_device()``.
     """
     return _is_any_autocast_enabled() or _len_torch_function_stack() > 0
 
 
 def is_being_started() -> bool:
-    """Return whether this process was started by multiprocessing, and imports the main script."""
+    """Return whether multiprocessing started this process, which is importing the main script."""
     return bool(getattr(multiprocessing.current_process(), "_inheriting", False))
 
 
@@ -105,7 +105,7 @@ def leave_to_the_parent(processes: Any) -> None:
 
 
 def size_and_rank(otherwise: tuple[int, int] = (1, 0)) -> tuple[int, int]:
-    """World size and rank, or ``otherwise`` where there is no process group.
+    """Return world size and rank, or ``otherwise`` without a process group.
 
     >>> size_and_rank()
     (1, 0)

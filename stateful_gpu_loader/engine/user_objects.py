@@ -1,4 +1,4 @@
-"""User objects with state, by torchdata's protocol."""
+"""User objects with a state, by torchdata's protocol."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stateful_gpu_loader.state.schema import Stateful
 from stateful_gpu_loader.state.user_states import freeze, worker_state
 
 _MOST_EXAMPLES_ITERABLES = 1_000
-"""Number of nested parts of a Hugging Face dataset that are looked at."""
+"""Number of nested parts of a Hugging Face dataset that are searched."""
 
 
 def state_of(thing: Any) -> Any:
@@ -23,7 +23,7 @@ def state_of(thing: Any) -> Any:
 
 
 def state_between_passes(thing: Any) -> Any:
-    """Return the state of an object, or None: some have a state only once they were iterated."""
+    """Return the state of an object, or None: some have a state only after they were iterated."""
     try:
         return state_of(thing)
     except AttributeError:
@@ -31,7 +31,7 @@ def state_between_passes(thing: Any) -> Any:
 
 
 def length_of(thing: Any) -> int | None:
-    """Return ``len()`` of an object; None if it has none, as torch's base class of samplers."""
+    """Return ``len()`` of an object; None if it has none, like torch's base class of samplers."""
     try:
         return len(thing)
     except (TypeError, NotImplementedError):
@@ -54,8 +54,8 @@ def load_user_state(role: str, thing: Any, state: Any) -> None:
             remedy=f"build the loader with the {role} that the state was saved with",
         )
     for held in (thing, *vars(thing).values()) if hasattr(thing, "__dict__") else ():
-        # A torchdata.nodes Loader that was asked for its state before its first pass ignores a
-        # loaded one, unless it is iterated in between.
+        # A torchdata.nodes Loader ignores a loaded state if its state was read before its first
+        # pass, unless it is iterated in between.
         if type(held).__module__ == "torchdata.nodes.loader":
             iter(held)
     thing.load_state_dict(state)
@@ -68,27 +68,27 @@ def state_keeper(dataset: Any) -> Any:
 
 
 def begins_anew(dataset: Any) -> bool:
-    """Whether every pass over the dataset starts from the state that was loaded, or its beginning.
+    """Whether every pass over the dataset starts from the loaded state, or from the beginning.
 
     Hugging Face's IterableDataset does so (their issue 7447). Its state is a position within a
-    pass, and means nothing between two passes.
+    pass, and has no meaning between two passes.
     """
     return hasattr(dataset, "_starting_state_dict")
 
 
 def loaded_before(dataset: Any) -> Any:
-    """Return the state that such a dataset begins its passes with; see :func:`begins_anew`."""
+    """Return the state with which such a dataset begins its passes; see :func:`begins_anew`."""
     return dataset._starting_state_dict
 
 
 def check_begins(dataset: Any) -> None:
-    """Read a first sample of a dataset that keeps a loaded state and uses it when it is iterated.
+    """Read a first sample of a dataset that uses a loaded state only when it is iterated.
 
-    Hugging Face's IterableDataset cannot use its own state in several workers, if it reads its
-    shards in turns, as a shuffled one does.
+    Hugging Face's IterableDataset cannot use its own state in several workers if it reads its
+    shards in turns, as a shuffled dataset does.
 
     Raises:
-        StateMismatch: the dataset fails where it uses the state.
+        StateMismatch: the dataset fails to use the state.
     """
     try:
         next(iter(dataset), None)
@@ -99,14 +99,14 @@ def check_begins(dataset: Any) -> None:
         raise StateMismatch(
             "dataset's state",
             saved=f"a state of {type(dataset).__name__}",
-            present=f"one that cannot use it: its load_state_dict() raised {error!r}",
+            present=f"a dataset that cannot use it: its load_state_dict() raised {error!r}",
             remedy="num_workers=0 or 1, if the dataset is shuffled or interleaved; or a map-style "
             "datasets.Dataset with shuffle=True, which resumes exactly with any number of workers",
         ) from error
 
 
 def shuffle_buffer_of(dataset: Any) -> int | None:
-    """Return the size of the buffer that a Hugging Face IterableDataset shuffles in, or None.
+    """Return the size of a Hugging Face IterableDataset's shuffle buffer, or None.
 
     Its state does not hold the samples in the buffer.
     """
@@ -125,13 +125,13 @@ def shuffle_buffer_of(dataset: Any) -> int | None:
 
 
 def warn_of_shuffle_buffer(dataset: Any) -> None:
-    """Warn that a resume leaves out the samples in a dataset's shuffle buffer, if it has one."""
+    """Warn that a resume loses the samples in a dataset's shuffle buffer, if it has one."""
     size = shuffle_buffer_of(dataset)
     if size is not None:
         warnings.warn(
             f"this state does not hold the shuffle buffer of {type(dataset).__name__}: a resume "
-            f"leaves out up to {size} samples that were in it (for each worker), and the order is "
-            "another one. Remedy: a map-style datasets.Dataset with shuffle=True, or an "
+            f"loses up to {size} samples that were in it (for each worker), and the order "
+            "changes. Remedy: a map-style datasets.Dataset with shuffle=True, or an "
             "IterableDataset without shuffle()",
             stacklevel=4,
         )
@@ -140,18 +140,18 @@ def warn_of_shuffle_buffer(dataset: Any) -> None:
 class DatasetMemory:
     """Remembers the dataset's state before the passes of a loader without workers.
 
-    Workers have copies of the dataset. Without them one object serves all passes, so that a state
+    Workers have copies of the dataset. Without workers, one object serves all passes, so a state
     from before a first batch must be restored in it.
 
     Args:
-        dataset: with or without state.
+        dataset: the dataset, with or without a state.
     """
 
     def __init__(self, dataset: Any) -> None:
         self._keeper = state_keeper(dataset)
         self._has_begun = False
         self._as_built: bytes | None = None
-        """State at the beginning of the first pass; None if the dataset was not asked for it."""
+        """State at the beginning of the first pass; None if it was not read from the dataset."""
 
     def state(self) -> bytes | None:
         """Return the serialized state of a worker between two passes, or None if it has none."""
@@ -166,9 +166,8 @@ class DatasetMemory:
         """Return the state that a pass begins from; None leaves the dataset as it is or was loaded.
 
         Args:
-            is_loaded: whether a state of the dataset is about to be loaded. The dataset is then not
-                asked for its own: an iterator of torchdata.nodes that was asked before ignores a
-                load.
+            is_loaded: whether a state of the dataset is about to be loaded. Its present state is
+                then not read, because an iterator of torchdata.nodes would then ignore the load.
             as_built: whether the pass begins from a loader state without a state of the dataset.
         """
         if is_loaded:
@@ -188,7 +187,7 @@ class DatasetMemory:
         return twin
 
     def check_goes_back(self) -> None:
-        """Refuse a state without a state of the dataset, if the dataset cannot be put back.
+        """Refuse a state without a state of the dataset, if the dataset cannot be rewound.
 
         Raises:
             StateMismatch: the dataset was iterated, and its state before that is not known.
@@ -200,6 +199,6 @@ class DatasetMemory:
                 "dataset's state",
                 saved=None,
                 present=f"a {type(keeper).__name__} that was iterated since the loader was built, "
-                "and whose state before that nobody knows",
-                remedy="load the state into a new loader, of a new dataset",
+                "and whose initial state was not saved",
+                remedy="load the state into a new loader with a new dataset",
             )

@@ -135,7 +135,7 @@ def test_forking_behind_cuda_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     for context in ("fork", multiprocessing.get_context("fork")):
         loader = make(multiprocessing_context=context)
-        with pytest.raises(LoaderError, match=r"CUDA has been initialised .*='forkserver'"):
+        with pytest.raises(LoaderError, match=r"CUDA has already been initialised .*='forkserver'"):
             start_workers(make(num_workers=0), loader)
         assert len(list(loader)) == 6
     start_workers(make(num_workers=0))

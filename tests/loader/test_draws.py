@@ -279,7 +279,7 @@ def test_bad_samples_that_cannot_be_told_apart_are_an_error(damaged: Path) -> No
     sampler = [Unprinted(number) for number in (2, 0, 3, 1)]
     loader = make(ByObject(damaged), shuffle=None, sampler=sampler, on_bad_sample="drop")
     assert len(next(iter(loader))[0]) == 3
-    with pytest.raises(LoaderError, match="does not come out again as it was"):
+    with pytest.raises(LoaderError, match="differs when it is read again"):
         loader.draws()
 
 
@@ -290,8 +290,8 @@ def own_code(image: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ({"transform": own_code}, "callable of your own"),
-        ({"transform": [T.RandomCrop(SIDE), own_code]}, "callable of your own"),
+        ({"transform": own_code}, "callable of yours"),
+        ({"transform": [T.RandomCrop(SIDE), own_code]}, "callable of yours"),
     ],
 )
 def test_what_only_the_users_code_knows_is_refused(
@@ -307,7 +307,7 @@ def test_what_only_the_users_code_knows_is_refused(
 def test_a_dataset_that_is_no_source_is_refused(dataset: Any) -> None:
     loader = make(dataset, transform=None, shuffle=None)
     next(iter(loader))
-    with pytest.raises(LoaderError, match="no Source of encoded images"):
+    with pytest.raises(LoaderError, match="not a Source of encoded images"):
         loader.draws()
 
 

@@ -1,8 +1,8 @@
-"""Bad samples: which exceptions mean one, what is done about it, and how a batch replaces it.
+"""Bad samples: which exceptions mean a bad sample, and how it is handled and replaced.
 
-Only what the content of a sample causes makes it bad. A network that is down, a bug or a lack of
-memory would otherwise pass for bad samples, and training would silently continue on other data. In
-doubt the exception is raised.
+Only the content of a sample can make it bad. Otherwise a network failure, a bug or a lack of memory
+would count as bad samples, and training would silently continue on other data. In doubt the
+exception is raised.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NEVER_BAD = (
     LoaderError,
     Stopped,
 )
-"""Exceptions of the code or the machine.
+"""Exceptions caused by the code or the machine.
 
 RecursionError also depends on the caller, and Warning on the filters.
 """
@@ -55,18 +55,17 @@ _LONGEST_NAME = 100
 def is_bad(error: BaseException) -> bool:
     """Whether an exception of a user's own dataset, iterable or transform means a bad sample.
 
-    Any Exception does, except
+    Every Exception does, except
 
-    - those of the code: TypeError, AttributeError, NameError, NotImplementedError, ImportError
-      and the like (IndexError and KeyError are what malformed records raise, and are bad);
-    - a lack of memory, and what torch's operators say if they do not say the cause;
-    - an OSError that reports a failure of the system: one that has an ``errno``, or is of a class
-      of its own, such as FileNotFoundError, TimeoutError or requests' ConnectionError. Pillow
-      raises OSErrors for damaged bytes, and these are bad: the plain class without an ``errno``,
-      UnidentifiedImageError, and gzip's BadGzipFile.
+    - exceptions of the code: TypeError, AttributeError, NameError, NotImplementedError, ImportError
+      and the like. (Malformed records raise IndexError and KeyError, which mean a bad sample.)
+    - a lack of memory, and errors of torch's operators that do not name a cause;
+    - an OSError that reports a failure of the system: it has an ``errno``, or a class of its own,
+      such as FileNotFoundError, TimeoutError or requests' ConnectionError. Pillow's OSErrors for
+      damaged bytes do mean a bad sample: the plain class without an ``errno``, and
+      UnidentifiedImageError. So does gzip's BadGzipFile.
 
-    A client library that reports a lost connection by any other exception is not recognised; wrap
-    it to raise an OSError.
+    If a client library reports a lost connection by another exception, wrap it to raise an OSError.
 
     >>> is_bad(KeyError("label")), is_bad(OSError("image file is truncated"))
     (True, True)
@@ -89,8 +88,8 @@ def is_bad_encoding(error: BaseException) -> bool:
     """Whether an exception from a Source means a bad sample: only a BadSample does.
 
     A Source distinguishes malformed records (ValueError, which becomes a BadSample) from failures
-    of the storage (OSError). Exceptions of its transform, which gets valid pixels, are not about
-    the sample.
+    of the storage (OSError). Its transform gets valid pixels, so exceptions of the transform do not
+    mean a bad sample.
     """
     return isinstance(error, BadSample)
 
@@ -112,7 +111,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def next_draws() -> tuple[int, bytes, int]:
-    """Draw from the three global generators, to see whether anything else has drawn since."""
+    """Draw from the three global generators, to detect whether anything else has drawn since."""
     drawn = torch.empty((), dtype=torch.int64, device="cpu")
     drawn.random_(generator=torch.default_generator)
     return random.getrandbits(64), np.random.bytes(8), int(drawn.item())
@@ -121,30 +120,30 @@ def next_draws() -> tuple[int, bytes, int]:
 ON_BAD_SAMPLE = ("raise", "replace", "drop")
 
 MAX_READS = 3
-"""Number of times that a sample is read in all while the system reports an OSError."""
+"""Maximum number of reads of a sample while the system reports an OSError."""
 
 MAX_TRIES = 8
-"""Number of replacements that are tried for a bad sample."""
+"""Maximum number of replacements that are tried for a bad sample."""
 
 MAX_BAD_IN_A_ROW = 100
-"""Number of bad samples in a row after which an exception is raised.
+"""Number of consecutive bad samples after which an exception is raised.
 
-An iterator that only raises, or a function without an end, would otherwise be called for ever.
+Otherwise an iterator that only raises, or a function without an end, would be called for ever.
 """
 
 MAX_REMEMBERED = 10_000
-"""Number of bad samples that a worker remembers in addition to those it was started with."""
+"""Number of bad samples that a worker remembers in addition to those known at its start."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BadSamplePolicy:
     """How makers handle bad samples; it is pickled to the workers.
 
-    A sample that is known to be bad is not read again, which changes nothing else: it is treated as
-    if it had been read and found bad.
+    A sample known to be bad is not read again. It is otherwise treated as if it had been read and
+    found bad.
 
     Raises:
-        ValueError: there is no such mode.
+        ValueError: the mode does not exist.
     """
 
     mode: str
@@ -154,20 +153,20 @@ class BadSamplePolicy:
     known: Mapping[int, str] = field(default_factory=dict)
     """Indices that need not be read, with the reasons; see :attr:`BadSamples.known`."""
     reads_again: bool = False
-    """Whether known bad samples are read nevertheless, as every read moves the dataset's state."""
+    """Whether known bad samples are still read, because every read moves the dataset's state."""
     _remembered: dict[int | str, str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.mode not in ON_BAD_SAMPLE:
             raise ValueError(
-                f"on_bad_sample={self.mode!r} is none of {ON_BAD_SAMPLE}. Remedy: pass one of them"
+                f"on_bad_sample={self.mode!r} is not in {ON_BAD_SAMPLE}. Remedy: pass one of them"
             )
         object.__setattr__(self, "known", dict(self.known))
         object.__setattr__(self, "_remembered", {} if self.reads_again else dict(self.known))
 
     @property
     def is_active(self) -> bool:
-        """Whether bad samples are replaced or left out rather than raised."""
+        """Whether bad samples are replaced or dropped rather than raised."""
         return self.mode != "raise"
 
     def known_reason(self, index: Any) -> str | None:
@@ -175,7 +174,7 @@ class BadSamplePolicy:
         return self._remembered.get(plain_index(index)) if self._remembered else None
 
     def knows_any(self, indices: list[Any]) -> bool:
-        """Whether one of these samples need not be read, and is replaced or left out."""
+        """Whether one of these samples need not be read, and is replaced or dropped."""
         if not (self.is_active and self._remembered):
             return False
         return any(self.known_reason(index) is not None for index in indices)
@@ -191,9 +190,9 @@ class BadSamplePolicy:
             self._remembered[bad.index] = bad.reason
 
     def candidates(self, request: Request, number: int) -> Iterator[tuple[int, Any]]:
-        """Yield position and index of the samples to try in place of a bad one, in order.
+        """Yield position and index of the samples to try in place of a bad sample, in order.
 
-        The choice depends on the sample's key alone: other positions of the order, uniformly and
+        The choice depends only on the sample's key: other positions of the order, uniformly and
         without repetition, at most ``MAX_TRIES``. Without an order, other samples of the batch.
 
         Args:
@@ -215,8 +214,8 @@ class BadSamplePolicy:
 def _others(request: Request, position: int, own: int, n: int) -> Iterator[int]:
     """Yield distinct elements of range(n) other than ``own``, drawn by the key's position.
 
-    These are the first steps of a Fisher-Yates shuffle of the n - 1 others, of which only the moved
-    elements are stored. Each step takes one Philox block, 128 bits, so there is no bias at any n.
+    These are the first steps of a Fisher-Yates shuffle of the n - 1 others, which stores only the
+    moved elements. Each step takes one Philox block, 128 bits, so there is no bias at any n.
     """
     num_tries = min(MAX_TRIES, n - 1)
     drawn = words(
@@ -240,12 +239,12 @@ class Slot:
 
     Args:
         number: number of the place in its request, counted from 0.
-        key: key of the sample. Its position, and so its random numbers, never change. The index
-            becomes a replacement's once the sample was found bad.
+        key: key of the sample. Its position, and so its random numbers, never change. After a bad
+            sample its index becomes the replacement's.
     """
 
     sample: Any = None
-    """What was made of the sample so far; None again after a replacement."""
+    """Progress on the sample, such as the opened image; None again after a replacement."""
     found: tuple[FoundBad, ...] = ()
     """Samples that were tried for the place and found bad."""
     candidates: Iterator[tuple[int, Any]] | None = None
@@ -258,20 +257,20 @@ class Slot:
 
 
 class BadSampleReplacer:
-    """Makes the samples of one request, and replaces or leaves out the bad ones.
+    """Makes the samples of one request, and replaces or drops bad samples.
 
-    With "raise" a bad sample's exception is raised, and nothing is tried again.
+    With "raise" a bad sample's exception is raised, and nothing is retried.
 
-    The result depends on the request and the samples' content alone, not on what was known before,
-    nor on the stage at which a sample turns out to be bad: each place has its own sequence of
-    candidates and takes the first that passes every stage.
+    The result depends only on the request and the samples' content. Earlier knowledge, and the
+    stage at which a sample turns out to be bad, do not change it: each place has its own sequence
+    of candidates and takes the first that passes every stage.
 
     Args:
-        policy: what is done about bad samples.
+        policy: policy for bad samples.
         request: the request.
         is_bad: whether an exception means a bad sample.
-        has_drawn: whether random draws may have caused the exception that a place just met; None
-            if nothing draws while a sample is made.
+        has_drawn: whether random draws may have caused a place's last exception; None if nothing
+            draws while a sample is made.
     """
 
     def __init__(
@@ -289,16 +288,16 @@ class BadSampleReplacer:
         self._slots = [Slot(number, key) for number, key in enumerate(request.keys())]
         self._drops = policy.mode == "drop"
         self.kept = list(self._slots)
-        """The places that are not left out, in order."""
+        """The places that are not dropped, in order."""
         self.replaces = policy.is_active
-        """Whether bad samples are replaced or left out rather than raised."""
+        """Whether bad samples are replaced or dropped rather than raised."""
 
     def knows_any(self) -> bool:
         """Whether a sample of the request is known to be bad."""
         return self._policy.knows_any(self._request.index_list())
 
     def settle(self, make: Callable[[Slot], object]) -> list[Slot]:
-        """Make the sample of every place, and return the places that are kept, at least one."""
+        """Make the sample of every place; return the places that are kept, at least one."""
         for slot in list(self.kept):
             self.fill(slot, make)
         if not self.kept and self._slots:
@@ -312,10 +311,10 @@ class BadSampleReplacer:
         return list(self.kept)
 
     def fill(self, slot: Slot, make: Callable[[Slot], T]) -> T | None:
-        """Make one place's sample, replaced if need be.
+        """Make one place's sample, replaced if necessary.
 
         Returns:
-            What ``make`` returns; None if the place is left out instead.
+            Result of ``make``; None if the place is dropped instead.
 
         Raises:
             BadSample: none of its replacements could be used.
@@ -341,7 +340,7 @@ class BadSampleReplacer:
         return make(slot)
 
     def answer(self, payload: Any) -> Any:
-        """Return the batch, with a record of the bad samples that were met for it."""
+        """Return the batch, with a record of its bad samples."""
         found = tuple(bad for slot in self._slots for bad in slot.found) if self.replaces else ()
         if not found:
             return payload
@@ -370,10 +369,9 @@ class BadSampleReplacer:
 
 
 def retried(make: Callable[[], T], *, is_bad: Callable[[BaseException], bool]) -> T:
-    """Call a function, up to 3 times in all while it raises an OSError that is not the sample's.
+    """Call a function, up to 3 times while it raises an OSError that does not mean a bad sample.
 
-    If ``make`` draws random numbers it must seed them itself, so that another attempt draws the
-    same.
+    If ``make`` draws random numbers it must seed them itself, so that a retry draws the same.
     """
     for _ in range(MAX_READS - 1):
         try:

@@ -105,7 +105,7 @@ def _map_maker(
     expected: ExpectedBytes | None,
     dataset: Any,
 ) -> Maker:
-    """Return the maker for a map-style dataset, or for samples that a reader has read."""
+    """Return the maker for a map-style dataset, or for samples from a reader."""
     collate_fn, batched = plan.config.collation
     if plan.source is None:
         return SampleMaker(
@@ -150,7 +150,7 @@ def _map_maker(
 def device_steps(
     plan: Plan, policy: BadSamplePolicy, stage: Stage
 ) -> tuple[Callable[[Any], Any] | None, Callable[[Any], Any]]:
-    """Return the stage's steps on a batch: the first, or None if there is just one; the last."""
+    """Return the stage's steps for a batch: the first, or None for a single step; and the last."""
     if plan.source is None or plan.recipes is None or not plan.finishes_images:
         return None, partial(move_tensors, place=stage.place)
     kind = DeviceImages if plan.is_read else ReadyDeviceImages
@@ -170,7 +170,7 @@ def drawn_for(plan: Plan, request: Any, bad: tuple[FoundBad, ...]) -> list[dict[
 
     Args:
         request: request of the batch; for a lane, with its cursor.
-        bad: all samples that could not be used for the batch.
+        bad: all bad samples of the batch.
 
     Raises:
         LoaderError: no recipes drew numbers for it, or it cannot be read again.
@@ -179,8 +179,8 @@ def drawn_for(plan: Plan, request: Any, bad: tuple[FoundBad, ...]) -> list[dict[
     obstacle = _obstacle_to_draws(plan)
     if obstacle is not None or recipes is None:
         raise LoaderError(
-            f"draws() has no numbers of this loader's batches: {obstacle}. Remedy: return what "
-            "was drawn with the sample; or give the images as a Source, and recipes of "
+            f"draws() has no numbers for this loader's batches: {obstacle}. Remedy: return the "
+            "drawn numbers with the sample; or use a Source of images, with recipes of "
             "stateful_gpu_loader.transforms as transform"
         )
     batch = read_again(plan, request, bad, recipes)
@@ -189,16 +189,16 @@ def drawn_for(plan: Plan, request: Any, bad: tuple[FoundBad, ...]) -> list[dict[
 
 
 def read_again(plan: Plan, request: Any, bad: tuple[FoundBad, ...], recipes: Compose) -> DrawnBatch:
-    """Read the encoded samples of a delivered batch again, and draw for them what was drawn.
+    """Read the encoded samples of a delivered batch again, and repeat the draws.
 
     Args:
         plan: a plan with a source that has no state.
         request: request of the batch; for a lane, with its cursor.
-        bad: all samples that could not be used for the batch.
-        recipes: the plan's recipes; others if those are not known.
+        bad: all bad samples of the batch.
+        recipes: the plan's recipes; other recipes if those are not known.
 
     Raises:
-        LoaderError: the batch does not come out again as it was.
+        LoaderError: the batch differs when it is read again.
     """
     source = cast("Source", plan.source)
     known: dict[Any, str] = {found.index: found.reason for found in bad}
@@ -211,10 +211,9 @@ def read_again(plan: Plan, request: Any, bad: tuple[FoundBad, ...], recipes: Com
         answer.payload.reraise()
     if isinstance(answer.payload, NoBatch) or _places(answer.bad) != _places(bad):
         raise LoaderError(
-            f"the last batch does not come out again as it was: {len(_places(bad))} samples could "
-            f"not be used for it, and now it is {len(_places(answer.bad))}. Remedy: leave the "
-            "data unchanged while they are read, and let a sampler yield indices whose repr() "
-            "tells them apart"
+            f"the last batch differs when it is read again: it had {len(_places(bad))} bad "
+            f"samples, and now it has {len(_places(answer.bad))}. Remedy: leave the data unchanged "
+            "while they are read, and let a sampler yield indices that repr() distinguishes"
         )
     drawn: DrawnBatch = answer.payload
     return drawn
@@ -227,9 +226,9 @@ def _places(bad: tuple[FoundBad, ...]) -> set[tuple[int | str, int]]:
 def _obstacle_to_draws(plan: Plan) -> str | None:
     name = type(plan.config.dataset).__name__
     if plan.source is None:
-        return f"{name} is no Source of encoded images, so only its own code knows what it drew"
+        return f"{name} is not a Source of encoded images, so only its own code knows its draws"
     if plan.recipes is None:
-        return "its transform is, or holds, a callable of your own, which draws unseen"
+        return "its transform is, or holds, a callable of yours, whose draws are not known"
     if plan.has_worker_states:
-        return f"{name} has a state, which reading the images' sizes again would move"
+        return f"{name} has a state, which reading the images' sizes again would change"
     return None

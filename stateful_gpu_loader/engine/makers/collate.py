@@ -13,7 +13,7 @@ from stateful_gpu_loader.datasets.source import Source
 def ragged_collate(samples: Sequence[tuple[Any, Any]]) -> list[Any]:
     """Collate to ``[images, targets]``: stacked images and a list of targets, for detection models.
 
-    It suits targets that differ in size, such as the boxes of a :class:`CocoSource`, which torch's
+    For targets that differ in size, such as the boxes of a :class:`CocoSource`, which torch's
     ``default_collate`` would try to stack.
 
     Args:
@@ -34,22 +34,22 @@ DRAWS_NOTHING = (default_collate, default_convert, ragged_collate)
 """Collate functions that do not draw from the global generators."""
 
 STACKS_IMAGES = (default_collate, ragged_collate)
-"""Collate functions that stack images; the first one stacks targets, too."""
+"""Collate functions that stack images; the first also stacks targets."""
 
 
 def collate_targets(collate_fn: Callable[[Any], Any], targets: list[Any]) -> Any:
-    """Collate the targets alone, as one of :data:`STACKS_IMAGES` does."""
+    """Collate only the targets, for one of :data:`STACKS_IMAGES`."""
     return targets if collate_fn is ragged_collate else default_collate(targets)
 
 
 FIXED_SIZE = (
-    "Remedy: end the {} with one that fixes the size, such as RandomResizedCrop(224), or pass "
+    "Remedy: end the {} with one that sets a fixed size, such as RandomResizedCrop(224), or pass "
     "collate_fn"
 )
 
 
 def name_of(dataset: Any, index: Any) -> str:
-    """Return the index and, if the dataset has it, the file; a source's sample is read again.
+    """Return the index and, if the dataset has one, the file; a source's sample is read again.
 
     >>> name_of([5, 6, 7], 2)
     'index 2'

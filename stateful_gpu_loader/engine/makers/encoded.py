@@ -1,7 +1,7 @@
 """Batches of encoded images: read here, decoded and augmented by the device stage.
 
-Images that the GPU does not take are decoded here, in the workers; the image's header alone decides
-which. A PPM is pixels already, and stays where it was read.
+Images that the GPU does not take are decoded here, in the workers; only the image's header decides.
+A PPM holds pixels already, and stays where it was read.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class EncodedImage:
     """An image of an :class:`EncodedBatch`, which holds its bytes."""
 
     name: str
-    """Where the image is stored, for error messages."""
+    """Location of the image, for error messages."""
     target: Any
     header: ImageHeader
     is_decoded: bool
-    """Whether its pixels are there, and not the bytes of a file for the GPU to decode."""
+    """Whether its bytes are pixels rather than a file for the GPU to decode."""
 
     @property
     def pixels_start(self) -> int:
-        """Number of bytes before the pixels of an image that is decoded, [height, width, 3]."""
+        """Number of bytes before the pixels, [height, width, 3], of a decoded image."""
         return self.header.start if isinstance(self.header, PpmHeader) else 0
 
 
@@ -48,14 +48,14 @@ class EncodedBatch:
 
     request: Request
     images: tuple[EncodedImage | None, ...]
-    """One for each sample; None for one that is bad or could not be read.
+    """One image for each sample; None if the sample is bad or could not be read.
 
-    The device stage replaces or leaves out those that are missing.
+    The device stage replaces or drops missing images.
     """
     arena: torch.Tensor
-    """Bytes of the images, one after the other, uint8 [num_bytes] on the CPU."""
+    """Bytes of the images, in sequence, uint8 [num_bytes] on the CPU."""
     lengths: tuple[int, ...]
-    """Number of bytes of each sample in the arena; 0 for one that is bad."""
+    """Number of bytes of each sample in the arena; 0 for a bad sample."""
     drawn: PipelineDraw | None
     """Numbers that the recipes drew; None if a sample is missing or its size is refused.
 
@@ -90,9 +90,9 @@ class EncodedBatch:
 
 
 class ExpectedBytes:
-    """Estimate of the size of a batch as read, which its memory is allocated by.
+    """Estimate of the size of a batch as read, for the allocation of its memory.
 
-    Several threads change it without a lock: an estimate that is lost does no harm.
+    Several threads change it without a lock: a lost estimate does no harm.
     """
 
     def __init__(self) -> None:
@@ -100,9 +100,9 @@ class ExpectedBytes:
         """The estimate; 0 before the first batch."""
 
     def note(self, num_bytes: int) -> None:
-        """Take account of a batch of this size.
+        """Update the estimate with a batch of this size.
 
-        The estimate shrinks slowly, so that one batch of large images does not last.
+        The estimate shrinks slowly, so that one batch of large images has no lasting effect.
         """
         self.num_bytes = max(with_margin(num_bytes), self.num_bytes * 7 // 8)
 
@@ -118,8 +118,8 @@ class EncodedMaker:
         allocate: allocates memory for the bytes.
         leaves_out_exif: whether the GPU's decoder gets JPEGs without their APP1 segments. They are
             removed here, in place, after ``takes`` has seen the bytes.
-        policy: what is done about bad samples; unless it is "raise", their places stay empty.
-        expected: size of a batch; one that outlives this object saves later ones their guess.
+        policy: policy for bad samples; unless it is "raise", their places stay empty.
+        expected: estimate of a batch's size; pass one that outlives this object to keep it.
     """
 
     uses_global_generators = False
@@ -182,7 +182,7 @@ class EncodedMaker:
         """Draw for the images, and replace them by images whose targets have moved.
 
         Returns:
-            the drawn numbers; None if nothing was done, as an image is missing or refused.
+            the drawn numbers; None if nothing was done, because an image is missing or refused.
         """
         present = [image for image in images if image is not None]
         if len(present) < len(keys):
@@ -200,7 +200,7 @@ class EncodedMaker:
         return drawn
 
     def _open(self, key: SampleKey, arena: Arena) -> tuple[EncodedImage, int] | None:
-        """Return the image, and where its bytes or its pixels start in the arena."""
+        """Return the image, and where its bytes or pixels start in the arena."""
         if self._policy.known_reason(key.index) is not None:
             return None
         start = arena.end
@@ -213,7 +213,7 @@ class EncodedMaker:
                 with stage("decode"):
                     pixels = decode(self._decoder, image, key)
                 arena.cut(start)
-                # Decoders return interleaved colours, so this is a view and not a copy.
+                # Decoders return interleaved colours, so this is a view, not a copy.
                 data = pixels.permute(1, 2, 0).reshape(-1)
             arena.keep(start, data)
             if (

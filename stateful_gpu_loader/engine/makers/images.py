@@ -1,6 +1,6 @@
 """Batches of images from a source: read, decoded and augmented, straight into the batch.
 
-The decoder of an image and the recipes' numbers depend on its bytes and key alone.
+The decoder of an image and the recipes' numbers depend only on its bytes and key.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 
 class _Drawn(NamedTuple):
-    """What the recipes drew for one sample."""
+    """Numbers that the recipes drew for one sample."""
 
     key: SampleKey
     numbers: Rows
     target: Any
-    """The sample's target, which has moved with the pixels."""
+    """The sample's target, moved with the pixels."""
 
 
 class ImageMaker:
@@ -60,11 +60,11 @@ class ImageMaker:
         decoder: decoder of the images.
         recipes: transforms of the pixels; may be empty.
         collate_fn: torch's default and :func:`ragged_collate` put the images straight into one
-            tensor and give ``[images, targets]``; another one gets a list of samples ``(image,
-            target)``.
+            tensor and give ``[images, targets]``; any other function gets a list of samples
+            ``(image, target)``.
         batched: False for ``batch_size=None``.
         allocate: allocates memory for finished batches.
-        policy: what is done about bad samples.
+        policy: policy for bad samples.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class ImageMaker:
         except ValueError as error:
             if isinstance(error, BadSample) or not replacer.replaces:
                 raise
-            # The recipes refuse a size, which may come from a damaged header. So all images are
-            # decoded first to find the bad ones; otherwise each is decoded when its turn comes.
+            # The recipes refuse a size, which may come from a damaged header. All images are
+            # therefore decoded first to find the bad ones; otherwise each is decoded in its turn.
             replacer.settle(partial(self._decode, check, Scratch()))
             images, targets = self._filled(replacer, check)
         if isinstance(images, torch.Tensor):
@@ -125,7 +125,7 @@ class ImageMaker:
             check_one_size(drawn.sizes, keys, self._source)
             size = (len(keys), *drawn.sizes[0].tolist())
             rows = empty_rows(self._allocate, size, self._dtype, self._memory_format)
-        # An image that is copied into the batch leaves its own memory to the next one.
+        # An image that is copied into the batch leaves its own memory to the next image.
         memory = new_memory if rows is None else Scratch()
         # No tensor made in this mode is delivered: the batch was allocated outside.
         with torch.inference_mode(rows is not None):
@@ -160,17 +160,17 @@ class ImageMaker:
     def _decode_drawn(
         self, check: Callable[[], None], memory: Memory, drawn: _Drawn, slot: Slot
     ) -> tuple[torch.Tensor, int, _Drawn]:
-        """Decode what the recipes need of an image.
+        """Decode the part of an image that the recipes need.
 
         Returns:
-            the image, or its cut, with ``num_cut`` of :meth:`Compose.apply`; and what was drawn for
-            it, which for a replacement are numbers of its own.
+            the image, or its cut, with ``num_cut`` of :meth:`Compose.apply`; and its drawn numbers,
+            which a replacement draws again.
         """
         self._open_replacement(check, slot)
         image = slot.sample
         if slot.key is not drawn.key:
-            # Only this sample's numbers change, as they depend on its position and size alone. If
-            # the recipes give it another size, apply_into refuses.
+            # Only this sample's numbers change, because they depend only on its position and size.
+            # If the recipes give it another size, apply_into refuses.
             with stage("augment"):
                 own, (target,) = draw(self._recipes, [slot.key], [image], self._source)
             drawn = _Drawn(slot.key, own.rows[0], target)
@@ -206,10 +206,10 @@ def empty_rows(
 
 
 class OpenedImage(NamedTuple):
-    """An image that was read, and whose header was parsed."""
+    """An image that was read, with its parsed header."""
 
     sample: Any
-    """The image as its source gives it: an EncodedSample, or an OwnImage if no arena was passed."""
+    """The image from its source: an EncodedSample, or an OwnImage if no arena was passed."""
     header: ImageHeader
     target: Any
     """Target of the sample."""
@@ -218,11 +218,11 @@ class OpenedImage(NamedTuple):
 def opened(source: Source, key: SampleKey, arena: Arena | None = None) -> OpenedImage:
     """Read one sample and parse its header.
 
-    A malformed record or header is raised as a BadSample, an OSError as it is.
+    A malformed record or header is raised as a BadSample, an OSError unchanged.
 
     Args:
-        arena: memory that the bytes may be read into, as its last ones. None leaves it to the
-            source to make the pixels itself.
+        arena: memory to which the bytes may be appended. None lets the source make the pixels
+            itself.
     """
     sample: EncodedSample | OwnImage | None = None
     view = None
@@ -264,8 +264,8 @@ def draw(
     Args:
         keys: keys of the images that were read, at least one.
         images: the same n images.
-        source: source of the images; boxes and masks of its targets move as the recipes move the
-            pixels. With None all targets stay as they are.
+        source: source of the images; boxes and masks of its targets move with the pixels. With None
+            no targets move.
 
     Returns:
         the numbers, and the n targets.
@@ -341,7 +341,7 @@ def check_one_size(sizes: IndexArray, keys: list[SampleKey], source: Source) -> 
 class CallableMaker(SampleMaker):
     """Images of a source with the user's own transform, applied one by one with seeded generators.
 
-    ``transform`` gets the decoded image, uint8 [3, H, W], and not its target.
+    ``transform`` gets the decoded image, uint8 [3, H, W], without its target.
     """
 
     is_bad = staticmethod(is_bad_encoding)
@@ -375,7 +375,7 @@ class CallableMaker(SampleMaker):
 
 @dataclass(frozen=True, eq=False)
 class DrawnBatch:
-    """The n samples that a batch was made from, and what the recipes drew for them."""
+    """The n samples that a batch was made from, and their draws."""
 
     keys: list[SampleKey]
     images: list[OpenedImage]
@@ -383,15 +383,15 @@ class DrawnBatch:
 
 
 class DrawsMaker:
-    """Takes the place of an image maker: reads images for their sizes, and draws.
+    """Replaces an image maker: reads images for their sizes, and draws.
 
-    The numbers depend on the samples' keys and sizes alone, so they are those of the batch.
+    The numbers depend only on the samples' keys and sizes, so they are the batch's.
 
     Args:
         source: source of encoded images.
         recipes: the recipes that drew.
-        policy: what was done about bad samples. It knows exactly those that the batch met, so the
-            same ones are left out or replaced, and nothing needs to be decoded.
+        policy: policy for bad samples. It knows exactly the bad samples of the batch, so the same
+            samples are dropped or replaced, and nothing needs to be decoded.
     """
 
     uses_global_generators = False

@@ -1,7 +1,7 @@
 """Batches of an iterable dataset: each worker has an iterator and fetches batch by batch.
 
-Each fetch runs with generators seeded from (seed, epoch, worker, number of the fetch), so reading
-again gives the same samples, including those of a shuffle buffer.
+Each fetch runs with generators seeded from (seed, epoch, worker, number of the fetch). Reading
+again therefore gives the same samples, even from a shuffle buffer.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ from stateful_gpu_loader.state.user_states import freeze, thaw, worker_state
 
 
 class IterableMaker:
-    """Fetches as torch's DataLoader does; its state is torchdata's, or the number of fetches.
+    """Fetches like torch's DataLoader; its state is torchdata's, or the number of fetches.
 
     Args:
         dataset: an iterable dataset.
         batch_size: number of samples in a batch; None yields samples one by one.
-        drop_last: whether to leave out a worker's incomplete last batch.
+        drop_last: whether to drop a worker's incomplete last batch.
         transform: a callable on one sample, or None.
         collate_fn: makes the batch from a list of samples, or converts one sample.
-        policy: what is done about bad samples. "drop" takes the iterator's next sample instead, so
-            the epoch gets fewer samples rather than smaller batches.
+        policy: policy for bad samples. "drop" takes the iterator's next sample instead, so the
+            epoch gets fewer samples, not smaller batches.
     """
 
     uses_global_generators = True
@@ -90,18 +90,18 @@ class IterableMaker:
         self._ended = False
         self._loaded: bytes | None = None
         self._digest: str | None = None
-        """Digest of this pass's samples; None if the dataset or its iterator has state."""
+        """Digest of this pass's samples; None if the dataset or its iterator has a state."""
         self._failed: list[tuple[int, int]] = []
-        """Fetches that have raised, each with the number of samples that it had taken by then."""
+        """Fetches that raised, each with the number of samples taken before."""
         self._may_raise = False
-        """Whether the next sample may raise what a fetch has raised when it was read before."""
+        """Whether the next sample may repeat an exception that a fetch raised before the resume."""
         self._counts_raised = False
-        """Whether samples that raise are counted, as older versions did."""
+        """Whether samples that raise are counted, as in older versions."""
         self._put_back: Callable[[], None] | None = None
-        """Makes a dataset forget the state it loaded, once it has begun from it."""
+        """Makes a dataset forget its loaded state, after it has begun from it."""
 
     def begin(self, start: WorkerStart) -> None:
-        """Begin a pass as torchdata does: the dataset's state, ``iter()``, the iterator's state."""
+        """Begin a pass in torchdata's order: dataset's state, ``iter()``, iterator's state."""
         self._start = start
         self._iterator = None
         self._fetches = self._samples = 0
@@ -130,7 +130,7 @@ class IterableMaker:
 
     def __call__(self, request: Turn, check: Callable[[], None]) -> Any:
         if self._start is None:
-            raise TypeError("an iterable's maker is told first where it begins")
+            raise TypeError("begin() of an iterable's maker must be called first")
         self._found = []
         payload: Any = NOTHING
         if not self._ended:
@@ -167,9 +167,9 @@ class IterableMaker:
             return self._collate_fn(samples if self._batch_size else samples[0])
 
     def snapshot(self) -> bytes:
-        """Return the serialized state; after the end, only what the dataset keeps."""
+        """Return the serialized state; after the end, only the dataset's."""
         if self._loaded is not None:
-            # no pass was begun from it, and some datasets have a state only then
+            # no pass has begun from it, and some datasets have a state only then
             return self._loaded
         ended = self._ended or self._exhausted
         # torchdata saves a dataset that is its own iterator once.
@@ -192,7 +192,7 @@ class IterableMaker:
         load_user_state("dataset", self._keeper, state)
 
     def _fetch(self, count: int, last: int | None = None) -> list[Any]:
-        """Fetch a number of samples, but none after the iterator's sample number ``last``."""
+        """Fetch ``count`` samples, but none after the iterator's sample number ``last``."""
         samples: list[Any] = []
         raised: Exception | None = None
         in_a_row = 0
@@ -206,7 +206,7 @@ class IterableMaker:
             sample, error = self._next(iterator)
             if self._exhausted:
                 if raised is not None:
-                    # the exception seems to have ended the iterator, which must not happen silently
+                    # the exception seems to have ended the iterator, which must not be silent
                     raise raised
                 break
             raised = error
@@ -224,8 +224,8 @@ class IterableMaker:
                     index=self._samples - 1,
                     position=bad.position,
                     epoch=bad.epoch,
-                    reason=f"{bad.reason}; nor could any of the {in_a_row - 1} samples before it "
-                    "be used (on_bad_sample='raise' shows where it fails)",
+                    reason=f"{bad.reason}; the {in_a_row - 1} samples before it could not be used "
+                    "either (on_bad_sample='raise' shows where it fails)",
                 ) from error
         if self._digest is not None:
             self._digest = digest_with(self._digest, samples)
@@ -240,7 +240,7 @@ class IterableMaker:
             return None, None
         except Exception as error:
             if self._may_raise:
-                # It is what a fetch has raised before, and the caller was given then.
+                # A fetch has raised this before the resume, and the caller has seen it.
                 self._may_raise = False
                 self._seed()
                 return self._next(iterator)
@@ -272,7 +272,7 @@ class IterableMaker:
     def _bad(self, error: Exception) -> FoundBad:
         """Return the record of the iterator's last sample, numbered within this worker's pass.
 
-        Its position is what it would be if all workers and ranks yielded one sample in turn.
+        Its position assumes that all workers and ranks yield one sample in turn.
         """
         start, number = self._start, self._samples - 1
         worker = get_worker_info()
@@ -281,17 +281,17 @@ class IterableMaker:
             position=0 if start is None else start.place + start.stride * number,
             epoch=0 if start is None else start.epoch,
             reason=reason_of(error),
-            always=False,  # it may depend on what was drawn before
+            always=False,  # it may depend on earlier draws
         )
 
     def _is_dropped(self, samples: list[Any]) -> bool:
         return self._drop_last and len(samples) < (self._batch_size or 1)
 
     def _read_again(self, count: int, digest: str | None) -> None:
-        """Fast-forward an iterator without state, fetch by fetch, as it was read before.
+        """Fast-forward an iterator without a state, fetch by fetch, as it was read before.
 
-        Bad samples were already raised or dropped when they were read the first time. A fetch that
-        has raised then takes as many samples as it had, whether it raises again or not.
+        Bad samples were already raised or dropped at the first read. A fetch that raised takes as
+        many samples as it did then, whether or not it raises again.
 
         Raises:
             StateMismatch: the iterator yields other samples than before.
@@ -323,11 +323,11 @@ class IterableMaker:
                 present=f"{found}: the iterable is not reproducible",
                 remedy=f"give the generators of {type(self._dataset).__name__} a seed, or itself "
                 "state_dict() and load_state_dict(); for tar files, TarShards needs neither. To "
-                'go on from other samples, load_state_dict(state, accept={"iterable"})',
+                'continue from other samples, load_state_dict(state, accept={"iterable"})',
             )
 
     def _discard(self, last: int) -> None:
-        """Take the samples of a fetch that has raised, up to the iterator's sample ``last``."""
+        """Take the samples of a fetch that raised, up to the iterator's sample ``last``."""
         iterator = self._iterator
         while iterator is not None and self._samples < last and not self._exhausted:
             sample, error = self._next(iterator)
@@ -346,8 +346,8 @@ class IterableMaker:
 def prepare_datapipe(datapipe: Any, start: WorkerStart) -> None:
     """Seed a datapipe's graph for the pass, equally in all workers and ranks.
 
-    Worker processes have applied sharding when they started; in the user's own thread it is applied
-    here, among the ranks.
+    Worker processes apply sharding when they start; in the user's thread it is applied here, among
+    the ranks.
     """
     (seed,) = sample_seeds(start.seed, start.epoch, np.zeros(1, np.int64), Stream.DATAPIPES)
     generator = torch.Generator()
@@ -358,9 +358,9 @@ def prepare_datapipe(datapipe: Any, start: WorkerStart) -> None:
 
 
 _MOST_ELEMENTS = 16
-"""Number of elements of an array or a sequence that are looked at."""
+"""Largest number of elements of an array or a sequence that the digest covers."""
 _MOST_BYTES = 32
-"""Number of bytes looked at, from the beginning and from the middle: encoded files begin alike."""
+"""Number of bytes from the beginning and from the middle: encoded files have similar beginnings."""
 _DEEPEST = 4
 _SCALARS = frozenset((int, float, bool, complex, type(None)))
 
@@ -368,9 +368,9 @@ _SCALARS = frozenset((int, float, bool, complex, type(None)))
 def digest_with(before: str, samples: Sequence[Any]) -> str:
     """Return the digest of all samples so far.
 
-    It covers the dtype, the shape and up to 16 elements from the middle of each tensor or array,
-    the length and up to 64 bytes of bytes and texts, and the class of any other object. It takes
-    about 5 microseconds a sample.
+    It covers the dtype, the shape and up to 16 elements from the middle of each tensor or array. It
+    also covers the length and up to 64 bytes of bytes and texts, and the class of any other object.
+    It takes about 5 microseconds per sample.
 
     Args:
         before: the digest of the samples before these; "" at the beginning.
@@ -417,7 +417,7 @@ def _describe(value: Any, parts: list[bytes], depth: int) -> None:
             for each in head:
                 _describe(each, parts, depth - 1)
     else:
-        # PIL images have a size; nothing else of an object is the same in every process.
+        # PIL images have a size; no other property of an object is the same in every process.
         size = getattr(value, "size", None)
         parts.append(f"{kind.__qualname__} {size if isinstance(size, tuple) else None}".encode())
 

@@ -1,7 +1,7 @@
-"""Batches of images whose last recipes are applied elsewhere: where they arrive, or on a device.
+"""Batches of images whose last recipes are applied elsewhere: by the receiver, or on a device.
 
-Normalize and ToDtype make four bytes of one. What makes a batch on another machine leaves them out,
-so that a quarter of the bytes crosses the network; the pixels are the same.
+Normalize and ToDtype turn one byte into four. Workers on other machines leave them out, so that a
+quarter of the bytes crosses the network; the pixels are the same.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class LastRecipes:
     """Layout of finished images."""
 
     def on_host(self, images: torch.Tensor, allocate: Allocate) -> torch.Tensor:
-        """Return finished images in memory of their own, made one by one as workers would.
+        """Return finished images in newly allocated memory, made one by one as in a worker.
 
         Args:
-            images: uint8 [n, 3, height, width] on the CPU; they stay as they are.
+            images: uint8 [n, 3, height, width] on the CPU; they are not changed.
             allocate: returns uninitialised memory.
         """
         num_images, _, height, width = images.shape
@@ -60,9 +60,9 @@ class LastRecipes:
 
 
 def divided(plan: Plan) -> tuple[Plan, LastRecipes | None]:
-    """Return the plan of whoever makes the batches elsewhere, and what is left to do to them.
+    """Return the plan for the workers elsewhere, and the remaining recipes.
 
-    That is nothing where the loader does not stack the images itself.
+    None remain if the loader does not stack the images itself.
     """
     collate_fn, batched = plan.config.collation
     recipes = plan.transform

@@ -1,7 +1,7 @@
 """Private generators in the user's objects: some can be seeded for each sample, some cannot.
 
-The loader seeds the global generators for each sample. What a dataset or transform draws from a
-private generator depends on everything drawn before, unless that generator is seeded, too.
+The loader seeds the global generators for each sample. Draws from a private generator depend on all
+earlier draws, unless that generator is seeded, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stateful_gpu_loader.state.schema import Stateful
 
 _KEYED_ANYWAY = (random._inst, np.random.mtrand._rand, torch.default_generator)
 _KEYED_NAMES = ("random_generator", "py_random")
-"""Attributes in which albumentations' transforms keep the generators that the loader seeds."""
+"""Attributes with the generators of albumentations' transforms, which the loader seeds."""
 _GOLDEN = 0x9E3779B97F4A7C15
 """Odd distance between the seeds of several objects, 2**64 divided by the golden ratio."""
 _MOST_SHOWN = 8
@@ -52,10 +52,10 @@ def seed_setters(dataset: Any, transform: Any) -> Iterator[Callable[[int], None]
 
 
 class SampleGenerators:
-    """Generators that a sample may draw from: the global ones, and private ones that allow it.
+    """Generators that a sample may draw from: the global ones, and private ones that can be seeded.
 
     Args:
-        dataset, transform: objects in which private generators are looked for.
+        dataset, transform: objects that are searched for private generators.
     """
 
     def __init__(self, dataset: Any, transform: Any = None) -> None:
@@ -74,17 +74,17 @@ class SampleGenerators:
 
 
 class AlbumentationsSeed:
-    """Seeds transforms of albumentations, which draw from generators of their own.
+    """Seeds transforms of albumentations, which draw from private generators.
 
     All of them share one pair of generators. albumentations' own ``set_random_seed`` would give
-    each the same numbers, so that two flips of probability 0.5 always happened together.
+    each the same numbers, so that two flips of probability 0.5 would always coincide.
     """
 
     def __init__(self, transforms: list[Any]) -> None:
         self._transforms = transforms
         for transform in transforms:
             if getattr(transform, "seed", None) is not None:
-                # With a seed, AlbumentationsX would seed its generators again, but in workers only.
+                # With a seed, AlbumentationsX would seed its generators again, but only in workers.
                 transform.set_random_seed(None)
 
     def __call__(self, seed: int) -> None:
@@ -95,7 +95,7 @@ class AlbumentationsSeed:
 
 
 def warn_of_own_generators(dataset: Any, transform: Any) -> None:
-    """Warn of generators that are not seeded: samples drawn from them differ after a resume."""
+    """Warn about generators that are not seeded: samples drawn from them differ after a resume."""
     found = _reached(dataset, transform).found
     seeded = {id(each) for each in _KEYED_ANYWAY}
     for _, thing in found:
@@ -114,9 +114,9 @@ def warn_of_own_generators(dataset: Any, transform: Any) -> None:
             f"{_listed(by_state)}: private generators, which the loader cannot seed. Samples drawn "
             "from them differ after a resume, and on another number of workers. Remedy: draw from "
             "random, numpy.random or torch, which the loader seeds before each item; or give the "
-            "object that holds the generator a method set_sample_seed(seed: int), which the loader "
-            "calls before each item, and which seeds the generator (or does nothing, if no sample "
-            "is drawn from it)",
+            "object with the generator a method set_sample_seed(seed: int), which the loader calls "
+            "before each item. It seeds the generator, or does nothing if no sample is drawn from "
+            "it",
             stacklevel=2,
         )
     if by_system:
@@ -129,7 +129,7 @@ def warn_of_own_generators(dataset: Any, transform: Any) -> None:
 
 
 def unsearched(dataset: Any, transform: Any) -> Mapping[str, list[str]]:
-    """Return where private generators could not be looked for.
+    """Return the places that could not be searched for private generators.
 
     The keys are ``"dataset"`` and ``"transform"``.
     """
@@ -137,14 +137,14 @@ def unsearched(dataset: Any, transform: Any) -> Mapping[str, list[str]]:
 
 
 def parts_of(dataset: Any) -> Iterator[Any]:
-    """Yield a dataset and, recursively, those that torch's wrappers contain."""
+    """Yield a dataset and, recursively, the datasets inside torch's wrappers."""
     yield dataset
     for part in inner_datasets(dataset):
         yield from parts_of(part)
 
 
 def inner_datasets(dataset: Any) -> list[Any]:
-    """Return the datasets that a wrapper of torch's contains."""
+    """Return the datasets inside one of torch's wrappers."""
     if isinstance(dataset, Subset):
         return [dataset.dataset]
     if isinstance(dataset, (ConcatDataset, StackDataset)):
@@ -154,7 +154,7 @@ def inner_datasets(dataset: Any) -> list[Any]:
 
 
 def _reached(dataset: Any, transform: Any) -> Reached:
-    """Return what can be reached, without objects whose generators are seeded or saved."""
+    """Return the reachable objects, without objects whose generators are seeded or saved."""
     outer = [*parts_of(dataset), transform]
     exempt = {
         id(part)
@@ -172,13 +172,13 @@ def _seeds_itself(thing: Any) -> bool:
 
 
 def _saves_itself(part: Any) -> bool:
-    # A module of torch saves its parameters, and no generator.
+    # A torch module saves its parameters, but no generator.
     is_plain_module = getattr(type(part), "state_dict", None) is torch.nn.Module.state_dict
     return isinstance(part, Stateful) and not is_plain_module
 
 
 def _set_another_seed(thing: Any, number: int, seed: int) -> None:
-    """Seed an object with other numbers than those that are seeded beside it."""
+    """Seed an object with numbers that differ from those of its neighbours."""
     thing.set_sample_seed((seed + number * _GOLDEN) % 2**64)
 
 

@@ -1,4 +1,4 @@
-"""Search for the objects that a user's code can reach while it makes a sample.
+"""Search for the objects that the user's code can reach while it makes a sample.
 
 The search starts at the dataset and the transform. It follows attributes, containers, and the code
 that is called per sample: its closures, default arguments, class attributes, and the globals and
@@ -37,16 +37,16 @@ GENERATORS = (
 )
 
 _MOST = 20_000
-"""Number of objects that one search looks at, at about a microsecond each."""
+"""Largest number of objects in one search, at about a microsecond each."""
 _LONGEST_UNSEEN = 256
-"""Longer lists and dicts are sampled first, as most of them hold data."""
+"""Longer lists and dicts are sampled first, because most of them hold data."""
 _LONGEST = 1000
-"""Longer lists and dicts of other things are searched in these samples alone."""
+"""Longer lists and dicts that are not data are searched only in a sample."""
 _SAMPLED = 8
 """Number of entries in a sample of a list or dict."""
 _DEEPEST = 4
 _CALLED = frozenset({"__getitem__", "__getitems__", "__call__", "forward", "read_shard"})
-"""Methods that are called per sample, whatever the code names."""
+"""Methods that are called per sample, whichever names the code has."""
 _PACKAGES = frozenset(
     {
         "PIL",
@@ -77,7 +77,7 @@ _LEFT_OUT = (
     *(types.CodeType, types.FrameType, types.TracebackType, types.GenericAlias),
     *(logging.Logger, logging.Handler, Sampler, DataLoader),
 )
-"""Types of objects that hold nothing from which a sample is drawn."""
+"""Types of objects from which no sample is drawn."""
 _SEQUENCES = (list, tuple, set, frozenset, collections.deque)
 _MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
 
@@ -101,7 +101,7 @@ class Reached:
     found: list[Found] = field(default_factory=list)
     """Objects in breadth-first order, each once, by its shortest path."""
     unsearched: dict[str, list[str]] = field(default_factory=dict)
-    """Names of the roots that were searched in part, each with what was left out."""
+    """Roots that were searched in part, each with descriptions of what was skipped."""
 
 
 class _Place(NamedTuple):
@@ -109,7 +109,7 @@ class _Place(NamedTuple):
     path: str
     thing: Any
     names: Names
-    """Names in the code that reached the object: it may call or read attributes by them."""
+    """Names in the code that reached the object: it may call or read attributes by these names."""
 
 
 def reachable(
@@ -130,14 +130,14 @@ def reachable(
 
 
 def is_generator(thing: Any) -> bool:
-    """Return whether an object is a random generator, without asking a proxy what it stands for."""
+    """Return whether an object is a random generator; a proxy is not resolved."""
     return issubclass(type(thing), GENERATORS)
 
 
 def is_package_code(module: str) -> bool:
-    """Return whether a module is of Python's library or of a package with no private generators."""
+    """Return whether a module belongs to Python or to a package without private generators."""
     package = module.partition(".")[0]
-    if package == "datasets":  # Hugging Face's, and not a folder that many programs have
+    if package == "datasets":  # Hugging Face's, not a folder that many programs have
         return "datasets.arrow_dataset" in sys.modules
     return package in _PACKAGES or package in sys.stdlib_module_names
 
@@ -161,7 +161,7 @@ class _Search:
             for path, thing, names in self._inside(place):
                 if self._num_seen == _MOST:
                     for root in {place.root, *(each.root for each in self._queue)}:
-                        self._note(root, f"what lies beyond {_MOST} objects")
+                        self._note(root, f"objects beyond the first {_MOST}")
                     return self._reached
                 self._add(_Place(place.root, path, thing, names))
         return self._reached
@@ -206,7 +206,7 @@ class _Search:
             noted.append(what)
 
     def _inside(self, place: _Place) -> Iterator[tuple[str, Any, Names]]:
-        """Yield path, object and names of what an object holds, and of what its code names."""
+        """Yield path, object and names for all that an object holds and its code names."""
         thing, path, names = place.thing, place.path, place.names
         kind = self._kind(thing)
         if kind == "function":
@@ -240,7 +240,7 @@ class _Search:
         held = about.attributes(place.thing)
         used = {name for name, _ in members}
         for name, value in held.items():
-            # All objects of a class may have a generator for the sake of those that draw.
+            # All objects of a class may have a generator that only some of them draw from.
             if name in used or name not in about.generators:
                 path = f"[{name}]" if name.isdecimal() else f".{name}"
                 yield place.path + path, value, names
@@ -256,17 +256,17 @@ class _Search:
         if n > _LONGEST:
             self._note(place.root, f"{n - len(pairs)} entries of {place.path}")
         for key, entry in pairs:
-            # No other repr() is called, as it may be the user's.
+            # No other repr() is called, because it may be the user's code.
             name = repr(key)[:60] if type(key) in (str, int) else type(key).__name__
             yield f"{place.path}[{name}]", entry, place.names
 
 
 class _Class:
-    """Attributes and methods of a class, and of those that it inherits from."""
+    """Attributes and methods of a class and its base classes."""
 
     def __init__(self, kind: type) -> None:
         self._bases: dict[str, list[type]] = {}
-        """Classes that define a name, in the order of method resolution."""
+        """Classes that define a name, in method resolution order."""
         self._slots: list[tuple[str, Any]] = []
         for base in kind.__mro__[:-1]:
             for name, value in vars(base).items():
@@ -285,13 +285,13 @@ class _Class:
 
     def _calls_native_code(self) -> bool:
         base = next(iter(self._bases.get("__call__", ())), None)
-        # Functions of native code have a name and are taken to draw nothing.
+        # Native functions have a name and are assumed to draw nothing.
         if base is None or "__name__" in self._bases or is_package_code(base.__module__):
             return False
         return _function_of(vars(base)["__call__"]) is None
 
     def attributes(self, thing: Any) -> dict[str, Any]:
-        """Return the attributes of an object, those in slots included."""
+        """Return the attributes of an object, including slots."""
         held: dict[str, Any] = {}
         with contextlib.suppress(AttributeError):
             held.update(object.__getattribute__(thing, "__dict__"))
@@ -303,7 +303,7 @@ class _Class:
         return held
 
     def named(self, names: Names) -> tuple[list[tuple[str, Any]], Names]:
-        """Return what runs or is read of the class by these names, and the names in its methods."""
+        """Return the members that run or are read by these names, and the names in their code."""
         start = names & self.names
         if start not in self._known:
             self._known[start] = self._follow(start)
@@ -320,7 +320,7 @@ class _Class:
                 function = _function_of(value)
                 if not is_closed and type(value) is not types.MemberDescriptorType:
                     values.append((name, value if function is None else function))
-                # A module calls its forward(), and hooks that it holds.
+                # A module calls its forward() and its own hooks.
                 has_names = function is not None and base is not torch.nn.Module
                 in_code = _names_of(function) if has_names else frozenset[str]()
                 names |= in_code
@@ -340,7 +340,7 @@ def _inside_function(function: types.FunctionType, path: str) -> Iterator[tuple[
     defaults = function.__defaults__ or ()
     held = [
         *vars(function).items(),
-        # A mock's function has the defaults of what it stands for, and other arguments.
+        # A mock's function has the defaults of the function that it replaces, and other arguments.
         *zip(arguments[len(arguments) - len(defaults) :], defaults, strict=False),
         *(function.__kwdefaults__ or {}).items(),
         *_closure_of(function),
@@ -404,7 +404,7 @@ def _name_of(module: types.ModuleType) -> str:
 
 
 def _is_closed(module: str) -> bool:
-    """Return whether nothing that a module holds is searched."""
+    """Return whether no member of a module is searched."""
     # Python's module random holds its global generator, and SystemRandom.
     return module != "random" and is_package_code(module)
 
@@ -425,9 +425,9 @@ def _kind_of(kind: type) -> str:
 
 
 def _sampled(container: Any, longest: int) -> tuple[int, list[tuple[Any, Any]]]:
-    """Return the length of a container, and keys and entries: some of them if it is longer.
+    """Return the length of a container, and keys and entries: only a sample if it is longer.
 
-    The methods of Python's own types are called, and never those of a subclass.
+    The methods of Python's own types are called, never those of a subclass.
     """
     if issubclass(type(container), np.ndarray):
         container = container.flat if container.dtype.hasobject else ()
@@ -447,7 +447,7 @@ def _sampled(container: Any, longest: int) -> tuple[int, list[tuple[Any, Any]]]:
 
 
 def _is_data(thing: Any, depth: int = _DEEPEST) -> bool:
-    """Return whether a value holds nothing but data, as far as it is sampled."""
+    """Return whether a value holds nothing but data, judged by a sample."""
     kind = type(thing)
     if issubclass(kind, _DATA) or (issubclass(kind, np.ndarray) and not thing.dtype.hasobject):
         return True

@@ -1,6 +1,6 @@
-"""ReadsAhead: tells a source by URL what will be read, so that its requests need not be waited for.
+"""ReadsAhead: announces the next samples to a remote source, so that no request must be waited for.
 
-Which samples come next is known from the order alone. So nothing here can change a batch.
+The next samples are known from the order alone, so nothing here can change a batch.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from stateful_gpu_loader.samplers.blocks import BlockEpoch
 from stateful_gpu_loader.samplers.orders import EpochOrder, PositionOrder, key_offset_of
 
 _MOST_LATE = 1024
-"""Requests that may be begun before one that was issued earlier."""
+"""Number of requests that may begin before an earlier request."""
 _LARGEST_WINDOW = 1 << 20
-"""Samples of a window, on average; a larger one would hardly be kept in memory."""
+"""Maximum average number of samples in a window; a larger window would hardly fit in memory."""
 
 
 class ReadsAhead:
     """Lets a source fetch the samples of a batch together, before another maker reads them.
 
-    In threads, which share the source, it is told of the batch that each will make next, too. If
-    the order goes through blocks and there is one rank, it is told of whole windows of them: they
-    are fetched in few large requests, the next window while the present one is read. Of several
-    ranks each would fetch all of a window, to use its share.
+    In threads, which share the source, the next batch of each thread is announced too. If the order
+    goes through blocks and there is one rank, whole windows of blocks are announced. They are
+    fetched in few large requests, the next window while the present window is read. With several
+    ranks, each would fetch a whole window to use its share.
 
     Args:
-        source: a source that is remote.
+        source: a remote source.
         maker: makes the batches.
         order: the loader's order; None if the user's own sampler decides.
-        num_workers: threads that make batches.
+        num_workers: number of threads that make batches.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ReadsAhead:
         return self._maker.uses_global_generators
 
     def __call__(self, request: Request, check: Callable[[], None]) -> Any:
-        # In worker processes the next batches are made by others, with sources of their own.
+        # In worker processes, other processes with their own sources make the next batches.
         if self._order is not None and request.listed is None and get_worker_info() is None:
             order = self._order.of_epoch(request.seed, request.epoch)
             self._told.tell(self._source, order, request)
@@ -62,13 +62,13 @@ class ReadsAhead:
 
 
 class Told:
-    """What a source was told of in a pass; threads share it.
+    """Prefetch hints of a pass: indices already announced to the source; threads share it.
 
-    Each sample is told of once, before any thread can have read it: what is told of afterwards
-    would be fetched again, and kept for nobody.
+    Each sample is announced once, before any thread can have read it. A later announcement would
+    fetch it again for no use.
 
     Args:
-        num_batches: that are told of ahead.
+        num_batches: number of batches to announce ahead.
     """
 
     def __init__(self, num_batches: int) -> None:
@@ -76,23 +76,23 @@ class Told:
         self._lock = threading.Lock()
         self._epoch: tuple[int, int] | None = None
         self._begun: set[int] = set()
-        """Ordinals of the requests of this pass that were begun lately."""
+        """Ordinals of this pass's requests that began recently."""
         self._position = 0
-        """All before this position of the order, of this rank, is told of."""
+        """Position of the order before which all of this rank's samples are announced."""
         self._window = -1
-        """The last window of blocks that is told of."""
+        """The last announced window of blocks."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Told, (self._num_batches,)
 
     def tell(self, source: Source, order: EpochOrder, request: Request) -> None:
-        """Tell of the samples of a request and of those behind it, as far as this was not done."""
+        """Announce the samples of a request and the following samples, unless announced already."""
         size = request.step * len(request.indices)
         start = request.start - key_offset_of(order)
         with self._lock:
             if self._is_of_another_pass(request):
                 self._epoch, self._begun = (request.seed, request.epoch), set()
-                # Requests before this one may have been issued, and not begun.
+                # Requests before this request may have been issued, but not begun.
                 self._position = max(start % request.step, start - request.ordinal * size)
                 self._window = -1
                 source.expect(np.empty(0, dtype=np.int64), anew=True)

@@ -1,4 +1,4 @@
-"""Batches of samples that a reader has read, made as those of any dataset."""
+"""Batches of samples from a reader, made like those of any dataset."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ class ReadyBatches:
     Args:
         reader: reads the samples.
         make: maker over :class:`ReadySamples` or :class:`ReadyImages`.
-        policy: what is done about bad samples; with "drop" a batch without any good one is left
-            out.
+        policy: policy for bad samples; with "drop" a batch without good samples is dropped.
     """
 
     def __init__(self, reader: Reader, make: Maker, policy: BadSamplePolicy) -> None:

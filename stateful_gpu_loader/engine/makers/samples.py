@@ -1,4 +1,4 @@
-"""Batches of any map-style dataset, with generators seeded sample by sample."""
+"""Batches of any map-style dataset, with generators seeded for each sample."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ from stateful_gpu_loader.state.user_states import freeze, thaw, worker_state
 class SampleMaker:
     """Calls ``dataset[index]``, transform and collate with generators seeded from the sample's key.
 
-    A dataset that draws from ``random``, ``numpy.random`` or torch so gives the same sample in any
-    worker. An object with private generators may have a method ``set_sample_seed(int)``, wherever
-    the dataset or ``transform`` holds it. The method is called before each item, or before each
-    call of the dataset's own ``__getitems__``. Transforms of albumentations are seeded at the same
-    moments.
+    A dataset that draws from ``random``, ``numpy.random`` or torch therefore returns the same
+    sample in any worker. An object with private generators may have a method
+    ``set_sample_seed(int)``, anywhere inside the dataset or ``transform``. The method is called
+    before each item, or before each call of the dataset's own ``__getitems__``. Transforms of
+    albumentations are seeded at the same times.
 
-    Seeding takes 8 us a sample, and most datasets draw nothing. So the first samples of a pass are
-    seeded and watched. If none of them draws, later ones are only watched. A batch that draws after
-    all is made again with seeds, and a warning says so. What keeps a state or has generators of its
-    own is always seeded. An attribute ``draws`` of the dataset and the transform, True or False,
-    decides instead.
+    Seeding takes 8 us per sample, and most datasets draw nothing. The first samples of a pass are
+    therefore seeded and watched. If none of them draws, later samples are only watched. If a later
+    batch does draw, it is made again with seeds, and a warning is given. Objects with a state or
+    private generators are always seeded. An attribute ``draws`` of the dataset and the transform,
+    True or False, decides instead.
 
     Args:
         dataset: a map-style dataset.
@@ -60,7 +60,7 @@ class SampleMaker:
         collate_fn: makes the batch from a list of samples, or converts one sample.
         batched: False passes each request's only sample to ``collate_fn``, as with
             ``batch_size=None``.
-        policy: what is done about bad samples.
+        policy: policy for bad samples.
     """
 
     is_bad: Callable[[BaseException], bool] = staticmethod(is_bad)
@@ -94,7 +94,7 @@ class SampleMaker:
             return True
         if isinstance(self._dataset, Stateful):
             return True
-        # What a reader has read, it has seeded.
+        # A reader has already seeded the samples that it read.
         drawing = [] if isinstance(self._dataset, ReadySamples) else [self._dataset]
         drawing += [] if self._transform is None else [self._transform]
         said = [getattr(each, "draws", None) for each in drawing]
@@ -112,7 +112,7 @@ class SampleMaker:
         return self._one_by_one(request, check)
 
     def _unseeded(self, request: Request, check: Callable[[], None]) -> list[Any] | None:
-        """Return the samples; None if they have to be made one by one, as one drew or failed."""
+        """Return the samples; None if a sample drew or failed and all must be made one by one."""
         indices = request.index_list()
         if self._policy.knows_any(indices):
             return None
@@ -125,7 +125,7 @@ class SampleMaker:
         return None if self._rule.draws else samples
 
     def _once_more(self, request: Request, check: Callable[[], None]) -> Any:
-        """Make a batch one by one, with seeds if they may be used or if it turns out to draw."""
+        """Make a batch one by one, with seeds if they are allowed or if it turns out to draw."""
         if not self._rule.may_seed:
             try:
                 batch = self._one_by_one(request, check)
@@ -139,7 +139,7 @@ class SampleMaker:
             return self._one_by_one(request, check)
 
     def _made(self, indices: list[Any], check: Callable[[], None]) -> list[Any]:
-        """Return these samples, at no more than torch pays for them where nothing is to be done."""
+        """Return these samples, at torch's own cost if nothing needs to be done."""
         dataset = self._dataset
         asked = indices if check is never_stopped else _checked(indices, check)
         if self._transform is None:
@@ -205,7 +205,7 @@ class SampleMaker:
         try:
             return self._rule.seeded(partial(self._generators.seed, seed), lambda: self.fetch(key))
         except Exception:
-            # Entered only after an error, as it takes longer than all other work on a sample here.
+            # Entered only after an error, because it takes longer than all other work here.
             with noting_sample(key):
                 raise
 
@@ -218,8 +218,8 @@ class SampleMaker:
     ) -> Any:
         """Fetch a batch with one call; if it fails, find the bad samples one by one and call again.
 
-        The first call is skipped if a sample is known to be bad, as it would fail. The last call
-        fetches all samples anew, because a batch may draw random numbers for all of its samples
+        If a sample is known to be bad, the first call would fail and is skipped. The last call
+        fetches all samples again, because a batch may draw random numbers for all of its samples
         together.
         """
 
@@ -254,8 +254,8 @@ class SampleMaker:
     def _has_drawn(self, seed: int) -> bool:
         """Whether anything may have been drawn since the generators were seeded with ``seed``.
 
-        That is not known of generators of the user's own, nor where nothing may be seeded; they
-        count as drawn from.
+        The user's private generators count as drawn from, as do all generators where none may be
+        seeded: their use is not known.
         """
         if not self._rule.may_seed:
             return self._rule.draws is None or self._rule.leaves_alone
@@ -294,10 +294,10 @@ def batch_seed(request: Request, stream: Stream) -> int:
 
 
 def has_native_batches(dataset: Any) -> bool:
-    """Whether the dataset fetches batches by a ``__getitems__`` of its own.
+    """Whether the dataset fetches batches by its own ``__getitems__``.
 
-    torch's Subset and StackDataset always have one, which only passes the indices on: they are read
-    item by item unless a dataset below has its own.
+    torch's Subset and StackDataset always have a ``__getitems__`` that only passes the indices on.
+    They are read item by item unless a dataset inside has its own.
 
     >>> has_native_batches(Subset([10, 20, 30], [0, 2]))
     False
@@ -312,7 +312,7 @@ class DatasetStateMaker:
     """Adds the state of the dataset to another maker.
 
     Generators are still seeded for each sample, so a dataset whose state is that of a global
-    generator is exact with and without it.
+    generator is exact with or without it.
     """
 
     def __init__(self, dataset: Any, maker: Maker) -> None:

@@ -47,8 +47,6 @@ class BatchTransform:
         Args:
             batch: the batch as it would be delivered.
             device: device of the batch if it is a GPU, otherwise None.
-            seed: seed of the loader.
-            epoch: epoch of the batch.
             position: position of the batch's first sample.
         """
         return isolated(self._transformed, batch, device, seed, epoch, position, draws=self._draws)

@@ -64,11 +64,7 @@ from stateful_gpu_loader.state.torchdata import is_torchdata_state
 
 
 class Engine:
-    """Life of a loader: its plan, seed, passes and workers; it saves and loads the state.
-
-    Args:
-        plan: how batches are made.
-    """
+    """Life of a loader: its plan, seed, passes and workers; it saves and loads the state."""
 
     def __init__(self, plan: Plan) -> None:
         config = plan.config
@@ -80,7 +76,6 @@ class Engine:
         )
         self.passes = Passes()
         self.tally = Tally()
-        """Counts and times of the delivered batches."""
         self.workers = WorkerPool(plan.device, self.tally)
         self.promised_length: int | None = None
         """Result of ``len()`` for an iterable dataset, if it was called."""
@@ -105,7 +100,6 @@ class Engine:
 
         Args:
             index_sampler: the object that torch's DataLoader would iterate.
-            dataset, collate_fn: the loader's present attributes.
 
         Raises:
             LoaderError: a pass has begun or a state was loaded with another sampler, the dataset is
@@ -189,7 +183,6 @@ class Engine:
         return drawn_for(self.plan, last.request, last.bad)
 
     def stats(self) -> LoaderStats:
-        """Return the counts and times since the loader was built."""
         calls = self.plan.calls
         makes_batches = calls is not None and calls.batch and calls.image is None
         return self.tally.stats(knows_samples=not makes_batches)

@@ -133,8 +133,6 @@ def check_proven(
     """Refuse a state that cannot be verified in full; used with ``strict=True``.
 
     Args:
-        identity: identity of the loader.
-        saved: fingerprint in the state.
         has_digest: whether the state has a digest of the sampler's indices, which verifies the
             sampler.
         accept: names that need not be verified.

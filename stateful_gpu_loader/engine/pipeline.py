@@ -71,9 +71,7 @@ class StatefulMaker(Maker, Protocol):
         """Prepare this worker for a new pass."""
         ...
 
-    def snapshot(self) -> bytes:
-        """Return the present state, serialized."""
-        ...
+    def snapshot(self) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +167,7 @@ class Pipeline(Protocol):
         """Return the numbers of batches in progress and of batches that are ready."""
         ...
 
-    def close(self) -> None:
-        """End the workers of the pass."""
-        ...
+    def close(self) -> None: ...
 
 
 def execute(
@@ -286,7 +282,6 @@ class RemoteFailure:
         return self
 
     def rebuild(self) -> BaseException:
-        """Return the exception, for the process that reports it."""
         if self._own is not None:
             self._own.__cause__ = LoaderError(self._message)
             return self._own

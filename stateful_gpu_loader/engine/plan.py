@@ -58,8 +58,6 @@ AnyDecoder: TypeAlias = Decoder | BatchDecoder | None
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How a loader makes its batches."""
-
     config: LoaderConfig
     order: PositionOrder | None
     """The loader's own order; None if a user's sampler or an iterable dataset decides."""
@@ -154,7 +152,6 @@ class Plan:
 
     @cached_property
     def is_iterable(self) -> bool:
-        """Whether each worker iterates the dataset."""
         return isinstance(self.config.dataset, IterableDataset) and self.is_read
 
     @cached_property
@@ -237,7 +234,6 @@ class Plan:
 
     @property
     def rank(self) -> int:
-        """Rank of this process, for seeds that differ between the workers of different ranks."""
         if self.lanes is not None:
             return self.lane_division.rank
         division = self.division
@@ -329,7 +325,6 @@ class Plan:
         Args:
             place: position where the pass begins.
             resumed: whether the user's objects must be put to that position.
-            seed: seed of the loader.
             has_new_workers: whether the workers have not yet run a pass.
             promised_length: returns the result of ``len()`` for an iterable dataset, if it was
                 called.
@@ -388,8 +383,6 @@ class Plan:
 
 
 class Chain:
-    """Calls several callables in sequence."""
-
     def __init__(self, transforms: list[Callable[[Any], Any]]) -> None:
         self.transforms = transforms
 

@@ -52,7 +52,6 @@ class Run:
     _seed: int
     _schedule: Schedule
     _pipeline: Pipeline
-    """Pipeline that answers the requests of the schedule."""
     _pool: WorkerPool
     """Worker pool that provided the pipeline."""
     _losses: int
@@ -187,7 +186,6 @@ class Run:
         raise StopIteration
 
     def _ready(self) -> Pass:
-        """Return the pass with a running pipeline."""
         current = self._current
         if current is not None:
             is_superseded = current.generation != self._passes.generation
@@ -326,7 +324,6 @@ class Run:
         """Transform and pin a batch in the user's thread.
 
         Args:
-            batch: the batch from the pipeline.
             position: position of its first sample.
         """
         plan, own = self._plan, self._engine.tally.own

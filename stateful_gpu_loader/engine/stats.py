@@ -112,7 +112,6 @@ class Work:
         """Time up to which the present stage's seconds are noted."""
 
     def add(self, seconds: Mapping[str, float]) -> None:
-        """Add the seconds of another process."""
         _add(self.seconds, seconds)
 
 
@@ -137,7 +136,6 @@ class StageTimes:
         """The work of the thread that iterates the loader; there is one at a time."""
         self._works = [self.own]
         self._ended = dict.fromkeys(SUMMED, 0.0)
-        """Seconds of the threads that have ended."""
         self._lock = fork_safe(threading.RLock())  # a signal handler may call total() too
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -158,7 +156,6 @@ class StageTimes:
                 _add(self._ended, work.seconds)
 
     def total(self) -> dict[str, float]:
-        """Return all seconds so far."""
         with self._lock:
             total = dict(self._ended)
             for work in self._works:

@@ -30,7 +30,6 @@ class _Turn:
     task: Task | None = None
     """The stage's task; None if there is nothing to finish, or the task has not begun."""
     is_finished: bool = False
-    """Whether ``answer`` is ready to be delivered."""
     has_room: bool = False
     """Whether it is retried after memory was freed for it."""
 
@@ -275,7 +274,6 @@ def out_of_memory(
     Args:
         error: error of torch or of a library.
         batch: the batch to be finished: an EncodedBatch, or tensors.
-        device: the device that is out of memory.
         in_flight: number of the loader's batches on the device, including this batch.
     """
     if isinstance(batch, EncodedBatch):

@@ -90,7 +90,6 @@ class DeviceImages:
         decoder: decoder of the images that the GPU takes.
         recipes: transforms of the pixels; may be empty.
         collate_fn: a function that stacks images.
-        policy: policy for bad samples.
         place: the device; one of its private streams is current whenever a step is called.
     """
 

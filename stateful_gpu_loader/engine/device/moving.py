@@ -120,7 +120,6 @@ def map_tensors(batch: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def tensors_of(batch: Any) -> list[torch.Tensor]:
-    """Return the tensors of a batch, in order."""
     found: list[torch.Tensor] = []
 
     def note(thing: Any) -> Any:

@@ -178,8 +178,6 @@ class _StepThread:
     """The thread of one step, started on demand.
 
     Args:
-        place: the device.
-        stream: number of the thread's stream.
         times: receives the seconds of the step.
     """
 

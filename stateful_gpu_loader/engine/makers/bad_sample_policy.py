@@ -266,8 +266,6 @@ class BadSampleReplacer:
     of candidates and takes the first that passes every stage.
 
     Args:
-        policy: policy for bad samples.
-        request: the request.
         is_bad: whether an exception means a bad sample.
         has_drawn: whether random draws may have caused a place's last exception; None if nothing
             draws while a sample is made.

@@ -111,7 +111,6 @@ class EncodedMaker:
     """Reads encoded images; uses no global generator, so it runs in any thread.
 
     Args:
-        source: source of encoded images.
         takes: whether the GPU decodes an image with this header and these bytes.
         decoder: decoder of all other images.
         recipes: recipes whose numbers are drawn here.

@@ -44,8 +44,6 @@ Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 
 class _Drawn(NamedTuple):
-    """Numbers that the recipes drew for one sample."""
-
     key: SampleKey
     numbers: Rows
     target: Any
@@ -56,15 +54,12 @@ class ImageMaker:
     """Makes batches of images with recipes; uses no global generator, so it runs in any thread.
 
     Args:
-        source: source of encoded images.
-        decoder: decoder of the images.
         recipes: transforms of the pixels; may be empty.
         collate_fn: torch's default and :func:`ragged_collate` put the images straight into one
             tensor and give ``[images, targets]``; any other function gets a list of samples
             ``(image, target)``.
         batched: False for ``batch_size=None``.
         allocate: allocates memory for finished batches.
-        policy: policy for bad samples.
     """
 
     def __init__(
@@ -212,7 +207,6 @@ class OpenedImage(NamedTuple):
     """The image from its source: an EncodedSample, or an OwnImage if no arena was passed."""
     header: ImageHeader
     target: Any
-    """Target of the sample."""
 
 
 def opened(source: Source, key: SampleKey, arena: Arena | None = None) -> OpenedImage:
@@ -324,7 +318,6 @@ def check_one_size(sizes: IndexArray, keys: list[SampleKey], source: Source) -> 
     Args:
         sizes: height and width in pixels, int64 [n, 2].
         keys: keys of the same images.
-        source: source of the images.
 
     Raises:
         ValueError: the images differ in size.
@@ -388,8 +381,6 @@ class DrawsMaker:
     The numbers depend only on the samples' keys and sizes, so they are the batch's.
 
     Args:
-        source: source of encoded images.
-        recipes: the recipes that drew.
         policy: policy for bad samples. It knows exactly the bad samples of the batch, so the same
             samples are dropped or replaced, and nothing needs to be decoded.
     """

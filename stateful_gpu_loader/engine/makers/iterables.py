@@ -49,7 +49,6 @@ class IterableMaker:
     """Fetches like torch's DataLoader; its state is torchdata's, or the number of fetches.
 
     Args:
-        dataset: an iterable dataset.
         batch_size: number of samples in a batch; None yields samples one by one.
         drop_last: whether to drop a worker's incomplete last batch.
         transform: a callable on one sample, or None.

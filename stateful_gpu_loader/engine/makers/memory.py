@@ -29,7 +29,6 @@ def empty_host(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def empty_pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return an uninitialised tensor in page-locked memory."""
     return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
 
@@ -57,7 +56,6 @@ class BatchMemory:
         self._lock = fork_safe(threading.RLock())
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return an uninitialised CPU tensor of this shape and dtype."""
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes == 0:
             return torch.empty(shape, dtype=dtype, device="cpu")
@@ -109,14 +107,12 @@ class PinnedMemory:
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         self.num_bytes = 0
-        """Number of bytes in use."""
         self._lent: dict[int, tuple[weakref.ref[Any], int]] = {}
         """Each storage in use and its size, by the identity of the reference."""
         # Re-entrant: a storage may die while the lock is held.
         self._lock = fork_safe(threading.RLock())
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return an uninitialised CPU tensor."""
         num_bytes = _as_allocated(math.prod(shape) * dtype.itemsize)
         if num_bytes == 0:
             return empty_host(shape, dtype)

@@ -67,7 +67,6 @@ class SampleGenerators:
         return bool(self._setters)
 
     def seed(self, seed: int) -> None:
-        """Seed all of them for one sample."""
         seed_global_generators(seed)
         for set_sample_seed in self._setters:
             set_sample_seed(seed)

@@ -34,7 +34,6 @@ class ReadsAhead:
 
     Args:
         source: a remote source.
-        maker: makes the batches.
         order: the loader's order; None if the user's own sampler decides.
         num_workers: number of threads that make batches.
     """

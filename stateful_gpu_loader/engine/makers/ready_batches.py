@@ -20,7 +20,6 @@ class ReadyBatches:
     """Combines a reader with the maker of batches from its samples.
 
     Args:
-        reader: reads the samples.
         make: maker over :class:`ReadySamples` or :class:`ReadyImages`.
         policy: policy for bad samples; with "drop" a batch without good samples is dropped.
     """

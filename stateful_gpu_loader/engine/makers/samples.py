@@ -55,12 +55,10 @@ class SampleMaker:
     True or False, decides instead.
 
     Args:
-        dataset: a map-style dataset.
         transform: a callable on one whole sample, or None.
         collate_fn: makes the batch from a list of samples, or converts one sample.
         batched: False passes each request's only sample to ``collate_fn``, as with
             ``batch_size=None``.
-        policy: policy for bad samples.
     """
 
     is_bad: Callable[[BaseException], bool] = staticmethod(is_bad)
@@ -198,7 +196,6 @@ class SampleMaker:
             ) from error
 
     def fetch(self, key: SampleKey) -> Any:
-        """Return one sample."""
         return self._transformed(self._dataset[key.index])
 
     def _sample(self, key: SampleKey, seed: int) -> Any:
@@ -332,6 +329,5 @@ class DatasetStateMaker:
         return self._maker(request, check)
 
     def snapshot(self) -> bytes:
-        """Return the dataset's serialized state."""
         state = worker_state(dataset=state_of(self._dataset))
         return freeze(state, type(self._dataset).__name__)

@@ -34,7 +34,6 @@ class CallReader:
 
     Args:
         source: holds the function.
-        policy: policy for bad samples.
         batch_size: number of samples in a whole batch of this rank; 1 if a call makes a batch.
         drop_last: whether an incomplete last batch is dropped.
         stacks: whether the samples are stacked unchanged, and so must be alike.

@@ -44,8 +44,6 @@ class LaneShards:
     """Reads shard after shard until the lane ends.
 
     Args:
-        dataset: dataset of the shards.
-        address: the lane.
         shard, offset: where to begin: ordinal of a shard in the lane, cursor in the shard.
         ordinal: ordinal in the lane of the first sample.
         drops_bad: drop the rest of a damaged shard instead of raising an exception.
@@ -202,7 +200,6 @@ class LaneShards:
         return None
 
     def found(self) -> tuple[FoundBad, ...]:
-        """Return the bad samples dropped since the last call."""
         found, self._found = tuple(self._found), []
         return found
 

@@ -39,7 +39,6 @@ class ShardedReader:
     decides instead.
 
     Args:
-        plan: lanes of the dataset.
         policy: policy for bad samples; it also applies to the rest of a damaged shard.
     """
 
@@ -224,8 +223,6 @@ def _go_on() -> None:
 
 
 class _ServedLane:
-    """A lane that is being read here."""
-
     def __init__(self, reader: LaneReader, start: int, turn: int) -> None:
         self.reader = reader
         self.begin = reader.cursor
@@ -241,8 +238,6 @@ _DRAWN_TOGETHER = 256
 
 
 class Taken(NamedTuple):
-    """Consecutive samples of a lane."""
-
     samples: list[ReadySample]
     positions: IndexArray
     """Keys of the samples, int64 [n]."""
@@ -257,9 +252,6 @@ class LaneReader:
     shuffle buffer needs to be saved.
 
     Args:
-        dataset: the sharded dataset.
-        address: the lane.
-        cursor: where to begin.
         window: number of samples that are shuffled together; 0 leaves them in order.
         drops_bad: drop the rest of a damaged shard instead of raising an exception.
         rule: notes which of the seeded samples draw.
@@ -328,7 +320,6 @@ class LaneReader:
         """Return the next n samples; if fewer are left, keep them and return None.
 
         Args:
-            n: number of samples.
             check: called between samples.
             turns: number of the lane's turns including this one.
             is_seeded: whether the global generators are seeded for each sample that is read.
@@ -366,7 +357,6 @@ class LaneReader:
         return LaneCursor(turns=before.turns, count=before.count, shard=self._shards.end)
 
     def found(self) -> tuple[FoundBad, ...]:
-        """Return the bad samples dropped since the last call."""
         return self._shards.found()
 
     def close(self) -> None:

@@ -114,7 +114,6 @@ def in_epoch(
         samples: number of samples of the epoch that all ranks together have delivered, without
             repeated samples that fill a last step.
         percent: share of the epoch, from 0 to 100, rounded down to the beginning of a batch.
-        saved: identity of the stream.
         length: number of samples in the epoch; None if it is not known.
         global_batch_size: number of samples in one step of all ranks.
 

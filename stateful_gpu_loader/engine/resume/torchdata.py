@@ -39,7 +39,6 @@ def from_torchdata(plan: Plan, state: Any, *, seed: int, fingerprint: Fingerprin
         plan: plan of the loader that the state is loaded into.
         state: result of torchdata's ``state_dict()``.
         seed: seed of the loader, for everything that torchdata's state does not determine.
-        fingerprint: fingerprint of the loader.
 
     Raises:
         StateMismatch: the state is damaged, or not sufficient to resume exactly.

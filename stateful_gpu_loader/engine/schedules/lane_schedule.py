@@ -27,10 +27,7 @@ class LaneSchedule:
 
     Args:
         place: where the pass begins; its ``lanes`` are the cursors, or None at the beginning.
-        plan: lanes of the dataset.
         division: the part that this rank reads.
-        seed: seed of the loader.
-        num_workers: number of workers; 0 is the user's thread.
         num_steps: number of batches in a whole epoch, if known. Of several ranks, a rank with fewer
             batches reads its lanes again; a single rank ends after its lanes.
     """
@@ -162,7 +159,6 @@ class LaneRequests:
         self._is_whole_lap = False
         """Whether this lap was read from its beginning."""
         self._position_before = position
-        """Number of batches delivered before this lap."""
         self._open_lap(self._lap, cursors)
         self.opening = self._cursors
         """Cursors at the start; the first delivered batch makes them count."""
@@ -281,7 +277,6 @@ class LaneRequests:
         return (cursor.shard, cursor.offset, cursor.taken) == (lap * self._shards[lane], 0, 0)
 
     def _next_lane(self) -> tuple[int, int] | None:
-        """Return the next lane and the number of its turn, or None."""
         while self._heap:
             turn, lane = self._heap[0]
             if lane not in self._rests:

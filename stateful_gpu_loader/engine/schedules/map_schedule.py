@@ -50,9 +50,7 @@ class Feed(Protocol):
         """
         ...
 
-    def advance(self, request: Request) -> None:
-        """Move to the request after this one."""
-        ...
+    def advance(self, request: Request) -> None: ...
 
     def mark(self) -> bytes:
         """Return the serialized state after the last request; only for a feed with state."""
@@ -79,13 +77,11 @@ class Feed(Protocol):
 class _Issued:
     request: Request
     begin: int
-    """Position before the request."""
     mark: bytes | None
     """Mark of the feed after the request."""
     is_boundary: bool
     """Whether a snapshot is taken after the request."""
     is_done: bool = False
-    """Whether the request was delivered."""
 
 
 class MapSchedule:
@@ -96,8 +92,6 @@ class MapSchedule:
         loads: whether the workers' states must be loaded; otherwise the workers of the previous
             pass still have them.
         feed: yields the requests from ``place`` on, or from ``place.user.base``.
-        seed: seed of the loader.
-        num_workers: number of workers; 0 is the user's thread.
         in_order: False delivers batches as they are finished.
         interval: ``snapshot_every_n_steps`` for the states of the sampler and the workers.
         worker_states: whether the dataset has a state, which binds requests to workers.

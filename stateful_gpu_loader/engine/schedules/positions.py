@@ -36,7 +36,6 @@ class Division:
 
     @property
     def global_batch_size(self) -> int:
-        """Number of samples of all ranks in one step."""
         return self.batch_size * self.num_replicas
 
     def num_steps(self, num_positions: int) -> int:

@@ -97,7 +97,6 @@ class SamplerFeed:
     Args:
         use: the sampler and its settings.
         place: where the pass begins; its ``user`` may hold the sampler's state.
-        seed: seed of the loader.
         resumed: whether ``place`` was loaded, so that the sampler must be restored to it.
     """
 

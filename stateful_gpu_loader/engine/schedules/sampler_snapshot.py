@@ -162,7 +162,6 @@ class SamplerSnapshot:
         }
 
     def tell(self, attributes: dict[str, Any]) -> None:
-        """Set plain attributes by their paths."""
         present = dict(self._attributes())
         for path, value in attributes.items():
             if path not in present or present[path] != value:
@@ -337,7 +336,6 @@ def _walk(owner: Any, prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
 
 
 def samplers_in(sampler: Any) -> list[Any]:
-    """Return the samplers among the attributes of a sampler."""
     return [value for _, value in _walk(sampler, "", _DEEPEST) if isinstance(value, Sampler)]
 
 

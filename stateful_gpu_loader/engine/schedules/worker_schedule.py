@@ -26,8 +26,6 @@ class WorkerSchedule:
         place: where the pass begins; its ``user`` holds the workers' states.
         loads: whether the states must be loaded; otherwise the workers of the previous pass still
             have them.
-        seed: seed of the loader.
-        num_workers: number of workers; 0 is the user's thread.
         rank, num_replicas: only keys differ between ranks; the dataset divides itself.
         interval: ``snapshot_every_n_steps``; 1 is used without workers and with ``in_order=False``.
         in_order: False delivers batches as they are finished, but each worker's batches in order.
@@ -154,7 +152,6 @@ class WorkerSchedule:
 
     @property
     def _is_replay(self) -> bool:
-        """Whether the next batch was delivered before."""
         return self._made < self._delivered
 
     def _place(self) -> Address:
@@ -207,10 +204,8 @@ class WorkerLedger:
         self._stale: set[int] = set()
         """Workers that have delivered a batch since their latest state."""
         self.states: tuple[bytes | None, ...] = tuple(states)
-        """States at the last snapshot."""
 
     def latest(self) -> tuple[bytes | None, ...]:
-        """Return each worker's latest state that came with a batch."""
         return tuple(self._latest)
 
     def wants_snapshot(self, ordinal: int) -> bool:
@@ -219,7 +214,6 @@ class WorkerLedger:
         return interval > 0 and ordinal % interval + len(self._latest) >= interval
 
     def deliver(self, worker: int, answer: Answer | None) -> None:
-        """Note that a batch of this worker was delivered."""
         if answer is not None and answer.snapshot is not None:
             self._latest[worker] = answer.snapshot
             self._stale.discard(worker)

@@ -29,11 +29,7 @@ MOST_FILES = 200
 
 
 class OpenFile:
-    """A file descriptor, owned by this object, that can be sent in a message.
-
-    Args:
-        file: the descriptor.
-    """
+    """A file descriptor, owned by this object, that can be sent in a message."""
 
     def __init__(self, file: int) -> None:
         self._file = file
@@ -149,8 +145,6 @@ _LARGEST_COPY = 1 << 16
 
 
 class Message(NamedTuple):
-    """A received message."""
-
     head: memoryview
     body: memoryview
     files: list[int] | None

@@ -113,8 +113,6 @@ def make_pipeline(
     """Return a pipeline that is not started; its first pass will begin at ``start``.
 
     Args:
-        policy: policy for bad samples.
-        seed: seed of the loader.
         stage: finishes the batches on its device; None leaves that to the workers.
         times: receives the seconds of each stage.
     """

@@ -16,15 +16,11 @@ _BY_NAME = {"ray": ("stateful_gpu_loader.integrations.ray", "RayWorkers")}
 
 @dataclass(frozen=True)
 class Started:
-    """A worker can take requests."""
-
     worker: int
 
 
 @dataclass(frozen=True)
 class Answered:
-    """A worker has answered a request."""
-
     number: int
     answer: Any
     """The answer, possibly still to be unpacked by the pipeline's ``unpack``."""
@@ -111,9 +107,7 @@ class Cluster(Protocol):
         """Describe in words what a worker needs and what the cluster has."""
         ...
 
-    def close(self) -> None:
-        """End all workers."""
-        ...
+    def close(self) -> None: ...
 
 
 @runtime_checkable
@@ -145,7 +139,6 @@ class RemoteWorkers(Protocol):
 
         Args:
             adapter: each worker gets a copy.
-            num_workers: number of workers of the loader.
             base_seed: seed of the workers' own generators.
         """
         ...

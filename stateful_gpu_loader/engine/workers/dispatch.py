@@ -46,8 +46,6 @@ Longer than the minute in which Ray gives up a hung node; until then it may plac
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """A requested worker."""
-
     number: int
     place: int
     has_started: bool = False
@@ -86,7 +84,6 @@ class Dispatch:
 
     Args:
         connect: returns the cluster, which starts workers and carries messages.
-        num_workers: number of workers to start.
         limit: largest number of batches in flight.
         depth: largest number of requests that a worker has at a time, as long as others have room.
         threads: number of requests that a worker executes at a time.
@@ -324,7 +321,6 @@ class Dispatch:
             return self._unanswered(number) is not None
 
     def take(self, number: int, answer: Any) -> None:
-        """Take the answer to a request."""
         with self._lock:
             task = self._unanswered(number)
             if task is None:

@@ -21,7 +21,6 @@ class InlinePipeline:
     """``num_workers=0``: no prefetching, and the caller's generators are restored.
 
     Args:
-        maker: makes the batches.
         times: receives the seconds of each stage.
     """
 

@@ -49,7 +49,6 @@ class LaneMoves:
         return Answer(SKIPPED, snapshot=LaneProgress(rest=rest))
 
     def answer(self, turn: LaneTurn, answer: Any) -> None:
-        """Note the cursors after a turn."""
         progress = answer.snapshot if isinstance(answer, Answer) else None
         if progress is None:
             return

@@ -44,7 +44,6 @@ class Packed(NamedTuple):
     """A serialized answer."""
 
     content: memoryview
-    """The pickled answer."""
     large: list[Any]
     """Tensors that torch transfers in its own way."""
     segments: tuple[SentSegment, ...] = ()
@@ -209,7 +208,6 @@ class _Memory:
     """A storage that is sent once, even if several tensors refer to it.
 
     Args:
-        storage: the storage.
         read: makes a storage of the received memory.
     """
 

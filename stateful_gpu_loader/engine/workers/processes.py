@@ -74,10 +74,7 @@ class ProcessCluster:
 
     Args:
         adapter: each worker gets a copy.
-        num_workers: number of worker processes of the loader.
-        threads: number of threads that answer the requests of a process.
         base_seed: seed of the workers' own generators; nothing is drawn from the caller's.
-        multiprocessing_context: as in DataLoader.
         tally: receives the workers' seconds, and shows whether a batch was delivered.
 
     Raises:
@@ -124,7 +121,6 @@ class ProcessCluster:
 
     @property
     def processes(self) -> list[BaseProcess]:
-        """The worker processes, by place."""
         workers = sorted(self._workers.values(), key=lambda each: each.place)
         return [each.process for each in workers]
 
@@ -228,7 +224,6 @@ class ProcessCluster:
                 self._remove(worker)
 
     def let_go(self) -> None:
-        """Forget the workers and close the connections to them."""
         workers, self._workers = self._workers, {}
         for worker in workers.values():
             worker.close()
@@ -337,8 +332,6 @@ class ProcessCluster:
 
 
 class _Worker:
-    """A worker process that was started."""
-
     def __init__(self, number: int, place: int, process: BaseProcess, channel: Channel) -> None:
         self.number = number
         self.place = place
@@ -484,7 +477,6 @@ def have_ended(processes: Iterable[BaseProcess], seconds: float) -> bool:
 
 
 def kill(processes: Iterable[BaseProcess]) -> None:
-    """Kill processes and collect their exit codes."""
     processes = list(processes)
     for process in processes:
         if process.exitcode is None:

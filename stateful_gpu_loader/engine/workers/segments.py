@@ -72,7 +72,6 @@ class WorkerSegments:
 
     def __init__(self, keep: int) -> None:
         self.worker = 0
-        """Number of this worker."""
         self._keep = keep
         self._of_an_answer = 1
         """Number of segments that an answer takes; it falls slowly."""
@@ -96,7 +95,6 @@ class WorkerSegments:
         return WorkerSegments, (self._keep,)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return an uninitialised CPU tensor of this shape and dtype."""
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes <= LARGEST_COPY or not _has_segments() or not self._are_own():
             return torch.empty(shape, dtype=dtype, device="cpu")

@@ -26,7 +26,6 @@ class ThreadCluster:
 
     Args:
         maker: shared by the threads; has no state and does not use the global generators.
-        threads: number of threads of a worker.
         times: receives the seconds of each stage.
     """
 

@@ -92,11 +92,9 @@ class WorkerAdapter:
     """Answers messages in a worker.
 
     Args:
-        maker: answers requests.
         dataset: the user's dataset, which ``get_worker_info().dataset`` returns.
         initialise: called with the worker's number before anything else. If it fails, every request
             of the worker fails with its exception.
-        pack: serializes the answers.
         segments: memory for the maker's batches, if they are sent in shared memory.
         seeds: seeds of the first pass; each later pass has its own.
     """
@@ -130,7 +128,6 @@ class WorkerAdapter:
 
     @property
     def dataset(self) -> Any:
-        """The user's dataset."""
         return self._dataset
 
     def start(self, worker: int) -> None:
@@ -380,8 +377,6 @@ HEAD = struct.Struct("=qq")
 
 
 class _Answers:
-    """Sends answers."""
-
     def __init__(self, channel: Channel) -> None:
         self._sender = Sender(channel)
 

@@ -165,7 +165,7 @@ class Engine:
         return policy_of(plan, self.passes.bad_samples.known)
 
     def take_requested_epoch(self) -> None:
-        """Pass an epoch that was set on a sampler of this package to the loader."""
+        """Take over an epoch that was set on a sampler of this package."""
         pass_on_requested_epoch(self.plan.config.sampler, self.passes.request_epoch)
 
     def draws(self) -> list[dict[str, Any]]:
@@ -194,8 +194,7 @@ class Engine:
         skips = plan.config.on_epoch_boundary == "next_epoch"
 
         def is_over(place: Address) -> bool:
-            # The beginning of a pass drops an empty rest (Plan.is_over), or the pass runs through
-            # it.
+            # A pass skips an empty rest when it begins (Plan.is_over), or runs through it.
             asks = skips or (plan.order is not None and place.user is None)
             return asks and _batches_of(plan, place, seed)[1] == 0
 
@@ -463,7 +462,7 @@ def _copied(things: Any, shared: Any) -> Any:
     except Exception as error:
         names = ", ".join(type(thing).__name__ for thing in things[0].values())
         raise LoaderError(
-            f"peek() makes the next batch with copies of all that the batch changes ({names}), "
+            f"peek() makes the next batch with copies of the objects that this changes ({names}), "
             f"but copying failed: {error!r}. Remedy: remove members that cannot be copied (open "
             "files, generators), define __deepcopy__(), or take the batch with next() and keep it"
         ) from error

@@ -320,7 +320,7 @@ class IterableMaker:
                 "iterable",
                 saved=f"the digest of {count} samples",
                 present=f"{found}: the iterable is not reproducible",
-                remedy=f"give the generators of {type(self._dataset).__name__} a seed, or itself "
+                remedy=f"seed the generators of {type(self._dataset).__name__}, or give it "
                 "state_dict() and load_state_dict(); for tar files, TarShards needs neither. To "
                 'continue from other samples, load_state_dict(state, accept={"iterable"})',
             )

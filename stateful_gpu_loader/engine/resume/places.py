@@ -36,8 +36,8 @@ from stateful_gpu_loader.state.user_states import UserStates, freeze, thaw
 
 _REMEDY_SAME = "build the loader with the sampler, dataset and arguments of the saved one"
 _REMEDY_WORKERS = (
-    "build the loader with the saved num_workers: the state of each worker's own objects belongs "
-    "to a worker among that many"
+    "build the loader with the saved num_workers: the states of the workers' own objects fit only "
+    "this number of workers"
 )
 
 

@@ -21,8 +21,8 @@ _EQUAL = ("seed", "fingerprint", "global_batch_size", "index_digest", "ahead", "
 
 _REMEDIES = {
     "seed": "give every rank's loader the same seed=, or keep a state for each rank",
-    "index_digest": "merge states of one step; if they are, the sampler yields different indices "
-    "on each rank without attributes num_replicas and rank: keep a state for each rank",
+    "index_digest": "merge states of the same step; if they are, the sampler yields different "
+    "indices on each rank, but has no attributes num_replicas and rank: keep a state for each rank",
     "user": "keep a state for each rank: your objects have different states there",
 }
 

@@ -56,7 +56,7 @@ class LaneSchedule:
         self._cursors = LaneCursors(place.epoch, cursors)
         self._position = place.position
         self._pending: dict[int, LaneCursor] = {}
-        """Cursors after requests without a batch; a later batch makes them count."""
+        """Cursors after requests without a batch; they take effect with the next batch."""
         self._requests = LaneRequests(self._service, self._cursors, self._position)
 
     @property
@@ -161,7 +161,7 @@ class LaneRequests:
         self._position_before = position
         self._open_lap(self._lap, cursors)
         self.opening = self._cursors
-        """Cursors at the start; the first delivered batch makes them count."""
+        """Cursors at the start; they take effect with the first delivered batch."""
         self._reached = dict(self._cursors)
         """Cursors after all answered requests, delivered or failed."""
 
@@ -230,7 +230,7 @@ class LaneRequests:
         moved |= news.cursors
         if isinstance(request, RestTurn):
             moved |= {
-                # The lane has nothing left, so a resume need not read it to find that out.
+                # The lane has nothing left, so a resume need not read it again.
                 part.lane: self._end_of(part.lane, lap, moved[part.lane])
                 for part in request.parts
                 if part.lane in moved and part.skip + part.num_samples == self._rests[part.lane]

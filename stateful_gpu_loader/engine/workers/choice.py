@@ -157,7 +157,7 @@ def _workers_pipeline(
 
 
 def _threads(plan: Plan, maker: Maker, tally: Tally) -> Pipeline:
-    """Return one worker of many threads, which may be started for each pass."""
+    """Return a pipeline over one worker with all threads, started again for each pass."""
     config = plan.config
     return _pool(
         config,

@@ -66,7 +66,7 @@ from stateful_gpu_loader.errors import LoaderError
 _SECONDS_TO_CLEAN_UP = 5.0
 """Seconds in which workers may end by themselves, and again after SIGTERM, as in torch."""
 _SECONDS_TO_NOTICE = 1.0
-"""Longest time in seconds until the death that broke a connection is known."""
+"""Maximum seconds from a broken connection until the death of its process is known."""
 
 
 class ProcessCluster:
@@ -314,7 +314,7 @@ class ProcessCluster:
         return (answer,)
 
     def _lose(self, worker: _Worker) -> None:
-        """Report that a worker has ended, or that it must be ended because it closed its socket."""
+        """Report a lost worker: it has ended, or has closed its socket and is killed."""
         self._listen_no_more(worker)
         if not worker.exit.has_come(_SECONDS_TO_NOTICE):
             kill([worker.process])

@@ -1,9 +1,9 @@
 """Start of worker processes: the start method, the progress reports, and the reasons of failures.
 
-A cause that ends one process during its start ends every other in the same way: a script that
-starts processes when it is imported, a class that cannot be unpickled, a ``worker_init_fn`` that
-exits. Such a process is therefore not started again, unless something else must have ended it. Only
-public names of multiprocessing are used here.
+What ends one process during its start would end every other: a script that starts processes when it
+is imported, a class that cannot be unpickled, a ``worker_init_fn`` that exits. Such a process is
+therefore not started again, unless something outside must have ended it. Only public names of
+multiprocessing are used here.
 """
 
 from __future__ import annotations

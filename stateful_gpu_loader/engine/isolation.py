@@ -28,8 +28,7 @@ fork_safe(one_at_a_time())
 
 
 def isolated(call: Callable[..., _T], *arguments: Any, draws: bool) -> _T:
-    """Call a function with one intra-op thread, no autocast and no default device; then restore
-    all.
+    """Call with one intra-op thread, no autocast and no default device; then restore all three.
 
     Sums over an image differ in their last bits between one thread and two, so a batch made inline
     would differ from a worker's. Only for the user's thread.

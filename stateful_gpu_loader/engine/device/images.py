@@ -213,8 +213,7 @@ class DeviceImages:
         return _OnHost(pixels.permute(1, 2, 0).reshape(-1), 0, header)
 
     def _make(self, slot: Slot) -> None:
-        """Read and decode a sample unless it is decoded; the result has the same bits as in a
-        batch.
+        """Read and decode a sample unless it is decoded; its pixels are bit for bit as in a batch.
 
         Raises:
             BadSample: the sample cannot be read or decoded, or was not in the batch.

@@ -76,13 +76,15 @@ class Place(Protocol):
 class CudaPlace:
     """One GPU, with two private streams for the loader's life.
 
-    Three rules protect the memory of a delivered batch. First, the stage allocates on the current
-    private stream, where nothing else allocates or frees (``streams.py``), and never writes a batch
-    twice. Second, nvJPEG's hardware engine writes when it is called, even if its stream still has
-    queued work (measured). The stage therefore waits on the host before it decodes, and before it
-    frees memory that the engines may get next: :meth:`settle`. Third, a delivered tensor is
-    recorded on the consumer's stream: torch's caching allocator reuses its memory only when the
-    host has seen that stream pass the point where it was freed.
+    Three rules protect the memory of a delivered batch:
+
+    - The stage allocates on the current private stream, where nothing else allocates or frees
+      (:func:`private_streams`), and never writes a batch twice.
+    - nvJPEG's hardware engine writes when it is called, even if its stream still has queued work
+      (measured). The stage therefore waits on the host (:meth:`settle`) before it decodes, and
+      before it frees memory that the engines may get next.
+    - A delivered tensor is recorded on the consumer's stream. torch's caching allocator reuses its
+      memory only when the host has seen that stream pass the point where it was freed.
 
     The device is not used before :meth:`open`, so that workers can be forked before.
 

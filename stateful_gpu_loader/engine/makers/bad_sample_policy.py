@@ -55,12 +55,12 @@ _LONGEST_NAME = 100
 def is_bad(error: BaseException) -> bool:
     """Whether an exception of a user's own dataset, iterable or transform means a bad sample.
 
-    Every Exception does, except
+    Every Exception does, except:
 
-    - exceptions of the code: TypeError, AttributeError, NameError, NotImplementedError, ImportError
-      and the like. (Malformed records raise IndexError and KeyError, which mean a bad sample.)
-    - a lack of memory, and errors of torch's operators that do not name a cause;
-    - an OSError that reports a failure of the system: it has an ``errno``, or a class of its own,
+    - Exceptions of the code: TypeError, AttributeError, NameError, NotImplementedError, ImportError
+      and the like. Malformed records raise IndexError and KeyError, which do mean a bad sample.
+    - A lack of memory, and errors of torch's operators that do not name a cause.
+    - An OSError that reports a failure of the system: it has an ``errno``, or a class of its own,
       such as FileNotFoundError, TimeoutError or requests' ConnectionError. Pillow's OSErrors for
       damaged bytes do mean a bad sample: the plain class without an ``errno``, and
       UnidentifiedImageError. So does gzip's BadGzipFile.

@@ -35,7 +35,7 @@ class ReadySample:
 
 
 def place_in_shard(shard: str, cursor: int) -> str:
-    """Return the name of a sample, or of what follows, at a cursor of a shard."""
+    """Return a name for the sample, or the rest, at a cursor of a shard."""
     return f"shard {shard!r}, cursor {cursor}"
 
 

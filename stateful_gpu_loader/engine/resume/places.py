@@ -150,7 +150,7 @@ def place_of(
 
 
 def put_sampler(memory: SamplerSnapshot, place: Address) -> None:
-    """Put a sampler to the start of a pass; attributes that are set afterwards apply to that pass.
+    """Restore a sampler to the start of a pass; attributes set afterwards apply to that pass.
 
     In the middle of a pass this waits until the pass continues; attributes that are set before then
     do not apply.

@@ -222,7 +222,7 @@ def _dataset_state(config: LoaderConfig, worker: TorchdataWorker, finished: bool
     """Return the state of a worker's dataset.
 
     torchdata saves a dataset that is its own iterator as the iterator. After its end, or between
-    passes, no iterator exists that could load the state, so the dataset must load it.
+    passes, no iterator is created to load the state, so the dataset must load it.
     """
     is_over = worker.ended or finished
     if worker.dataset is None and is_over and isinstance(config.dataset, Stateful):

@@ -356,7 +356,7 @@ def test_the_cpu_is_no_device_to_move_to(photos: Path, fake_gpu: FakeGpu, device
 def test_other_devices_are_refused(photos: Path) -> None:
     with pytest.raises(ValueError, match=r"device='mps' is not supported.*device=None"):
         make(photos, device="mps")
-    with pytest.raises(TypeError, match="device = 'gpu' names no device"):
+    with pytest.raises(TypeError, match="device = 'gpu' is not a device"):
         make(photos, device="gpu")
 
 

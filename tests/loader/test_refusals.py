@@ -79,9 +79,9 @@ def test_a_wrong_epoch_is_refused(epoch: Any) -> None:
         ({"shuffle": "yes"}, TypeError, "shuffle = 'yes'"),
         ({"transform": 7}, TypeError, "7 of type int, which is not callable"),
         ({"transform": [min, None]}, TypeError, "None of type NoneType"),
-        ({"num_workers": 1, "worker_type": "thread"}, ValueError, "Indices is no Source"),
+        ({"num_workers": 1, "worker_type": "thread"}, ValueError, "Indices is not a Source"),
         ({"threads_per_process": 0}, ValueError, "threads_per_process = 0 must be"),
-        ({"num_workers": 2, "threads_per_process": 2}, ValueError, "Indices is no Source"),
+        ({"num_workers": 2, "threads_per_process": 2}, ValueError, "Indices is not a Source"),
         (
             {"num_workers": 2, "threads_per_process": 2, "worker_type": "thread"},
             ValueError,
@@ -277,7 +277,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("kind", [str, Path])
 def test_a_path_for_a_dataset_is_answered_with_the_source(kind: Any, folder: Path) -> None:
     """Without this, the letters of the path would be the samples."""
-    with pytest.raises(TypeError, match=r"is a path, and no dataset\. Remedy: FolderSource\('/"):
+    with pytest.raises(TypeError, match=r"is a path, not a dataset\. Remedy: FolderSource\('/"):
         StatefulGPULoader(kind(folder))
 
 

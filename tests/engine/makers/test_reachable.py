@@ -373,7 +373,7 @@ def test_a_bound_that_is_reached_is_said_for_the_root(monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "_MOST", 50)
     dataset = Items(steps=[[Noise(None)] for _ in range(100)])
     reached = reachable({"transform": Noise(rng()), "dataset": dataset})
-    assert reached.unsearched == {"dataset": ["what lies beyond 50 objects"]}
+    assert reached.unsearched == {"dataset": ["objects beyond the first 50"]}
     assert "transform.rng" in [path for path, _ in reached.found]
 
 

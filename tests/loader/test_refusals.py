@@ -285,7 +285,7 @@ def test_a_path_for_a_dataset_is_answered_with_the_source(kind: Any, folder: Pat
 def test_recipes_beside_an_image_folder_are_answered_with_the_source(
     wrap: Callable[[Any], Any], folder: Path
 ) -> None:
-    with pytest.raises(TypeError, match=r"ImageFolder gives .* PIL image .*FolderSource\('/"):
+    with pytest.raises(TypeError, match=r"ImageFolder returns .* PIL image .*FolderSource\('/"):
         StatefulGPULoader(wrap(ImageFolder(folder)), transform=[T.CenterCrop(8)])
 
 

@@ -274,7 +274,7 @@ def test_a_sampler_whose_state_torchdata_has_left_out_is_refused() -> None:
     theirs, ours = both(lambda: BatchSampler(StatefulSampler(LENGTH), 2, False), batch_sampler=True)
     states, batches = torchdata_run(theirs())
     for state in states[1:]:
-        assert "StatefulSampler, which has one" in str(refusal(ours(), state))
+        assert "StatefulSampler, which has a state" in str(refusal(ours(), state))
     loader = loaded(ours(), states[0])
     assert [plain(batch) for batch in loader] == batches
 

@@ -150,7 +150,7 @@ def test_a_place_that_does_not_exist_is_refused(place: dict[str, Any], says: str
 @pytest.mark.parametrize(
     ("name", "place", "says"),
     [
-        ("a sampler of a list", {"position": 4}, "the order is that of a sampler"),
+        ("a sampler of a list", {"position": 4}, "the order comes from a sampler"),
         ("dataset with state", {"position": 4}, "StatefulDataset, is iterated or has a state"),
         ("shards", {"position": 1}, "cursors only reading moves"),
         ("calls without length", {"percent": 50}, "number of samples in an epoch is not known"),

@@ -212,7 +212,7 @@ def test_a_wrong_number_of_samples_is_an_error(
     assert isinstance(error, LoaderError)
     assert message in str(error)
     assert "'1'" in str(error)
-    assert f"says {says}" in str(error)
+    assert f"returns {says}" in str(error)
     middle = [1000, 1001, 1002, 1003, 1004][: 5 if says == 6 else 4]
     assert sorted(indices_of(found)) == [0, 1, 2, *middle, 2000, 2001, 2002]
 

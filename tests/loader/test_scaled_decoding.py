@@ -141,10 +141,10 @@ def test_it_is_refused_where_nothing_would_be_scaled(
 
 
 def test_datasets_that_are_decoded_already_are_refused(photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"Indices is no source.*Remedy"):
+    with pytest.raises(ValueError, match=r"Indices is not a source.*Remedy"):
         StatefulGPULoader(Indices(8), scaled_decoding=True)
     prepared = PreparedSource(FolderSource(photos), tmp_path)
-    with pytest.raises(ValueError, match=r"PreparedSource gives pixels.*Remedy"):
+    with pytest.raises(ValueError, match=r"PreparedSource returns pixels.*Remedy"):
         StatefulGPULoader(prepared, scaled_decoding=True, transform=RECIPES)
 
 

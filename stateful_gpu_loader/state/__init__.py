@@ -1,1 +1,1 @@
-"""What a state holds: its schema, fingerprints, positions, and states of the user's objects."""
+"""Contents of a state: schema, fingerprint, positions, and states of the user's objects."""

@@ -1,4 +1,4 @@
-"""The record of samples that could not be used: small, bounded, and plain text in a state."""
+"""Record of samples that could not be used: small, bounded, and plain text in a state."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.state.schema import MAX_EPOCH, MAX_POSITION, REMEDY_FOREIGN
 
 MAX_SAMPLES = 100
-"""Samples that a record names; it counts those beyond."""
+"""Most samples that a record names; further ones are only counted."""
 
 MAX_TEXT = 200
-"""Characters of a reason, and of an index that is no int."""
+"""Maximum length of a reason, or of an index that is not an int, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +28,15 @@ class FoundBad:
     """
 
     index: int | str
-    """``dataset[index]``; an index that is no int as text, at most 200 characters."""
+    """``dataset[index]``; an index that is not an int is kept as text of at most 200 characters."""
     position: int
-    """Its position in the epoch's global order."""
+    """Position in the epoch's global order."""
     epoch: int
     reason: str
-    """What is wrong with it, at most 200 characters."""
+    """What is wrong with the sample, at most 200 characters."""
     always: bool = True
-    """Whether the sample fails in every epoch, because no random number was drawn before it failed.
-    Otherwise another epoch's draws may spare the sample, and it is read again."""
+    """Whether the sample fails in every epoch: no random number was drawn before the failure.
+    If False, the sample is read again, because another epoch may draw other numbers."""
 
     def __post_init__(self) -> None:
         # A user's sampler may yield any object, and a state holds plain values only.
@@ -45,9 +45,9 @@ class FoundBad:
 
 
 class BadSamples:
-    """Which samples could not be used, in the batches that were delivered.
+    """Record of the samples that could not be used in the delivered batches.
 
-    The first finding of each index is kept, up to 100 of them; all are counted.
+    The first finding of each index is kept, for at most 100 indices; all findings are counted.
 
     >>> record = BadSamples()
     >>> record.add([FoundBad(3, 7, 0, "ValueError: no label"), FoundBad(3, 2, 1, "the same")])
@@ -65,17 +65,17 @@ class BadSamples:
 
     @property
     def total(self) -> int:
-        """How often a sample could not be used; one that is met again counts again."""
+        """Number of times that a sample could not be used, repeats included."""
         return self._total
 
     @property
     def samples(self) -> tuple[FoundBad, ...]:
-        """The first finding of each index, the earliest first, at most 100."""
+        """First finding of each index, earliest first, at most 100."""
         return tuple(self._samples.values())
 
     @property
     def known(self) -> Mapping[int, str]:
-        """Indices that need not be read again, each with its reason; a fresh mapping."""
+        """Indices that need not be read again, each with its reason, as a fresh mapping."""
         return MappingProxyType(
             {
                 index: bad.reason
@@ -85,14 +85,14 @@ class BadSamples:
         )
 
     def add(self, found: Iterable[FoundBad]) -> None:
-        """Take in what one delivered batch met."""
+        """Add the findings of one delivered batch."""
         for bad in found:
             self._total += 1
             if len(self._samples) < MAX_SAMPLES:
                 self._samples.setdefault(bad.index, bad)
 
     def followed_by(self, later: BadSamples) -> BadSamples:
-        """Return a record of all that this one and a later one count."""
+        """Return a record of the findings in this record and in a later one."""
         record = BadSamples()
         for each in (self, later):
             record.add(each.samples)
@@ -101,7 +101,7 @@ class BadSamples:
 
     @classmethod
     def union(cls, records: Iterable[BadSamples]) -> BadSamples:
-        """What any of the records names, and at least as many in all as each counts."""
+        """Return a record of every named sample; its total is at least that of each record."""
         union = cls()
         for record in records:
             for bad in record.samples:
@@ -111,7 +111,7 @@ class BadSamples:
         return union
 
     def to_text(self) -> str | None:
-        """JSON, one line; None as long as nothing is recorded."""
+        """Return the record as one line of JSON, or None while it is empty."""
         if not self._total:
             return None
         return json.dumps({"total": self._total, "samples": [*map(astuple, self.samples)]})
@@ -121,7 +121,7 @@ class BadSamples:
         """Read back :meth:`to_text`.
 
         Raises:
-            StateMismatch: the text is no record.
+            StateMismatch: the text is not a record.
         """
         record = cls()
         if text is None:
@@ -157,7 +157,7 @@ class BadSamples:
 
 
 def plain_index(index: Any) -> int | str:
-    """An index as a state may hold it: an int of any kind as Python's, else text.
+    """Convert an index for a state: any kind of int to a Python int, anything else to text.
 
     >>> plain_index(5), plain_index("dog/rex.jpg"), plain_index((2, 7))
     (5, 'dog/rex.jpg', '(2, 7)')
@@ -171,7 +171,7 @@ def plain_index(index: Any) -> int | str:
 
 
 def shortened(text: str) -> str:
-    """One line of at most 200 characters.
+    """Return the text as one line of at most 200 characters.
 
     >>> shortened("a\\n  b")
     'a b'

@@ -1,10 +1,10 @@
-"""A digest of everything that data holds, in bounded time; the digest that a content id is made of.
+"""Digest of all data in a thing, in bounded time; content ids are made of it.
 
-Long lists are read by columns, so that a million file names take some 0.3 s. Each thing has a price
-in nanoseconds, which is known before the thing is read. What the budget does not pay is only
-sampled. Prices follow from sizes alone, so equal data is sampled alike everywhere.
+Long lists are read by columns, so a million file names take about 0.3 s. Each thing has a price
+in nanoseconds that is known before it is read. Data that exceeds the budget is only sampled.
+Prices follow from sizes alone, so equal data is sampled the same way everywhere.
 
-The digest depends neither on the order of a set, nor on where files lie, nor on the version of
+The digest does not depend on the order of a set, on the place of files, or on the version of
 Python, NumPy, pandas or pyarrow.
 """
 
@@ -44,7 +44,7 @@ from stateful_gpu_loader.state.tables import columns_of, is_scalar, is_table, sh
 from stateful_gpu_loader.state.tensors import bytes_of
 
 MOST_COST = 600_000_000
-"""Nanoseconds, about, that the digest of one dataset may take."""
+"""Approximate limit for the digest of one dataset, in nanoseconds."""
 
 _PER_ENTRY = 32
 _PER_CELL = 24
@@ -55,7 +55,7 @@ _PER_DICT = 2_000
 _PER_ARRAY = 10_000
 _PER_OBJECT = 30_000
 _PER_MAPPED_BYTE = 16
-"""A byte of a file may have to come from a disk."""
+"""Price of a byte that may have to be read from a disk."""
 
 _MOST_SAMPLED = 1024
 _MOST_COLUMNS = 32
@@ -78,7 +78,7 @@ _KINDS: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("none", (type(None),)),
     ("bool", (bool,)),
     ("enum", (enum.Enum,)),
-    ("number", (np.generic,)),  # before float, of which np.float64 is one
+    ("number", (np.generic,)),  # before float, because np.float64 is a float
     ("int", (int,)),
     ("float", (float,)),
     ("complex", (complex,)),
@@ -91,14 +91,14 @@ _KINDS: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("mapping", (Mapping, types.MappingProxyType)),
     ("written", _WRITTEN),
 )
-"""Kinds of data, and the classes of each; the first that fits counts."""
+"""Kinds of data and their classes; the first that fits counts."""
 
 Held = tuple[tuple[str, ...], Mapping[str, Any]]
-"""The roots of an object's files, and the attributes that are digested, by name."""
+"""Root folders of an object's files, and the attributes to digest, by name."""
 
 
 def is_content(thing: Any) -> bool:
-    """Whether a thing is data that no description tells, but its digest does.
+    """Whether a thing is data that the digest covers but no description shows.
 
     >>> is_content(deque([1])), is_content(print)
     (True, False)
@@ -128,15 +128,15 @@ def spread(length: int, most: int) -> list[int]:
 
 
 class _TooLongError(Exception):
-    """Raised where entries cost more than what is left of the budget."""
+    """Raised if entries cost more than the rest of the budget."""
 
 
 class Contents:
-    """Digest of all that things hold.
+    """Digest of all data in the things that are added.
 
     Args:
-        text_of: describes what is no data, such as a function, and samples what is too long.
-        held_by: what an object holds; None if its description says all.
+        text_of: describes things that are not data, such as functions, and samples long things.
+        held_by: returns the data in an object; None if its description says everything.
 
     >>> def digest(thing):
     ...     contents = Contents(str, lambda thing: None)
@@ -150,7 +150,7 @@ class Contents:
         self, text_of: Callable[[Any], str], held_by: Callable[[Any], Held | None]
     ) -> None:
         self.is_sampled = False
-        """Whether something was too long to be read whole."""
+        """Whether something was too long to be read completely."""
         self._text_of = text_of
         self._held_by = held_by
         self._left = MOST_COST
@@ -161,11 +161,11 @@ class Contents:
         self._objects: dict[tuple[int, tuple[str, ...]], tuple[str, Any]] = {}
 
     def text(self) -> str:
-        """Return the digest, and whether something is only sampled."""
+        """Return the digest, and whether any part is only sampled."""
         return self._digest.text() + (SAMPLED if self.is_sampled else "")
 
     def add(self, thing: Any) -> None:
-        """Add a thing; absolute paths in it count below the folder that all of them share."""
+        """Add a thing; absolute paths in it count relative to their common folder."""
         outer, self._folders = self._folders, []
         self._sequence([thing])
         shared = len(_common_folder(self._folders)) if self._folders else 0
@@ -180,20 +180,20 @@ class Contents:
             raise _TooLongError
 
     def _pays(self, cost: int) -> bool:
-        """Take a price from the budget, if that is still there."""
+        """Take a price from the budget if enough is left."""
         if cost > self._left:
             return False
         self._left -= cost
         return True
 
     def _sample(self, things: Sequence[Any]) -> None:
-        """Add some of many entries, as the description has them."""
+        """Add some of many entries, as their description shows them."""
         self.is_sampled = True
         some = [things[i] for i in spread(len(things), _MOST_SAMPLED)]
         self._put(f"sample of {len(things)}", _encoded(self._text_of(some)))
 
     def _sequence(self, things: list[Any]) -> None:
-        """Add entries, and only some of them where all would take too long."""
+        """Add entries, or only a sample if all would take too long."""
         self._depth += 1
         try:
             self._pay(_PER_ENTRY * len(things) if self._depth <= _DEEPEST else MOST_COST)
@@ -204,7 +204,7 @@ class Contents:
             self._depth -= 1
 
     def _by_kind(self, things: list[Any]) -> None:
-        """Add which kind each entry is of, then those of each kind together."""
+        """Add the kind of each entry, then the entries of each kind together."""
         kinds = {cls: _kind(cls) for cls in set(map(type, things))}
         classes = list(map(type, things)) if len(kinds) > 1 else list(kinds)
         kinds = {cls: kinds[cls] for cls in classes}  # in the order in which they come
@@ -225,7 +225,7 @@ class Contents:
                 self._sample(group)
 
     def _add_none(self, things: list[None]) -> None:
-        """Add nothing: their number is known."""
+        """Add nothing: the number of entries is already in the digest."""
 
     def _add_bool(self, things: list[bool]) -> None:
         self._put("", bytes(things))
@@ -243,9 +243,9 @@ class Contents:
         self._put("", _with_one_nan(np.array(things, "<c16").view("<f8")).tobytes())
 
     def _add_number(self, things: list[np.generic]) -> None:
-        """Add scalars of NumPy as the values of Python that they stand for."""
+        """Add NumPy scalars as the Python values that they stand for."""
         values = [each.item() for each in things]
-        # Python has no long double and no such date.
+        # Python has no equivalent of long double and of some dates.
         is_own = [isinstance(value, np.generic) for value in values]
         self._sequence([str(v) if own else v for v, own in zip(values, is_own, strict=True)])
 
@@ -264,7 +264,7 @@ class Contents:
         self._put("", lengths.tobytes(), _encoded("".join(below)))
 
     def _below_their_folder(self, texts: list[str]) -> list[str]:
-        """Return texts without the folder that the absolute paths among them share."""
+        """Return texts without the common folder of the absolute paths among them."""
         if self._roots:
             return [without_root(text, self._roots) for text in texts]
         if self._folders is None:
@@ -280,7 +280,7 @@ class Contents:
             return texts
         folder = _common_folder(paths)
         if len(folder) > _LONGEST_PATH or "\n" in folder:
-            return texts  # prose that begins like a path
+            return texts  # ordinary text that begins like a path
         self._folders.append(folder)
         start = len(folder)
         if paths == [first, last]:
@@ -303,7 +303,7 @@ class Contents:
         self._put("", lengths.tobytes(), b"".join(things))
 
     def _add_written(self, things: list[Any]) -> None:
-        """Add moments, exact numbers and the like as they write themselves."""
+        """Add dates, exact numbers and similar values as their own text."""
         self._pay(_PER_DICT * len(things))
         self._add_text([f"{type(each).__name__} {each}" for each in things])
 
@@ -395,7 +395,7 @@ class Contents:
                 each = some_rows(each, spread(len(each), _MOST_SAMPLED))
             try:
                 values = columns_of(each)
-            except Exception:  # of an extension type, which may raise anything
+            except Exception:  # extension types may raise anything
                 self.is_sampled = True
                 values = [rows, columns]
             self._sequence([values])
@@ -404,7 +404,7 @@ class Contents:
         self._pay(_PER_OBJECT * len(things))
         for each in things:
             key = (id(each), self._roots)
-            if key not in self._objects:  # a dataset may be repeated
+            if key not in self._objects:  # one object may occur several times
                 self._objects[key] = self._apart(partial(self._object, each)), each
             self._put("object", self._objects[key][0].encode())
 
@@ -421,7 +421,7 @@ class Contents:
         self._roots = outer
 
     def _apart(self, add: Callable[[], None]) -> str:
-        """Return the digest of what is added by a call, instead of adding it."""
+        """Return the digest of what a call adds, without adding it here."""
         outer, self._digest = self._digest, ContentDigest("contents 1")
         try:
             add()
@@ -430,7 +430,7 @@ class Contents:
             self._digest = outer
 
     def _in_order(self, things: list[Any]) -> list[Any]:
-        """Sort what has no order of its own, alike in every process."""
+        """Sort entries that have no order, the same way in every process."""
         if _is_sortable(things):
             try:
                 return sorted(things, key=os.fspath if _kind(type(things[0])) == "text" else None)
@@ -462,7 +462,7 @@ _KNOWN = {cls: kind for kind, classes in _KINDS for cls in classes}
 
 
 def _is_sortable(things: list[Any]) -> bool:
-    """Whether comparing entries orders them all: other than sets, and than numbers beside NaN."""
+    """Whether comparison orders all entries, which fails for sets and NaN."""
     kinds = {_kind(cls) for cls in set(map(type, things))}
     if kinds <= {"bool", "int"} or kinds in ({"text"}, {"bytes"}):
         return bool(things)
@@ -481,14 +481,14 @@ def _encoded(text: str) -> bytes:
 
 
 def _common_folder(paths: list[str]) -> str:
-    """Return the folder that all paths begin with, character by character, with its separator."""
-    first, last = min(paths), max(paths)  # what these two begin with, all others do
+    """Return the common folder of all paths, character by character, with its separator."""
+    first, last = min(paths), max(paths)  # all others share the beginning of these two
     unlike = (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
     return first[: first.rfind(os.sep, 0, next(unlike, len(first))) + 1]
 
 
 def without_root(text: str, roots: tuple[str, ...]) -> str:
-    """Return a path below the first of the folders that holds it; other text as it is.
+    """Return a path relative to the first of the folders that holds it; other text unchanged.
 
     >>> without_root("/data/cat/1.jpg", ("/photos/", "/data/"))
     'cat/1.jpg'
@@ -500,12 +500,12 @@ def without_root(text: str, roots: tuple[str, ...]) -> str:
 
 
 def _with_one_nan(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    values[np.isnan(values)] = np.nan  # whatever its sign and payload
+    values[np.isnan(values)] = np.nan  # regardless of sign and payload
     return values
 
 
 def _is_mapped(given: Any) -> bool:
-    """Whether an array, or what it is a part of, lies in a file."""
+    """Whether an array, or the array that it is a view of, lies in a file."""
     while isinstance(given, np.ndarray):
         if isinstance(given, np.memmap):
             return True
@@ -514,7 +514,7 @@ def _is_mapped(given: Any) -> bool:
 
 
 def _blocks(given: Any) -> Iterator[memoryview[int]]:
-    """Return the bytes of an array in the order of its indices, however it lies in memory."""
+    """Yield the bytes of an array in index order, for any memory layout."""
     shape = tuple(given.shape) or (1,)
     given = given.reshape(shape)
     if not math.prod(shape):
@@ -529,7 +529,7 @@ def _blocks(given: Any) -> Iterator[memoryview[int]]:
 
 
 def without_padding(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return records with zeros between their fields, where otherwise anything may lie."""
+    """Return records with zeros in the padding between their fields, which may hold any bytes."""
     if values.dtype.names is None:
         return values
     clean = np.zeros(values.shape, values.dtype)
@@ -539,10 +539,10 @@ def without_padding(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 class ContentDigest:
-    """A digest of a dataset's content: blake2b of 16 bytes.
+    """Digest of a dataset's content: blake2b with 16 bytes.
 
     Args:
-        kind: name and version of what is put in, so that no two kinds share an id.
+        kind: name and version of the content, so that no two kinds share an id.
 
     >>> one = ContentDigest("files 1").add_blocks([b"a", b"bc"])
     >>> other = ContentDigest("files 1").add_blocks([b"ab", b"c"])
@@ -554,21 +554,21 @@ class ContentDigest:
         self._digest = hashlib.blake2b(kind.encode(), digest_size=16)
 
     def add_blocks(self, blocks: Iterable[bytes]) -> ContentDigest:
-        """Add blocks with their lengths, so that the bounds between them count."""
+        """Add blocks with their lengths, so that the boundaries between them count."""
         for block in blocks:
             self._digest.update(len(block).to_bytes(8, "little"))
             self._digest.update(block)
         return self
 
     def add_name(self, name: str) -> ContentDigest:
-        """Add a file's name, which may be of any bytes."""
+        """Add a file's name, which may contain any bytes."""
         return self.add_blocks([name.encode(errors="surrogateescape")])
 
     def add(self, content: bytes | memoryview[int]) -> ContentDigest:
-        """Add bytes whose length follows from what was added before."""
+        """Add bytes whose length follows from earlier content."""
         self._digest.update(content)
         return self
 
     def text(self) -> str:
-        """32 hexadecimal digits, and the name of the algorithm."""
+        """Return the name of the algorithm and 32 hexadecimal digits."""
         return f"blake2b {self._digest.hexdigest()}"

@@ -1,9 +1,9 @@
-"""The progress of a loader: which epoch a pass takes, where it begins, and what it delivered.
+"""Progress of a loader: the epoch of each pass, its start, and what it has delivered.
 
-The state speaks of delivered batches. A batch is delivered when the user's loop takes it out of
-its pass's :class:`Offer`, in one call of C that no signal handler can divide. Everything else here
-follows from what was taken, so an exception at any moment finds the progress before a delivery or
-after it. Batches that are made ahead do not move it.
+The state describes delivered batches. A batch is delivered when the user's loop takes it out of
+its pass's :class:`Offer`, in a single C call that no signal handler can interrupt. All other
+progress follows from that call, so an exception at any moment finds the progress either before or
+after a delivery. Batches made ahead do not change the progress.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from typing import Any, NamedTuple
 from stateful_gpu_loader.state.bad_samples import BadSamples, FoundBad
 
 HISTORY = 16
-"""How many batches back ``state_dict(batches_ago=)`` reaches."""
+"""Number of batches that ``state_dict(batches_ago=)`` can go back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the next sample lies: an epoch and a position in its global order."""
+    """Address of the next sample: an epoch and a position in its global order."""
 
     epoch: int
     position: int
-    """The position of the oldest sample that was not delivered. With a user's sampler it is the
-    number of indices that the sampler has given, over an iterable dataset the number of batches."""
+    """Position of the oldest undelivered sample. With a user's sampler: number of indices
+    that the sampler has yielded. Over an iterable dataset: number of batches."""
     ahead: tuple[tuple[int, str | None], ...] = field(default=(), repr=False)
-    """Positions of the batches that were delivered before an older one (``in_order=False``), each
-    with its proof: what a batch there has to have in common with it, or None."""
+    """Positions of batches that were delivered before an older one (``in_order=False``), each
+    with a proof that a batch there must match, or None."""
     index_digest: str | None = field(default=None, repr=False)
     """Digest of the indices before ``position``, which a sampler without state has to skip."""
     user: Any = field(default=None, repr=False)
     """States of the user's own objects, as ``UserStates``."""
     lanes: Mapping[int, Any] | None = field(default=None, repr=False)
-    """The cursor of each lane of a sharded dataset; None if all lanes are at their beginning."""
+    """Cursor of each lane of a sharded dataset; None if all lanes are at their beginning."""
 
 
 class Delivered(NamedTuple):
-    """A batch that was delivered."""
+    """A delivered batch."""
 
     number: int
-    """Its number among the batches of the loader that were offered."""
+    """Number of the batch among all batches that the loader has offered."""
     request: Any
-    """The request that it was made from."""
+    """The request that the batch was made from."""
     bad: tuple[FoundBad, ...]
-    """The samples that it could not use."""
+    """Samples that the batch could not use."""
 
 
 class Standing(NamedTuple):
@@ -63,22 +63,22 @@ class Standing(NamedTuple):
     delivered: bool = False
     """Whether a batch of the pass has reached the user."""
     has_moved: bool = False
-    """Whether a batch of the pass was delivered or has failed, or the pass has ended."""
+    """Whether a batch of the pass was delivered or failed, or the pass has ended."""
     following: Address | None = None
-    """Place of the next pass, once this one has ended."""
+    """Place of the next pass, once this pass has ended."""
     bad: BadSamples | None = None
-    """Record of the loader's bad samples up to its last one in the pass; None if it met none."""
+    """Record of the loader's bad samples up to the last in this pass; None if it met none."""
     last: Delivered | None = None
-    """The last batch of the pass; None if there was none."""
+    """Last batch of the pass; None if there was none."""
 
 
 class Offer(NamedTuple):
-    """A batch that is ready for the user's loop, or an exception that takes its place."""
+    """A batch that is ready for the user's loop, or an exception in its place."""
 
     content: list[Any]
-    """The batch or the exception; empty once the loop has taken it."""
+    """The batch or the exception; empty once the user's loop has taken it."""
     standing: Standing
-    """Standing of the pass from then on."""
+    """Standing of the pass after the offer is taken."""
     is_failure: bool
     """Whether the content is an exception."""
 
@@ -88,9 +88,9 @@ class Pass:
 
     Args:
         start: place where the pass begins.
-        number: number of the pass among those of the loader, counted from 1 as they begin.
+        number: number of the pass, counted from 1 in the order in which the loader's passes begin.
         generation: number of ``load_state_dict`` calls before the pass began.
-        resumed: whether the pass goes on from a loaded state.
+        resumed: whether the pass continues a loaded state.
 
     >>> current = Pass(Address(0, 0), number=1, generation=0, resumed=False)
     >>> current.offer("batch", Standing(Address(0, 8), delivered=True))
@@ -108,7 +108,8 @@ class Pass:
         self.generation = generation
         self.resumed = resumed
         self.is_left = False
-        """Whether the pass cannot go on because its iterator is gone, as after a ``break``."""
+        """Whether the pass cannot continue because its iterator is gone, for example after
+        ``break``."""
         self._standing = Standing(start)
         self._offer: Offer | None = None
 
@@ -120,22 +121,22 @@ class Pass:
 
     @property
     def is_over(self) -> bool:
-        """Whether the pass delivers nothing any more."""
+        """Whether the pass will deliver nothing more."""
         return self.is_left or self.standing.following is not None
 
     @property
     def offered(self) -> Offer | None:
-        """The offer that was not taken yet; None if there is none."""
+        """The offer that was not taken yet, or None."""
         offer = self._offer
         return offer if offer is not None and offer.content else None
 
     def offer(self, content: Any, standing: Standing, *, is_failure: bool = False) -> None:
-        """Hold a batch, or an exception, ready for the user's loop."""
+        """Hold a batch or an exception ready for the user's loop."""
         self._standing = self.standing
         self._offer = Offer([content], standing, is_failure)
 
     def set_standing(self, standing: Standing) -> None:
-        """Replace the standing, without a delivery."""
+        """Replace the standing without a delivery."""
         self._standing = self.standing
         self._offer = Offer([], standing, is_failure=False)
 
@@ -144,15 +145,15 @@ class _Base(NamedTuple):
     """Start that the constructor or the last load has set."""
 
     next: Address
-    """Place where the next pass begins, until one has moved."""
+    """Place where the next pass begins, until a pass has moved."""
     loaded: bool
     """Whether ``next`` comes from a state."""
     generation: int
     """Number of loads."""
     bad_samples: BadSamples
-    """Record up to there."""
+    """Record of bad samples up to ``next``."""
     gone_back: Standing | None = None
-    """Standing of the pass that had to stop there, if no state was loaded since."""
+    """Standing of the pass that had to stop at ``next``, if no state was loaded since."""
 
 
 class _Requested(NamedTuple):
@@ -160,16 +161,17 @@ class _Requested(NamedTuple):
 
     epoch: int
     begun: int
-    """Number of passes that had begun by then; a later one takes the epoch."""
+    """Number of passes that had begun before the request; a later pass takes the epoch."""
     generation: int
 
 
 class Passes:
-    """The passes of one loader, in the order in which they deliver.
+    """Passes of one loader, in the order in which they deliver.
 
-    A pass takes its epoch when it begins: that of the loaded state, else the one that was asked for
-    with :meth:`request_epoch`, else the one after the last epoch of which a batch was delivered. A
-    pass that fails before it delivers anything leaves everything as it was.
+    A pass takes its epoch when it begins: that of the loaded state, or else the epoch requested
+    with
+    :meth:`request_epoch`, or else the epoch after the last one that delivered a batch. A pass that
+    fails before its first delivery changes nothing.
 
     >>> passes = Passes()
     >>> first = passes.begin()
@@ -187,7 +189,7 @@ class Passes:
         self._base = _Base(Address(0, 0), loaded=False, generation=0, bad_samples=BadSamples())
         self._request: _Requested | None = None
         self._passes: tuple[Pass, ...] = ()
-        """The passes that the state may speak of, or that may go on, oldest first."""
+        """Passes that the state may describe or that may continue, oldest first."""
         self._begun = 0
         self._offers = itertools.count(1)
 
@@ -198,19 +200,19 @@ class Passes:
 
     @property
     def is_new(self) -> bool:
-        """Whether no pass has begun, and no state was loaded."""
+        """Whether no pass has begun and no state was loaded."""
         return self._begun == 0 and self.generation == 0
 
     def begin(
         self, *, is_over: Callable[[Address], bool] | None = None, skips_empty_rest: bool = True
     ) -> Pass:
-        """Begin a new pass. The state does not change before it delivers or ends.
+        """Begin a new pass. The state does not change before the pass delivers or ends.
 
         Args:
-            is_over: tells of a place whether nothing is left of its epoch.
-            skips_empty_rest: whether a pass that was loaded at such a place is a pass of the next
-                epoch and not an empty one. If :meth:`request_epoch` asked for the next epoch, it is
-                anyway.
+            is_over: returns whether nothing is left of the epoch at a place.
+            skips_empty_rest: whether a pass that was loaded at such a place belongs to the next
+                epoch, instead of being empty. It always does if :meth:`request_epoch` asked for the
+                next epoch.
         """
         start = self._start(is_over, skips_empty_rest)
         if self._loaded and self._requested not in (None, start.epoch):
@@ -240,11 +242,11 @@ class Passes:
         bad: tuple[FoundBad, ...] = (),
         found: tuple[FoundBad, ...] = (),
     ) -> None:
-        """Offer a batch of ``current`` to the user; the next one starts at ``place``.
+        """Offer a batch of ``current`` to the user; the next batch starts at ``place``.
 
         Args:
             request: the request that the batch was made from.
-            bad: samples that it could not use.
+            bad: samples that the batch could not use.
             found: bad samples that the pass has met since its last offer.
         """
         standing = current.standing
@@ -270,7 +272,8 @@ class Passes:
     ) -> None:
         """Offer an exception of ``current`` to the user; the next batch starts at ``place``.
 
-        The state after an earlier batch (``batches_ago=``) still lies before the failed one, which
+        The state after an earlier batch (``batches_ago=``) still lies before the failed batch,
+        which
         is tried again if that state is loaded.
 
         Args:
@@ -289,7 +292,7 @@ class Passes:
         current.offer(error, standing, is_failure=True)
 
     def end(self, current: Pass, following: Address, *, found: tuple[FoundBad, ...] = ()) -> None:
-        """Note that ``current`` has delivered all; the next pass starts at ``following``.
+        """Note that ``current`` has delivered everything; the next pass starts at ``following``.
 
         Args:
             found: as for :meth:`offer`.
@@ -311,34 +314,35 @@ class Passes:
 
     @property
     def bad_samples(self) -> BadSamples:
-        """Record of the samples that could not be used up to the place of the stream."""
+        """Record of bad samples up to the current place of the stream."""
         records = [one.standing.bad for one in self._passes if one.generation == self.generation]
         known = [record for record in records if record is not None]
         return max([self._base.bad_samples, *known], key=lambda record: record.total)
 
     @property
     def last(self) -> Delivered | None:
-        """The last delivered batch; None if there is none."""
+        """Last delivered batch, or None."""
         delivered = [one.standing.last for one in self._passes if one.standing.last is not None]
         return max(delivered, default=None)
 
     def load(self, address: Address, bad_samples: BadSamples) -> None:
-        """Let the next pass, and any begun one that has delivered nothing, start at ``address``.
+        """Start the next pass, and any begun pass that has delivered nothing, at ``address``.
 
         Args:
-            bad_samples: record up to there.
+            bad_samples: record up to ``address``.
         """
         self._base = _Base(address, True, self.generation + 1, bad_samples)
 
     def note_start(self, current: Pass, place: Address) -> None:
-        """Complete the start of a pass that has delivered nothing, now that all of it is known."""
+        """Complete the start of a pass that has delivered nothing, once the whole start is
+        known."""
         current.start = place
         current.set_standing(current.standing._replace(place=place))
         if self._current is None and current.generation == self.generation:
             self._base = self._base._replace(next=place)
 
     def go_back(self, current: Pass) -> None:
-        """Let the next pass go on where ``current`` had to stop, unless another has done so."""
+        """Let the next pass continue where ``current`` had to stop, unless another pass has."""
         moved = self._current
         never_moved = not current.standing.has_moved and current.generation == self.generation
         if moved is current or (never_moved and (moved is None or current.number > moved.number)):
@@ -348,15 +352,15 @@ class Passes:
             )
 
     def request_epoch(self, epoch: int) -> None:
-        """Let the next pass take this epoch, unless it goes on from a loaded state."""
+        """Let the next pass take this epoch, unless it continues a loaded state."""
         self._request = _Requested(epoch, self._begun, self.generation)
 
     def address(self, batches_ago: int = 0) -> Address:
-        """Return the place of the stream, now or so many delivered batches ago.
+        """Return the place of the stream, now or ``batches_ago`` delivered batches earlier.
 
         Raises:
             ValueError: fewer batches were delivered since the loader was built or loaded, or
-                more than the last 16 are asked for.
+                ``batches_ago`` exceeds 16.
         """
         current = self._current
         if batches_ago == 0:
@@ -377,7 +381,7 @@ class Passes:
     ) -> Address:
         """Return the place of the pass in progress or, between two passes, of the next one.
 
-        Unlike :meth:`address`, it does not count a pass whose iterator is gone. The arguments are
+        Unlike :meth:`address`, it ignores a pass whose iterator is gone. The arguments are
         those of :meth:`begin`.
         """
         in_progress = self._in_progress
@@ -387,20 +391,20 @@ class Passes:
 
     @property
     def is_in_progress(self) -> bool:
-        """Whether some iterator has delivered a batch of a pass and may go on with it."""
+        """Whether some iterator has delivered a batch of a pass and may continue it."""
         return self._in_progress is not None
 
     @property
     def is_between(self) -> bool:
-        """Whether the last pass that has begun has also ended, and no state was loaded since."""
+        """Whether the pass that began last has ended, and no state was loaded since."""
         current = self._current
         has_ended = current is not None and current.standing.following is not None
         return has_ended and current is not None and current.number == self._begun
 
     def twin(self) -> Passes:
-        """The passes of a copy of the loader, whose next pass begins with this one's next batch.
+        """Return passes for a copy of the loader, which begin with this loader's next batch.
 
-        It goes on from the pass in progress or, if there is none, is the next pass.
+        The copy continues the pass in progress, or else begins the next pass.
         """
         twin, record = copy.copy(self), self.bad_samples
         twin._passes = ()
@@ -413,7 +417,7 @@ class Passes:
         return twin
 
     def _recorded(self, found: tuple[FoundBad, ...]) -> BadSamples | None:
-        """Return the record with what was found after it; None if nothing was."""
+        """Return the record extended by ``found``, or None if nothing was found."""
         if not found:
             return None
         later = BadSamples()
@@ -422,7 +426,7 @@ class Passes:
 
     @property
     def _current(self) -> Pass | None:
-        """The pass that the state speaks of: the last one that has moved since the last load."""
+        """The pass that the state describes: the last one that has moved since the last load."""
         generation = self.generation
         for one in reversed(self._passes):
             if one.generation == generation and one.standing.has_moved:
@@ -438,12 +442,12 @@ class Passes:
 
     @property
     def _loaded(self) -> bool:
-        """Whether the next pass goes on from a loaded state."""
+        """Whether the next pass continues a loaded state."""
         return self._base.loaded and self._current is None
 
     @property
     def _requested(self) -> int | None:
-        """The epoch that was asked for and that no pass has taken yet."""
+        """Requested epoch that no pass has taken yet."""
         request, current = self._request, self._current
         if request is None or request.generation != self.generation:
             return None
@@ -451,7 +455,8 @@ class Passes:
         return None if is_taken else request.epoch
 
     def _history_of(self, current: Pass) -> tuple[Address, ...]:
-        """The places before earlier batches, those of the passes before ``current`` included."""
+        """Return the places before earlier batches, including those of passes before
+        ``current``."""
         if current.standing.has_moved or current.generation != self.generation:
             return current.standing.history
         before = self._current

@@ -1,4 +1,4 @@
-"""Where lanes of an epoch stand: one lane as a few numbers, and all lanes of a rank."""
+"""Positions of lanes in an epoch: one lane as a few numbers, and all lanes of a rank."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ _TEXT = re.compile(f"{_NUMBER}(?::{_NUMBER}){{4}}")
 _END = 1 << 63
 
 ENDED = 1 << 62
-"""Stands for the shard of a lane that has ended, where its number of shards is not known."""
+"""Shard number of a lane that has ended, if its number of shards is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneCursor:
-    """Where a lane goes on; a resume reads at most one window again.
+    """Position at which a lane continues; a resume reads at most one window again.
 
     >>> LaneCursor.from_text("2:512:0:65536:128")
     LaneCursor(turns=2, count=512, shard=0, offset=65536, taken=128)
     """
 
     turns: int = 0
-    """Batches that the lane was asked for in this lap; lanes take turns by this number."""
+    """Number of batches requested from the lane in this lap; lanes take turns by this number."""
     count: int = 0
-    """Samples that came from the lane in this epoch: the ordinal of the next one."""
+    """Number of samples from the lane in this epoch: the ordinal of the next sample."""
     shard: int = 0
     """Ordinal of the shard within the lane's sequence, over all laps."""
     offset: int = 0
-    """The dataset's cursor within that shard, from which the present window is read."""
+    """The dataset's cursor within the shard, at the start of the present window."""
     taken: int = 0
-    """Samples of the window that came already."""
+    """Number of samples already taken from the window."""
 
     @property
     def window_start(self) -> int:
-        """The ordinal of the window's first sample: the window's key."""
+        """Ordinal of the window's first sample, which is the window's key."""
         return self.count - self.taken
 
     def to_text(self) -> str:
-        """Five numbers, with colons between them.
+        """Return the five numbers, separated by colons.
 
         >>> LaneCursor(turns=2, count=512).to_text()
         '2:512:0:0:0'
@@ -57,7 +57,7 @@ class LaneCursor:
         """Read back :meth:`to_text`.
 
         Raises:
-            ValueError: it is no such text.
+            ValueError: the text is not a cursor.
         """
         numbers = [int(part) for part in text.split(":")] if _TEXT.fullmatch(text) else []
         if not numbers or max(numbers) >= _END or numbers[4] > numbers[1]:
@@ -67,8 +67,10 @@ class LaneCursor:
 
 
 def lane_text(epoch: int, cursor: LaneCursor) -> str:
-    """A lane in a loader's state. The epoch is in each: ranks end an epoch one after the other, and
-    a checkpoint that mixes their states must not pass for one.
+    """Return a lane's entry in a loader's state.
+
+    Each entry holds the epoch. Ranks end an epoch one after the other, so a checkpoint that mixes
+    their states must be recognized.
 
     >>> lane_text(3, LaneCursor(turns=2, count=512))
     '3/2:512:0:0:0'
@@ -80,7 +82,7 @@ def epoch_and_cursor(text: str) -> tuple[int, LaneCursor]:
     """Read back :func:`lane_text`.
 
     Raises:
-        ValueError: it is no such text.
+        ValueError: the text is not such an entry.
 
     >>> epoch_and_cursor("3/2:512:0:0:0")[0]
     3
@@ -93,26 +95,26 @@ def epoch_and_cursor(text: str) -> tuple[int, LaneCursor]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneProgress:
-    """Positions of a request's lanes after it, as a worker reports them together with a batch."""
+    """Positions of a request's lanes after it, which a worker reports together with a batch."""
 
     cursors: dict[int, LaneCursor] = field(default_factory=dict)
     """Cursor of each lane that has moved."""
     rest: int | None = None
-    """Number of samples left in a lane, if these are fewer than the request asked for."""
+    """Number of samples left in a lane, if fewer than the request asked for."""
     bad: tuple[FoundBad, ...] = ()
     """Bad samples met while those samples were counted; recorded with the last of them."""
 
 
 class LaneCursors(Mapping[int, LaneCursor]):
-    """The cursors of lanes at one moment of an epoch; it does not change.
+    """Cursors of lanes at one moment of an epoch; immutable.
 
-    A copy of all lanes behind each batch would cost more than the batch, where there are thousands.
-    So the moments of a pass share one dictionary, which is that of the latest. An earlier one knows
-    the cursors that had not moved yet, and the moment that followed.
+    With thousands of lanes, copying all cursors after each batch would cost more than the batch.
+    So the moments of a pass share one dictionary, which holds the cursors of the latest moment. An
+    earlier moment keeps the cursors that had not moved yet, and a link to the next moment.
 
     Args:
         epoch: the epoch.
-        cursors: the cursor of each lane.
+        cursors: cursor of each lane.
 
     >>> first = LaneCursors(0, {0: LaneCursor(), 1: LaneCursor()})
     >>> second = first.moved({1: LaneCursor(turns=1, count=8)})
@@ -126,7 +128,7 @@ class LaneCursors(Mapping[int, LaneCursor]):
         self._latest = _Latest(epoch, dict(cursors))
         self._following: LaneCursors | None = None
         self._had: dict[int, LaneCursor] = {}
-        """What lanes had here whose cursors are others at the following moment."""
+        """Cursors at this moment of the lanes that move at the next moment."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LaneCursors, (self._latest.epoch, dict(self.items()))
@@ -142,7 +144,7 @@ class LaneCursors(Mapping[int, LaneCursor]):
         return len(self._latest.cursors)
 
     def moved(self, cursors: Mapping[int, LaneCursor]) -> LaneCursors:
-        """Return the following moment, in which these lanes have these cursors."""
+        """Return the next moment, in which these lanes have these cursors."""
         latest = self._latest
         following = LaneCursors.__new__(LaneCursors)
         following._latest, following._following, following._had = latest, None, {}
@@ -156,7 +158,7 @@ class LaneCursors(Mapping[int, LaneCursor]):
         return following
 
     def texts(self) -> dict[str, str]:
-        """Return the entries of a loader's state, one a lane."""
+        """Return the entries of a loader's state, one for each lane."""
         latest = self._latest
         with latest.lock:
             latest.texts.update(_texts(latest.epoch, latest.untold))
@@ -164,7 +166,7 @@ class LaneCursors(Mapping[int, LaneCursor]):
             return latest.texts | _texts(latest.epoch, self._had_since())
 
     def _had_since(self) -> dict[int, LaneCursor]:
-        """Return the cursors that are not those of the latest moment."""
+        """Return the cursors that differ from the latest moment."""
         had: dict[int, LaneCursor] = {}
         moment = self
         while moment._following is not None:
@@ -176,7 +178,7 @@ class LaneCursors(Mapping[int, LaneCursor]):
 class _Latest:
     """Data that the moments of a pass share.
 
-    Other threads may ask for a state, and so may a signal handler, while its thread has the lock.
+    Other threads may ask for a state. So may a signal handler while its own thread holds the lock.
     """
 
     def __init__(self, epoch: int, cursors: dict[int, LaneCursor]) -> None:
@@ -185,7 +187,7 @@ class _Latest:
         self.cursors = cursors
         self.texts: dict[str, str] = {}
         self.untold = dict(cursors)
-        """Cursors of which there is no text yet."""
+        """Cursors that have no text yet."""
 
 
 def _texts(epoch: int, cursors: Mapping[int, LaneCursor]) -> dict[str, str]:

@@ -1,1 +1,1 @@
-"""Counter-based random numbers, keyed permutations, and the states of generators."""
+"""Counter-based random numbers, keyed permutations, and generator states."""

@@ -1,4 +1,4 @@
-"""DrawRule: decides whether samples are seeded, by whether any of them draws."""
+"""DrawRule: decides whether samples are seeded, depending on whether any sample draws."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ EVIDENCE = 1024
 class DrawRule:
     """Decides whether the samples of one worker and pass are seeded.
 
-    The first samples are seeded and watched. If none of them draws, later ones are only watched.
-    From the first sample that draws, all are seeded.
+    The first samples are seeded and watched. If none of them draws, later samples are only watched.
+    Once a sample draws, all later samples are seeded.
 
-    While other threads are alive, nothing tells whose draw moved a generator. So only the main
-    thread seeds the first samples there. If a generator moves between two of them, another thread
-    has drawn, and the generators are left alone from then on. If one moves within a sample, that
-    sample has drawn, unless another thread is met before the first samples are over. An unseeded
-    generator that moved is left alone.
+    With other threads alive, the thread that moved a generator is unknown. In that case only the
+    main thread seeds the first samples. If a generator moves between two samples, another thread
+    has drawn, and the generators are left alone from then on. If a generator moves during a sample,
+    the sample has drawn, unless another thread's draw is seen before the first samples are over.
+    A generator that moved without a seed is left alone.
 
     Args:
         name: name of the dataset, for warnings.
-        draws: whether samples draw, where that is known; None if they have to be watched.
+        draws: whether samples draw, if known; None if they have to be watched.
     """
 
     def __init__(self, name: str, draws: bool | None) -> None:
         self._name = name
         self.draws = draws
-        """Whether samples are seeded; None as long as none has drawn."""
+        """Whether samples are seeded; None until a sample has drawn."""
         self.leaves_alone = False
-        """Whether samples may draw and are not seeded, as another thread draws."""
+        """Whether samples may draw but are not seeded, because another thread draws."""
         self._num_seeded = 0
         """Number of samples that were seeded and watched."""
         self._seeds_first: bool | None = None
-        """Whether samples are seeded before one has drawn; None before the first."""
+        """Whether samples are seeded before any has drawn; None before the first sample."""
         self._may_have_drawn = False
-        """Whether a generator moved during a sample, which may be another thread's draw."""
+        """Whether a generator moved during a sample, possibly through another thread."""
         self._watch: DrawWatch | None = None
         """Watch of the batch in progress."""
         self._has_warned = False
@@ -61,15 +61,15 @@ class DrawRule:
 
     @property
     def seeds(self) -> bool:
-        """Whether the next samples are seeded: one has drawn, or too few were watched."""
+        """Whether the next samples are seeded: a sample has drawn, or too few were watched."""
         if self.draws is not None:
             return self.draws
         return self._num_seeded < EVIDENCE and self.may_seed
 
     def watched(self, read: Callable[[], T]) -> T:
-        """Read a block of samples, each by :meth:`seeded`, and watch it if that is needed.
+        """Read a block of samples, each by :meth:`seeded`, and watch the block if necessary.
 
-        Samples for which nothing may be seeded are watched together, as by :meth:`unseeded`.
+        If seeding is not allowed, the samples are watched together, as by :meth:`unseeded`.
         """
         if self.draws is not None:
             return read()
@@ -82,9 +82,9 @@ class DrawRule:
             self._watch = None
 
     def unseeded(self, read: Callable[[], T]) -> T:
-        """Read a block of samples without seeds, and watch it if that is needed.
+        """Read a block of samples without seeds, and watch it if necessary.
 
-        If :attr:`draws` is True afterwards, they have to be made again with seeds.
+        If :attr:`draws` is True afterwards, the samples have to be made again with seeds.
         """
         if self.draws is not None:
             return read()
@@ -148,7 +148,7 @@ class DrawRule:
         )
 
     def _report(self, watch: DrawWatch) -> None:
-        """Warn once of a call that no seed of the loader's reaches."""
+        """Warn once about a call that the loader's seeds do not affect."""
         if watch.unseedable is not None and not self._has_warned:
             self._has_warned = True
             self._warn(

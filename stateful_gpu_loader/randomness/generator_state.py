@@ -15,8 +15,8 @@ import torch
 
 from stateful_gpu_loader.errors import StateMismatch
 
-# torch's CPUGeneratorImplState: seed, left, seeded, next; the words of the Mersenne Twister in
-# 64 bits each, of which 32 are used; the cache of the normal distribution.
+# torch's CPUGeneratorImplState: seed, left, seeded, next; the words of the Mersenne Twister, 64
+# bits each with 32 in use; the cache of the normal distribution.
 _GENERATOR_BYTES = 5056
 _HEADER = struct.Struct("=QiiQ")
 _SEED = 8
@@ -27,16 +27,16 @@ _TEXT = re.compile(r"mt19937_[0-9a-f]{8}_([!-~]*)")
 
 
 def generator_to_text(state: torch.Tensor) -> str:
-    """Write the state of a torch CPU generator in few printable ASCII characters, none a quote.
+    """Write the state of a torch CPU generator as printable ASCII characters without quotes.
 
-    At most 27 characters for a generator that was seeded and not drawn from, else some 3,170:
+    At most 27 characters for a generator that was seeded but not drawn from, else about 3,170:
     the 2,496 bytes of the Mersenne Twister cannot be compressed.
 
     Args:
-        state: uint8 [5056], of ``torch.Generator.get_state()``.
+        state: uint8 [5056], from ``torch.Generator.get_state()``.
 
     Raises:
-        StateMismatch: it is not the state of a CPU generator.
+        StateMismatch: the state is not that of a CPU generator.
 
     >>> generator_to_text(torch.Generator().manual_seed(42).get_state())
     'mt19937_ee508d56_Dg'
@@ -57,7 +57,7 @@ def generator_from_text(text: Any) -> torch.Tensor:
         uint8 [5056].
 
     Raises:
-        StateMismatch: it is no such text, or was altered.
+        StateMismatch: the text is not such a state, or was altered.
 
     >>> generator = torch.Generator()
     >>> _ = generator.set_state(generator_from_text("mt19937_ee508d56_Dg"))
@@ -70,7 +70,7 @@ def generator_from_text(text: Any) -> torch.Tensor:
             data = _unpacked(base64.b85decode(written[1]))
         except ValueError:
             data = b""
-        # Written again, because more than one text may decode to the same bytes.
+        # Encode again to compare, because several texts may decode to the same bytes.
         if _is_generator_state(data) and generator_to_text(_as_tensor(data)) == text:
             return _as_tensor(data)
     raise StateMismatch(
@@ -82,16 +82,16 @@ def generator_from_text(text: Any) -> torch.Tensor:
 
 
 def checked_generator_state(state: Any, field: str) -> torch.Tensor:
-    """A copy of a CPU generator's state, from a tensor on any device.
+    """Return a copy of a CPU generator's state, from a tensor on any device.
 
     Raises:
-        StateMismatch: ``field`` is none.
+        StateMismatch: ``state`` is not such a state; the error names ``field``.
     """
     return _as_tensor(_generator_bytes(state, field))
 
 
 def _generator_bytes(state: Any, field: str) -> bytes:
-    """The bytes of a CPU generator's state, from a tensor on any device."""
+    """Return the bytes of a CPU generator's state, from a tensor on any device."""
     if (
         isinstance(state, torch.Tensor)
         and state.dtype == torch.uint8
@@ -112,7 +112,7 @@ def _generator_bytes(state: Any, field: str) -> bytes:
 
 
 def _is_generator_state(data: bytes) -> bool:
-    """torch checks less: with ``left`` and ``next`` at odds it would read beyond its words."""
+    """Whether the bytes are valid: if ``left`` and ``next`` disagree, torch reads out of bounds."""
     if len(data) != _GENERATOR_BYTES:
         return False
     _, left, seeded, following = _HEADER.unpack_from(data)
@@ -126,7 +126,7 @@ def _words(data: bytes) -> npt.NDArray[np.uint64]:
 
 
 def _seeded(seed: bytes) -> bytes:
-    """The state of a generator that was seeded and not drawn from."""
+    """Return the state of a generator that was seeded and not drawn from."""
     generator = torch.Generator("cpu").manual_seed(int.from_bytes(seed, sys.byteorder))
     return bytes(generator.get_state().numpy().tobytes())
 

@@ -1,13 +1,13 @@
-"""The process's global generators: seeded, put back, and watched for whether anybody uses them.
+"""The process's global generators: seeded, restored, and watched for use.
 
-They are ``random``'s, ``numpy.random``'s and torch's default generator of the CPU. Their states are
-read and put back where they lie in memory. The functions that the three packages have for it turn
-624 words into objects and back, which takes 8, 35 and 2 us; to copy the bytes takes 0.1. With the
-functions alone, a batch of one sample takes 9 times torch's, where the aim is 3
-(``benchmarks.bench_overhead``).
+These are the generators of ``random`` and ``numpy.random``, and torch's default CPU generator.
+Their states are read and written directly in memory. The official functions of the three packages
+convert 624 words to objects and back, which takes 8, 35 and 2 us; copying the bytes takes 0.1 us.
+With these functions, a batch of one sample takes 9 times as long as torch's, where the goal is 3
+times (``benchmarks.bench_overhead``).
 
-Where a generator keeps its state is looked for at import, in one whose state is known. Where it is
-not found, as in another interpreter than CPython, those functions are called.
+The place of each state is located at import, in a generator whose state is known. If it is not
+found, for example in an interpreter other than CPython, the official functions are called.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ from torch.utils.data import get_worker_info
 
 _IS_CPYTHON = sys.implementation.name == "cpython"
 _WORDS = 624
-"""Words of a Mersenne Twister."""
+"""Number of words of a Mersenne Twister."""
 _WITH_PLACE = 4 * (_WORDS + 1)
-"""Bytes of the words and the place among them, in Python and in NumPy."""
+"""Number of bytes of the words and the place among them, in Python and in NumPy."""
 
 
 class GlobalGenerator(Protocol):
-    """One generator of the whole process."""
+    """One global generator of the process."""
 
     def read(self) -> Any:
         """Return the state."""
         ...
 
     def told(self, state: Any) -> Any:
-        """Return the part of a state that decides the next draws.
+        """Return the part of a state that determines the next draws.
 
-        The rest is padding, and a number that the generator has already given.
+        The rest is padding, and a number that was already drawn.
         """
         ...
 
     def put_back(self, state: Any) -> None:
-        """Let the generator go on from a state that :meth:`read` returned."""
+        """Continue from a state that :meth:`read` returned."""
         ...
 
 
 class ByFunctions:
-    """A generator whose state is asked for and set by functions.
+    """A generator whose state is read and set by functions.
 
     Args:
-        get: returns the state as a value that can be compared and does not change.
-        set_to: sets it.
+        get: returns the state as an immutable value that can be compared.
+        set_to: sets the state.
     """
 
     def __init__(self, get: Callable[[], Any], set_to: Callable[[Any], Any]) -> None:
@@ -74,7 +74,7 @@ class PythonMemory:
 
     Args:
         generator: the generator.
-        memory: its words and the place among them.
+        memory: memory of its words and the place among them.
     """
 
     def __init__(self, generator: Any, memory: Any) -> None:
@@ -95,8 +95,8 @@ class NumpyGenerator:
     """``numpy.random``'s generator; the caller may put another bit generator into it.
 
     Args:
-        normal: memory of the normal number that it keeps for the next call, and of whether it does;
-            None if that is not known.
+        normal: memory of the normal number cached for the next call and of the flag for it;
+            None if unknown.
     """
 
     def __init__(self, normal: Any) -> None:
@@ -104,14 +104,14 @@ class NumpyGenerator:
         self._get_state, self._set_state = np.random.get_state, np.random.set_state
         self._bits: Any = None
         self._words: Any = None
-        """Memory of the bit generator's words and the place among them; None if not known."""
+        """Memory of the bit generator's words and the place among them; None if unknown."""
 
     def read(self) -> tuple[Any, Any]:
         bits = get_bit_generator()
         if bits is not self._bits:
             self._find(bits)
         if self._words is None:
-            # legacy=False: the only form that works with another bit generator.
+            # Only legacy=False works with another bit generator.
             return bits, pickle.dumps(self._get_state(legacy=False))
         return bits, (self._words.raw, self._normal.raw)
 
@@ -143,10 +143,10 @@ class NumpyGenerator:
 
 
 class TorchMemory:
-    """torch's default generator of the CPU.
+    """torch's default CPU generator.
 
     Args:
-        memory: its words, the place among them, and the normal numbers that it keeps.
+        memory: memory of its words, the place among them, and the cached normal numbers.
     """
 
     def __init__(self, memory: Any) -> None:
@@ -186,7 +186,7 @@ def numpy_generator() -> GlobalGenerator:
     generator: Any = getattr(np.random.get_state, "__self__", None)
     twin = np.random.RandomState(0)
     if _IS_CPYTHON and type(generator) is type(twin):
-        twin.standard_normal()  # the first of a pair; the second is kept
+        twin.standard_normal()  # returns one of a pair and caches the other
         number = twin.get_state(legacy=False)["gauss"]
         kept = struct.pack("id", True, number)
         place = ctypes.string_at(id(twin), type(twin).__basicsize__).find(kept)
@@ -198,23 +198,23 @@ def numpy_generator() -> GlobalGenerator:
 
 
 _OF_TORCH = struct.Struct(f"=Qi?3xI{_WORDS}I4xf?3xd?")
-"""The seed, how many words are left, whether it is seeded, the next word, the words; and a float
-and a double that are kept, each with whether it is."""
+"""Layout in memory: seed, number of words left, whether it is seeded, next word, words; then a
+cached float and a cached double, each with a flag."""
 _AS_TOLD_BY_TORCH = struct.Struct(f"=QiiQ{_WORDS}Qdddi4xf?3x")
-"""The same in torch's serialized state; of the three doubles the second is the one that is kept."""
+"""The same in torch's serialized state; of the three doubles, the second is the cached one."""
 _BEFORE_WORDS = 8 + 4 + 4 + 4
 _BEFORE_PADDING, _BEHIND_PADDING = 8 + 4 + 1, 8 + 4 + 4
 _BEFORE_KEPT = _BEFORE_WORDS + 4 * _WORDS
 _KEPT = struct.Struct("=4xf?3xd?")
 _FIRST_BYTES = 256
-"""Of a generator of torch, within which its words begin."""
+"""Number of bytes of a torch generator within which its words begin."""
 
 
 def torch_generator() -> GlobalGenerator:
-    """Return torch's default generator of the CPU."""
+    """Return torch's default CPU generator."""
     generator: Any = torch.default_generator
     twin: Any = torch.Generator()
-    torch.randn(1, dtype=torch.float64, generator=twin, device="cpu")  # keeps another number
+    torch.randn(1, dtype=torch.float64, generator=twin, device="cpu")  # caches another number
     state = twin.get_state()
     state.numpy()[-8:] = list(struct.pack("f?3x", 0.5, True))
     twin.set_state(state)
@@ -234,7 +234,7 @@ def torch_generator() -> GlobalGenerator:
 
 
 def _told_by(generator: Any) -> tuple[Any, ...]:
-    """Return what torch says of a generator, in the order of its memory."""
+    """Return torch's report of a generator's state, in the order of its memory."""
     numbers = _AS_TOLD_BY_TORCH.unpack(generator.get_state().numpy().tobytes())
     head, (_, double, _, has_double, number, has_number) = numbers[:-6], numbers[-6:]
     return *head, number, has_number, double, bool(has_double)
@@ -251,16 +251,16 @@ def _memory_at(address: int, size: int) -> Any:
 T = TypeVar("T")
 
 _seed_python, _seed_numpy = random.seed, np.random.seed
-"""The functions themselves, as stand-ins count who calls them by name."""
+"""The original functions, because stand-ins under their names count callers."""
 _PYTHON, _NUMPY, _TORCH = python_generator(), numpy_generator(), torch_generator()
 
 
 def seed_global_generators(sample_seed: int) -> None:
-    """Seed `random`, `numpy.random` and torch's default CPU generator, about 7 us together.
+    """Seed `random`, `numpy.random` and torch's default CPU generator, in about 7 us.
 
-    What they draw next depends on nothing before. NumPy and torch run the same Mersenne
-    Twister and take 32 bits of seed, so each gets its own half: given the same half they
-    would draw the same words. `torch.manual_seed` would seed every device, at 80 us.
+    Their next draws then depend on nothing earlier. NumPy and torch run the same Mersenne Twister
+    with 32-bit seeds, so each gets its own half of the seed: with equal halves both would draw the
+    same words. `torch.manual_seed` would seed every device, in 80 us.
 
     Args:
         sample_seed: 0 <= sample_seed < 2**64, from `sample_seeds`.
@@ -277,7 +277,7 @@ def seed_global_generators(sample_seed: int) -> None:
     if not 0 <= sample_seed < 1 << 64:
         raise ValueError(
             f"sample_seed = {sample_seed} is outside 0 <= sample_seed < {1 << 64}. "
-            "Remedy: keep it inside: take it from sample_seeds()"
+            "Remedy: pass a seed from sample_seeds()"
         )
     _seed_python(sample_seed)
     _seed_numpy(sample_seed >> 32)
@@ -289,7 +289,7 @@ _ONE_AT_A_TIME = threading.RLock()
 
 
 def one_at_a_time() -> threading.RLock:
-    """Return the lock that is held while a loader seeds, draws from or restores the generators."""
+    """Return the lock that a loader holds while it seeds, uses or restores the generators."""
     return _ONE_AT_A_TIME
 
 
@@ -297,8 +297,8 @@ def one_at_a_time() -> threading.RLock:
 def caller_generators_restored() -> Iterator[None]:
     """Restore `random`, `numpy.random` and torch's default CPU generator on exit.
 
-    The global generators are the caller's. However the block ends, they are as they were before it.
-    Other threads that use this function wait meanwhile. It takes about 2 us.
+    The global generators belong to the caller, so they are restored however the block ends. Other
+    threads that use this function wait meanwhile. It takes about 2 us.
 
     >>> before = random.getstate()
     >>> with caller_generators_restored():
@@ -324,10 +324,10 @@ _QUIET = frozenset({"tqdm", "IPython", "ipykernel"})
 
 
 def others_alive() -> bool:
-    """Return whether this process has other Python threads, which may draw from the generators.
+    """Whether this process has other Python threads, which may draw from the generators.
 
-    A worker process belongs to the loader, and so do threads that the package names. The threads of
-    a progress bar and of a notebook never draw.
+    A worker process belongs to the loader, as do threads that the package names. The threads of
+    a progress bar or a notebook never draw.
     """
     if threading.active_count() == 1 or get_worker_info() is not None:
         return False
@@ -341,12 +341,12 @@ def others_alive() -> bool:
 
 
 def global_states() -> tuple[Any, Any, Any]:
-    """Return the states of the three generators, to be compared by :func:`would_draw_alike`."""
+    """Return the states of the three generators, for comparison by :func:`would_draw_alike`."""
     return _PYTHON.read(), _NUMPY.read(), _TORCH.read()
 
 
 def would_draw_alike(states: tuple[Any, Any, Any], others: tuple[Any, Any, Any]) -> bool:
-    """Whether the generators would draw the same from both of these states."""
+    """Whether the generators would draw the same numbers from both states."""
     if states == others:
         return True
     generators = _PYTHON, _NUMPY, _TORCH
@@ -355,7 +355,7 @@ def would_draw_alike(states: tuple[Any, Any, Any], others: tuple[Any, Any, Any])
 
 
 def restore(states: tuple[Any, Any, Any]) -> None:
-    """Restore what :func:`global_states` returned, once more if an interrupt comes in between."""
+    """Restore the result of :func:`global_states`; if an interrupt divides this, do it again."""
     try:
         _put_back(*states)
     except BaseException:
@@ -372,9 +372,9 @@ def _put_back(of_python: Any, of_numpy: Any, of_torch: Any) -> None:
 class DrawWatch:
     """Notices whether a call may have drawn from a global generator.
 
-    Code uses a generator if it leaves it in another state, or asks for its state or seed by the
-    functions of ``random``, ``numpy.random`` and torch. Another thread's draws count as well, so
-    :attr:`is_alone` is known too.
+    A call uses a generator if it changes its state, or asks for its state or seed through the
+    functions of ``random``, ``numpy.random`` and torch. Draws of other threads count as well, so
+    :attr:`is_alone` is recorded.
 
     >>> watch = DrawWatch()
     >>> watch.run(lambda: sum(range(10))), watch.was_used
@@ -386,22 +386,23 @@ class DrawWatch:
 
     def __init__(self) -> None:
         self.was_used = False
-        """Whether a generator may have been used; known after :meth:`look`."""
+        """Whether a generator may have been used; set by :meth:`look`."""
         self.has_moved = self.was_asked = False
         """Whether a generator has moved, and whether a state or seed was asked for."""
         self.is_alone = not others_alive()
-        """Whether no other thread was there when the watch began."""
+        """Whether no other thread existed when the watch began."""
         self.thread = threading.get_ident()
-        """The watched thread. Where others are alive, only it can ask."""
+        """The watched thread. If other threads exist, only its requests count."""
         self.times_asked = 0
         """Number of times that a state or seed was asked for or set."""
         self._at_look: tuple[Any, Any, Any] | None = None
         """States at the last look."""
         self.unseedable: str | None = None
-        """Call that takes a seed from the system, such as ``random.seed()``; None if none did."""
+        """Call that takes a seed from the system, such as ``random.seed()``; None if there was
+        none."""
 
     def run(self, call: Callable[[], T]) -> T:
-        """Watch a call; meanwhile stand-ins count who asks for a state or seed."""
+        """Watch a call; meanwhile stand-ins count requests for a state or seed."""
         looked_up = _lookups()
         self.begin()
         try:
@@ -420,7 +421,7 @@ class DrawWatch:
             raise
 
     def begin(self) -> None:
-        """Watch from here on."""
+        """Start to watch."""
         self._asked_before = self.times_asked
         self._states = global_states()
 
@@ -434,19 +435,19 @@ class DrawWatch:
     def was_moved_by_others(self) -> bool:
         """Whether a generator has moved since :meth:`look`, while the watched thread drew nothing.
 
-        It is False where the watch is alone.
+        False if the watch is alone.
         """
         if self.is_alone or self._at_look is None:
             return False
         return not would_draw_alike(self._at_look, global_states())
 
     def undo(self) -> None:
-        """Restore the generators to where they were at the beginning."""
+        """Restore the generators' states from the beginning."""
         if self.has_moved:
             restore(self._states)
 
     def note(self, call: str | None) -> None:
-        """Count that a state or seed was asked for or set.
+        """Count that a state or seed was read or set.
 
         Args:
             call: the call that takes a seed from the system, or None.
@@ -460,11 +461,13 @@ _of_python: Any = random
 _of_numpy: Any = np.random
 _of_torch: Any = torch.random
 _UNSEEDABLE = None, "random.seed()", None, None, "np.random.seed()", None, "torch.seed()"
-"""Calls of :func:`_lookups` that take a seed from the system where no seed is passed."""
+"""Calls of :func:`_lookups` that take a seed from the system if no seed is passed."""
 
 
 def _lookups() -> tuple[Any, ...]:
-    """Return what code looks up that asks for a state or seed, as ``torch.initial_seed()`` does."""
+    """Return the objects through which code asks for a state or seed, as in
+    ``torch.initial_seed()``.
+    """
     return (
         random.getstate,
         random.seed,
@@ -489,10 +492,10 @@ def _substitute(*things: Any) -> None:
 
 
 class _StandIn:
-    """Stands in for a generator, or a function of it, and notes who uses it.
+    """Stands in for a generator, or a function of it, and notes each use.
 
     Args:
-        thing: what it stands in for.
+        thing: the generator or function.
         call: name of the call that takes a seed from the system, or None.
     """
 

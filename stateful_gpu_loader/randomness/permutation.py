@@ -1,4 +1,4 @@
-"""Keyed permutations of range(n), from position to index in O(1): of an epoch, and of its parts."""
+"""Keyed permutations of range(n), from position to index in O(1), for an epoch and its parts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from stateful_gpu_loader.records import IndexArray
 ALGORITHM = "feistel"
 """Name of the permutation in fingerprints."""
 VERSION = 1
-"""Raised whenever a permutation changes for any (n, seed, epoch)."""
+"""Incremented whenever a permutation changes for any (n, seed, epoch)."""
 
 _MIN_ROUNDS = 8
 _CLOSENESS = 1 << 24
 _HALF = np.uint64(32)
-# The multipliers of splitmix64's finaliser, Stafford's variant 13 of MurmurHash3's.
+# The multipliers of splitmix64's finalizer, Stafford's variant 13 of MurmurHash3's.
 _FIRST_MULTIPLIER = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND_MULTIPLIER = np.uint64(0x94D049BB133111EB)
 
@@ -30,21 +30,21 @@ _Words = npt.NDArray[np.uint64]
 
 
 class Permutation:
-    """A permutation of range(n), keyed by (seed, epoch): constant memory, constant time.
+    """A permutation of range(n), keyed by (seed, epoch), in constant memory and constant time.
 
-    A generalised Feistel network (Black and Rogaway, "Ciphers with arbitrary finite domains",
-    CT-RSA 2002): a value below ``rows * columns >= n`` is a row and a column, each of which is
-    in turn shifted by a keyed hash of the other. The few values that come out at n or beyond
-    are sent through again ("cycle walking") until they fall inside, which keeps it a bijection.
+    A generalized Feistel network (Black and Rogaway, "Ciphers with arbitrary finite domains",
+    CT-RSA 2002). A value below ``rows * columns >= n`` is a row and a column, and each in turn is
+    shifted by a keyed hash of the other. The few results of n or more go through the network again
+    ("cycle walking") until they are below n, so the map stays a bijection.
 
-    - *Parity.* The number of rows is even. Were both odd, every shift would be an even
-      permutation, and so would their product: half of all orders would never occur.
-    - *Small n.* Two elements of one column keep their distance until a shift by row parts them,
-      so each pair of rounds brings the network closer to uniform by a factor of about its shorter
-      side, no more. There are as many rounds as make that 2**-24, and at least 8: 48 for n < 9,
-      16 for n = 100, 10 for n = 1,000, 8 from n = 4,033 on.
+    - *Parity.* The number of rows is even. If rows and columns were both odd, every shift would be
+      an even permutation, and so would the product: half of all orders would never occur.
+    - *Small n.* Two elements of one column keep their distance until a shift by row separates
+      them. So each pair of rounds brings the network closer to uniform by a factor of at most
+      about its shorter side. The number of rounds makes the product 2**-24, and is at least 8: 48
+      for n < 9, 16 for n = 100, 10 for n = 1,000, 8 from n = 4,033 on.
     - *Keys.* The round keys are Philox words of (seed, epoch, n), 64 bits a round. Epoch e + 1
-      of one seed has nothing in common with epoch e of the next, nor 1,000 with 1,001 elements.
+      of one seed is unrelated to epoch e of the next seed, and 1,000 elements to 1,001.
 
     Args:
         n: number of elements, 1 <= n < 2**63.
@@ -73,7 +73,7 @@ class Permutation:
         self._keys = words_of_64(seed, epoch, [n], Stream.ORDER, num_rounds).T
 
     def __call__(self, positions: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-        """Indices at the given positions.
+        """Return the indices at the given positions.
 
         Args:
             positions: int64 of any shape, each in range(n).
@@ -92,7 +92,7 @@ class Permutation:
         return self._walk("position", positions, _encrypted)
 
     def inverse(self, indices: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-        """Positions at which the given indices come.
+        """Return the positions of the given indices.
 
         Args:
             indices: int64 of any shape, each in range(n).
@@ -138,11 +138,11 @@ def permuted(
     numbers: npt.ArrayLike,
     stream: int = Stream.PARTS,
 ) -> IndexArray:
-    """Map each value by a permutation of its own.
+    """Map each value by its own permutation.
 
     The permutations are those of :class:`Permutation`, keyed by (seed, epoch, stream, number);
-    ``Permutation(n, ...)`` itself is number n of ``Stream.ORDER``. Time and memory depend on the
-    number of values alone, not on that of permutations.
+    ``Permutation(n, ...)`` itself is number n of ``Stream.ORDER``. Time and memory depend only on
+    the number of values, not on the number of permutations.
 
     Args:
         values: int64 [n], each in ``range(lengths[i])``.
@@ -173,7 +173,7 @@ def unpermuted(
     numbers: npt.ArrayLike,
     stream: int = Stream.PARTS,
 ) -> IndexArray:
-    """Return what :func:`permuted` maps to these values; arguments and errors are the same.
+    """Invert :func:`permuted`; arguments and errors are the same.
 
     >>> unpermuted(np.array([1, 0, 2]), 3, seed=3, epoch=0, numbers=1)
     array([0, 1, 2])
@@ -208,11 +208,11 @@ def _mapped(
     result = np.empty(values.shape, dtype=np.int64)
     kinds = np.unique(rounds).tolist()
     for num_rounds in kinds:
-        # Nearly always all have as many rounds, and then nothing is picked out.
+        # Nearly always all have the same number of rounds, and nothing has to be selected.
         chosen = np.flatnonzero((rounds == num_rounds)[which]) if len(kinds) > 1 else slice(None)
         names, place = distinct_of(all_numbers[chosen])
         keys = words_of_64(seed, epoch, names, stream, num_rounds)
-        # What all values have in common is not repeated for each.
+        # A property that all values share is not repeated for each value.
         shape = which[chosen] if len(distinct) > 1 else 0
         result[chosen] = _walked(
             step,
@@ -227,14 +227,15 @@ def _mapped(
 
 
 def permutations_of_seeds(n: int, seeds: list[int]) -> IndexArray:
-    """Return the permutations of range(n) under many seeds, which together cost little more.
+    """Return the permutations of range(n) for many seeds, at little more than the cost of one.
 
     Args:
         n: 1 or more.
         seeds: each 0 <= seed < 2**64.
 
     Returns:
-        int64 [number of seeds, n]; row i is ``Permutation(n, seed=seeds[i], epoch=0)`` of all.
+        int64 [number of seeds, n]; row i is the whole of ``Permutation(n, seed=seeds[i],
+        epoch=0)``.
 
     >>> permutations_of_seeds(3, [1, 2]).tolist()
     [[1, 2, 0], [1, 2, 0]]
@@ -256,7 +257,7 @@ def permutations_of_seeds(n: int, seeds: list[int]) -> IndexArray:
 
 
 def distinct_of(values: IndexArray) -> tuple[IndexArray, IndexArray]:
-    """Return the distinct values and which of them each is; values in order need no sorting.
+    """Return the distinct values, and the number of each value among them; sorted input is faster.
 
     >>> distinct_of(np.array([5, 5, 7]))
     (array([5, 7]), array([0, 0, 1]))
@@ -270,7 +271,7 @@ def distinct_of(values: IndexArray) -> tuple[IndexArray, IndexArray]:
 
 @lru_cache(maxsize=4096)
 def _network_over(n: int) -> tuple[int, int, int]:
-    """Rows, columns and rounds of the network over n elements."""
+    """Return rows, columns and rounds of the network over n elements."""
     num_rows = max(2, (math.isqrt(n) + 1) // 2 * 2)
     num_columns = -(-n // num_rows)
     return num_rows, num_columns, _num_rounds(min(num_rows, num_columns))
@@ -284,7 +285,7 @@ def _num_rounds(shorter_side: int) -> int:
 
 
 def _hash_below(side: _Words, round_key: _Words, end: _Words) -> _Words:
-    """Hash to range(end), where end <= 2**32: multiply, and keep the carry."""
+    """Hash to range(end), where end <= 2**32: multiply and keep the carry."""
     mixed: _Words = (side + round_key) * _FIRST_MULTIPLIER
     mixed ^= mixed >> _HALF
     mixed *= _SECOND_MULTIPLIER
@@ -298,7 +299,7 @@ _Step: TypeAlias = Callable[[_Words, _Words, _Words, _Words, IndexArray], _Words
 """One pass through the network: ``_encrypted`` or ``_decrypted``."""
 
 _ALONE = np.array(0)
-"""The place of the only permutation among the keys."""
+"""Place of the only permutation among the keys."""
 
 
 def _walked(
@@ -315,9 +316,9 @@ def _walked(
     Args:
         values: uint64 [m].
         ends, rows, columns: length of each value's permutation, and rows and columns of its
-            network; uint64 [m], or one for all.
+            network; uint64 [m], or one value for all.
         keys: uint64 [rounds, permutations].
-        place: which permutation is that of each value, int64 [m], or of all.
+        place: number of each value's permutation, int64 [m], or one number for all.
     """
     values = step(values, rows, columns, keys, place)
     outside = np.flatnonzero(values >= ends)
@@ -332,12 +333,12 @@ def _walked(
     return values
 
 
-# Words are unsigned: what falls below zero becomes huge, so the lesser of a sum and the sum
-# less its modulus is the remainder. It costs a tenth of `%`.
+# Words are unsigned, so a value below zero becomes huge. The remainder is therefore the smaller of
+# the sum and the sum minus the modulus. This costs a tenth of `%`.
 def _encrypted(
     values: _Words, rows: _Words, columns: _Words, keys: _Words, place: IndexArray
 ) -> _Words:
-    """Send values through the network once; arguments are those of ``_walked``."""
+    """Send values through the network once; arguments as in ``_walked``."""
     row = values // columns
     column = values - row * columns
     for row_key, column_key in zip(keys[0::2], keys[1::2], strict=True):

@@ -1,17 +1,16 @@
-"""Counter-based randomness: every draw of a sample is a function of that sample's key.
+"""Counter-based random numbers: every draw of a sample is a function of that sample's key.
 
-A batch is a pure function of configuration, seed, epoch and positions. So nothing here
-advances: Philox4x32-10 turns a key and a counter into words, and the counter
-is the address of what is drawn,
+A batch is a pure function of configuration, seed, epoch and positions. So nothing here advances:
+Philox4x32-10 turns a key and a counter into words, and the counter is the address of the draw,
 
     key     = seed                                                        64 bits
     counter = (position low, position high, stream << 16 | block, epoch)  4 x 32 bits
 
-User code draws from the process's global generators instead; it is made exact by seeding
-those from the same address.
+User code draws from the process's global generators instead. It becomes exact because the
+generators are seeded from the same address.
 
-The cipher is written out here because NumPy's own Philox is another one, Philox4x64-10, whose words
-are not those that the frozen orders and states of this package are made of.
+The cipher is implemented here because NumPy's Philox is a different one, Philox4x64-10. Its words
+differ from those in the frozen orders and states of this package.
 """
 
 from __future__ import annotations
@@ -36,70 +35,70 @@ _KEY_STEPS = np.array([0x9E3779B9, 0xBB67AE85], dtype=np.uint64)
 
 
 class Stream(IntEnum):
-    """What is drawn for. Two streams never share a word; a value is never given another purpose.
+    """Purpose of a random stream. Two streams never share a word; a value is never reused.
 
-    Recipe i of a pipeline draws from stream ``RECIPES + i``, so that a recipe added at the end
-    disturbs none before it.
+    Recipe i of a pipeline draws from stream ``RECIPES + i``, so a recipe appended at the end
+    changes none before it.
 
     >>> Stream.RECIPES + 2
     66
     """
 
     ORDER = 0
-    """The round keys of the epoch's permutation."""
+    """Round keys of the epoch's permutation."""
     SAMPLE_GENERATORS = 1
-    """The global generators around one ``dataset[index]`` and its transform."""
+    """Global generators around one ``dataset[index]`` and its transform."""
     COLLATE = 2
-    """The global generators around ``collate_fn``."""
+    """Global generators around ``collate_fn``."""
     ITERABLE = 3
-    """The global generators around one fetch from a plain iterable."""
+    """Global generators around one fetch from a plain iterable."""
     BATCH_TRANSFORM = 4
-    """The global generators around ``batch_transform``."""
+    """Global generators around ``batch_transform``."""
     GETITEMS = 5
-    """The global generators around a dataset's own ``__getitems__``."""
+    """Global generators around a dataset's own ``__getitems__``."""
     SAMPLER = 6
-    """The global generators around a sampler that has no state."""
+    """Global generators around a sampler without state."""
     WEIGHTED = 7
     """Draws from an alias table."""
     MIXTURE = 8
-    """The order of the datasets within a block of a mixture."""
+    """Order of the datasets within a block of a mixture."""
     SHARDS = 9
-    """The order of shards, and of samples within a window of a lane."""
+    """Order of shards, and of samples within a window of a lane."""
     REPLACEMENT = 10
-    """Which position takes the place of a bad sample's."""
+    """Position whose sample replaces a bad sample."""
     WORKERS = 11
-    """What worker processes are seeded with before they serve a pass."""
+    """Seeds of worker processes before they serve a pass."""
     DATAPIPES = 12
-    """What the graph of a DataPipe is seeded with, the same in all workers and ranks."""
+    """Seed of a DataPipe graph, the same in all workers and ranks."""
     BATCH_RECIPES = 13
     """Recipes that act on a whole batch, keyed by its first position."""
     PARTS = 14
-    """The round keys of permutations of parts of an epoch: windows of blocks, rounds, classes."""
+    """Round keys of permutations of parts of an epoch: windows of blocks, rounds, classes."""
     CLASSES = 15
-    """The order of the classes within a block of positions."""
+    """Order of the classes within a block of positions."""
     RECIPES = 64
-    """The first recipe of a pipeline."""
+    """First recipe of a pipeline."""
 
 
 def philox4x32(
     counter: npt.NDArray[np.uint32], key: npt.NDArray[np.uint32]
 ) -> npt.NDArray[np.uint32]:
-    """Encrypt counters by Philox4x32-10: four random words for each.
+    """Encrypt counters with Philox4x32-10: four random words for each.
 
-    Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC11. Equal to
-    Random123's ``philox4x32_R(10, counter, key)``, on any machine.
+    Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC11. The result
+    equals Random123's ``philox4x32_R(10, counter, key)`` on any machine.
 
     Args:
         counter: uint32 [..., 4].
-        key: uint32 [2], or [..., 2] of a shape that broadcasts against the counter's.
+        key: uint32 [2], or [..., 2] with a shape that broadcasts against the counter's.
 
     Returns:
         uint32 [..., 4].
 
     Raises:
-        ValueError: the last axis of the counter is not 4, or that of the key not 2, or the key
+        ValueError: the last axis of the counter is not 4, or that of the key is not 2, or the key
             has more axes than the counter.
-        TypeError: either is not uint32.
+        TypeError: counter or key is not uint32.
 
     >>> zero = np.zeros(4, np.uint32)
     >>> [f"{word:08x}" for word in philox4x32(zero, zero[:2]).tolist()]
@@ -122,7 +121,7 @@ def philox4x32(
     first_key = first_key.reshape((2,) + (1,) * (counter.ndim - key.ndim) + key.shape[:-1])
     steps = _KEY_STEPS * np.arange(_NUM_ROUNDS, dtype=np.uint64)[:, None]
     round_keys = (first_key + steps.reshape((_NUM_ROUNDS, *pair))) & _LOW
-    # Lanes 0 and 2 are multiplied, lanes 1 and 3 are mixed in; both kinds travel as a pair.
+    # Lanes 0 and 2 are multiplied, lanes 1 and 3 are mixed in; each pair is one array.
     multiplied, mixed = lanes[0::2], lanes[1::2]
     for round_key in round_keys:
         product = multiplied * multipliers
@@ -141,15 +140,15 @@ def words(
 ) -> npt.NDArray[np.uint32]:
     """Draw 32-bit words for many positions at once.
 
-    A row depends on its own position alone, and its first words do not depend on how many
-    are drawn.
+    A row depends only on its own position, and its first words do not depend on the number of
+    words drawn.
 
     Args:
         seed: -2**63 <= seed < 2**64; taken modulo 2**64.
         epoch: 0 <= epoch < 2**32.
         positions: int64 [n], none negative.
         stream: 0 <= stream < 65536, see `Stream`.
-        num_words: words for each position, at most 262144 (65536 blocks of 4).
+        num_words: number of words for each position, at most 262144 (65536 blocks of 4).
 
     Returns:
         uint32 [n, num_words].
@@ -205,7 +204,7 @@ def words_of_64(
 
 
 def joined(halves: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
-    """Join each pair of 32-bit words to one of 64 bits, the high half first.
+    """Join each pair of 32-bit words to a 64-bit word, the high half first.
 
     >>> joined(np.array([[1, 2]], dtype=np.uint32)).tolist()
     [[4294967298]]
@@ -222,7 +221,7 @@ def _drawn(
     stream: int,
     num_words: int,
 ) -> npt.NDArray[np.uint32]:
-    """Return a row of words for each seed, or for each position: one of the two has length 1."""
+    """Return a row of words for each seed or position; one of these has length 1."""
     num_rows = len(positions) if len(seeds) == 1 else len(seeds)
     num_blocks = -(-num_words // WORDS_PER_BLOCK)
     counter = np.empty((num_rows, num_blocks, 4), dtype=np.uint32)
@@ -261,7 +260,7 @@ def below(drawn: npt.NDArray[np.uint64], end: int) -> IndexArray:
 def uniforms(
     seed: int, epoch: int, positions: npt.ArrayLike, stream: int, num_draws: int
 ) -> npt.NDArray[np.float64]:
-    """Draw numbers that are uniform in [0, 1), one word each: multiples of 2**-32.
+    """Draw uniform numbers in [0, 1), one word each: multiples of 2**-32.
 
     Arguments and errors are those of `words`.
 
@@ -278,7 +277,7 @@ def uniforms(
 
 
 def sample_seeds(seed: int, epoch: int, positions: npt.ArrayLike, stream: int) -> list[int]:
-    """Draw one seed for the global generators for each position, a whole batch in one call.
+    """Draw one seed for the global generators for each position, for a whole batch at once.
 
     Arguments and errors are those of `words`.
 
@@ -294,7 +293,7 @@ def sample_seeds(seed: int, epoch: int, positions: npt.ArrayLike, stream: int) -
 
 
 def checked_seed(seed: int) -> int:
-    """Return the seed modulo 2**64: int64 and uint64 seeds are the same 64 bits.
+    """Return the seed modulo 2**64, so that int64 and uint64 seeds are the same 64 bits.
 
     Raises:
         ValueError: the seed does not fit into 64 bits.
@@ -341,7 +340,7 @@ _SEEDS = 1024
 class SeedBlock:
     """Caches the 64-bit sample seeds of one random stream, block by block.
 
-    A call that computes seeds costs as much as 300 of them.
+    One call that computes seeds costs as much as 300 seeds.
 
     >>> seeds = SeedBlock(Stream.SAMPLER)
     >>> [seeds.at(1, 0, 5)] == sample_seeds(1, 0, np.array([5]), Stream.SAMPLER)
@@ -354,7 +353,7 @@ class SeedBlock:
         self._seeds: list[int] = []
 
     def at(self, seed: int, epoch: int, position: int) -> int:
-        """The seed of one position."""
+        """Return the seed of one position."""
         number, offset = divmod(position, _SEEDS)
         key = (seed, epoch, number)
         if key != self._key:
@@ -364,5 +363,5 @@ class SeedBlock:
         return self._seeds[offset]
 
     def of(self, seed: int, epoch: int, positions: IndexArray) -> list[int]:
-        """One seed for each of the positions, int64 [n]."""
+        """Return one seed for each position; positions are int64 [n]."""
         return [self.at(seed, epoch, position) for position in positions.tolist()]

@@ -27,7 +27,7 @@ _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _LAST_BLOCK = np.uint64(_NUM_OFFSETS // _DRAWS_PER_BLOCK - 1)
 
-# In standard deviations: the radius of Box and Muller is at most sqrt(2 log(2**53)).
+# In standard deviations: the radius of the Box-Muller transform is at most sqrt(2 log(2**53)).
 _GREATEST_NORMAL = 8.6
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -47,26 +47,25 @@ _Flips = npt.NDArray[np.bool_]
 class RNG:
     """Random numbers from a counter: NumPy's common methods, and a state of 41 characters.
 
-    The generator is a row of 2**64 draws of 64 bits, without end: draw k is one half of block
-    k // 2 of Philox4x32-10 under a key. Its state is the key and the number of draws consumed,
-    so it is saved and set in constant time, and no seed is needed to set it:
+    The generator is an endless cycle of 2**64 draws of 64 bits: draw k is one half of block
+    k // 2 of Philox4x32-10 under a key. Its state is the key and the number of draws consumed.
+    So it is saved and set in constant time, and setting it needs no seed:
 
         philox1_<key, 16 hexadecimal digits>_<draws consumed, 16 hexadecimal digits>
 
-    Each number consumes draws of its own, in order: one in `uniform`, `coin_flip` and
-    `permutation`, two in `normal`, one in `integers` and another for each that it rejects. So
-    an array of n numbers holds what n single calls would give (one call costs about 0.1 ms
-    either way). The numbers are equal on every machine, but for the last bits of `normal`,
-    which follow the logarithm and the cosine of the NumPy build.
+    Each number consumes its own draws, in order: one in `uniform`, `coin_flip` and `permutation`,
+    two in `normal`, one in `integers` and another for each rejected draw. So an array of n numbers
+    equals the results of n single calls (one call takes about 0.1 ms either way). The numbers are
+    equal on every machine, except for the last bits of `normal`, which depend on the logarithm and
+    cosine of the NumPy build.
 
-    The argument ``dtype`` of the drawing methods, which makes a tensor of the numbers, is
-    deprecated.
+    The drawing methods' argument ``dtype``, which returns a tensor, is deprecated.
 
     Args:
-        seed: -2**63 <= seed < 2**64; taken modulo 2**64. Draws have nothing in common with those
-            that a loader of this seed makes. None draws a seed from Python's ``random``, as DALI's
-            RNG does: for one that is about to be restored, or that need not repeat. Its state
-            holds the key, so that it resumes like any other.
+        seed: -2**63 <= seed < 2**64; taken modulo 2**64. The draws are unrelated to those of a
+            loader with this seed. None draws a seed from Python's ``random``, like DALI's RNG: for
+            a generator that is about to be restored, or that need not be reproducible. Its state
+            holds the key, so it resumes like any other.
         name: ``RNG(seed, name)`` is ``RNG(seed).stream(name)``.
 
     Raises:
@@ -94,10 +93,10 @@ class RNG:
             self._key = _derived_key(self._key, name)
 
     def get_state(self, *, cuda_stream: Any = None) -> str:
-        """The whole state, 41 characters whatever was drawn.
+        """Return the whole state, always 41 characters.
 
         Args:
-            cuda_stream: not used; DALI's Checkpoint passes it to all.
+            cuda_stream: not used; DALI's Checkpoint passes it to every object.
 
         >>> RNG(42).get_state()
         'philox1_1adeceffff50d997_0000000000000000'
@@ -105,7 +104,7 @@ class RNG:
         return f"philox1_{self._key:016x}_{self._offset:016x}"
 
     def set_state(self, state: str) -> None:
-        """Go on where the generator that gave this state was, whatever this one's seed.
+        """Continue from the state of another generator, regardless of this one's seed.
 
         Raises:
             StateMismatch: the string is not such a state; nothing was changed.
@@ -127,7 +126,7 @@ class RNG:
         self._key, self._offset = (int(digits, 16) for digits in match.groups())
 
     def state_dict(self) -> dict[str, str]:
-        """The state under one key.
+        """Return the state under one key.
 
         >>> RNG(42).state_dict().keys()
         dict_keys(['rng'])
@@ -135,10 +134,10 @@ class RNG:
         return {_STATE_KEY: self.get_state()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned.
+        """Continue from the result of `state_dict`.
 
         Raises:
-            StateMismatch: it is not such a state; nothing was changed.
+            StateMismatch: this is not such a state; nothing was changed.
 
         >>> rng = RNG(0)
         >>> rng.load_state_dict(RNG(42).state_dict())
@@ -158,10 +157,11 @@ class RNG:
         return f"<{type(self).__name__} {self.get_state()}>"
 
     def stream(self, name: str) -> RNG:
-        """An independent generator, at its beginning, by name.
+        """Return an independent generator, at its beginning, by name.
 
-        It depends on this one's key alone, not on what was drawn from it, so that a new stream
-        disturbs none before it.
+        It depends only on this generator's key, not on what was drawn, so a new stream does not
+        affect
+        earlier ones.
 
         >>> rng = RNG(42)
         >>> rng.stream("crop").uniform() == RNG(42, "crop").uniform()
@@ -183,7 +183,8 @@ class RNG:
         *,
         dtype: Any = None,
     ) -> Any:
-        """Numbers uniform in [low, high): multiples of 2**-53, scaled; rounding may reach high.
+        """Draw uniform numbers in [low, high): multiples of 2**-53, scaled; rounding may reach
+        high.
 
         Args:
             low: the lower end.
@@ -222,7 +223,7 @@ class RNG:
         *,
         dtype: Any = None,
     ) -> Any:
-        """Normal numbers, by the cosine half of Box and Muller's transform.
+        """Draw normal numbers, by the cosine half of the Box-Muller transform.
 
         Args:
             mean: the mean.
@@ -261,13 +262,13 @@ class RNG:
         *,
         dtype: Any = None,
     ) -> Any:
-        """Integers uniform in [low, high), without bias; in [0, low) if high is None.
+        """Draw uniform integers in [low, high), without bias; in [0, low) if high is None.
 
-        A draw beyond the greatest multiple of ``high - low`` in 64 bits is rejected.
+        A draw at or beyond the greatest multiple of ``high - low`` in 64 bits is rejected.
 
         Args:
-            low: the least, or the end if high is None; -2**63 <= low.
-            high: the end, itself excluded; low < high <= 2**63.
+            low: smallest integer, or the exclusive end if high is None; -2**63 <= low.
+            high: exclusive end; low < high <= 2**63.
             size: the shape of the array; None for an int.
             dtype: deprecated.
 
@@ -304,7 +305,7 @@ class RNG:
         *,
         dtype: Any = None,
     ) -> Any:
-        """True with the given probability.
+        """Draw True with the given probability.
 
         Args:
             probability: in [0, 1].
@@ -326,9 +327,9 @@ class RNG:
         return _given(self._units(_count(size)) < probability, size, dtype)
 
     def permutation(self, n: int, *, dtype: Any = None) -> _Integers:
-        """range(n) in random order: the order in which n draws sort.
+        """Draw a random order of range(n): the order that sorts n draws.
 
-        :class:`~stateful_gpu_loader.randomness.permutation.Permutation` gives single elements
+        :class:`~stateful_gpu_loader.randomness.permutation.Permutation` returns single elements
         without the list.
 
         Args:
@@ -368,7 +369,7 @@ class RNG:
         return units
 
     def _accepted(self, num_draws: int, greatest: int) -> _Draws:
-        """The next draws that do not exceed the greatest, consuming those between them."""
+        """Return the next draws up to ``greatest``; larger draws between them are consumed."""
         accepted = np.empty(0, dtype=np.uint64)
         while len(accepted) < num_draws:
             draws = self._draw(num_draws - len(accepted))
@@ -377,7 +378,7 @@ class RNG:
 
 
 def _derived_key(key: int, name: str) -> int:
-    """Another key of 64 bits, by name.
+    """Derive another 64-bit key, by name.
 
     >>> f"{_derived_key(42, ''):016x}"
     '1adeceffff50d997'
@@ -399,12 +400,12 @@ def _shape(size: _Size | None) -> tuple[int, ...]:
 
 
 def _count(size: _Size | None) -> int:
-    """Return how many numbers an array of this size holds."""
+    """Return the number of elements of an array of this size."""
     return math.prod(_shape(size))
 
 
 def _given(numbers: npt.NDArray[Any], size: _Size | None, dtype: Any) -> Any:
-    """Return the numbers as an array of the size, as one of Python's, or as a tensor."""
+    """Return the numbers as an array of this size, as a Python number, or as a tensor."""
     if dtype is not None:
         return torch.from_numpy(numbers).to(dtype).reshape(() if size is None else _shape(size))
     return numbers[0].item() if size is None else numbers.reshape(_shape(size))
@@ -413,10 +414,10 @@ def _given(numbers: npt.NDArray[Any], size: _Size | None, dtype: Any) -> Any:
 def _check_dtype(
     dtype: Any, allowed: tuple[torch.dtype, ...], least: float, greatest: float
 ) -> None:
-    """Warn of the deprecated argument, and check that it holds the numbers before any is drawn.
+    """Warn about the deprecated argument, and check the range before any number is drawn.
 
     Raises:
-        ValueError: it is none of the allowed dtypes, or ends before the least or the greatest.
+        ValueError: the dtype is not allowed, or cannot hold ``least`` or ``greatest``.
     """
     if dtype is None:
         return
@@ -441,9 +442,9 @@ def _check_dtype(
 
 
 def _rounded_within(numbers: _Floats, low: float, high: float, dtype: torch.dtype) -> _Floats:
-    """Round numbers of [low, high) to the nearest of a dtype that does not leave the interval.
+    """Round numbers in [low, high) to the nearest of a dtype inside the interval.
 
-    If the interval holds no number of the dtype, they stay the nearest.
+    If the interval contains no number of the dtype, the nearest ones are returned.
 
     >>> _rounded_within(np.array([0.5, 0.9999]), 0.0, 1.0, torch.bfloat16)
     array([0.5       , 0.99609375])

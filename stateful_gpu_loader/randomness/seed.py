@@ -1,4 +1,4 @@
-"""The seed of a loader: given, loaded, or settled once from the caller's generator."""
+"""Seed of a loader: given, loaded, or settled once from the caller's generator."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import torch
 class SettledSeed:
     """A seed that is decided at most once in a loader's life.
 
-    An undecided seed is what the caller's generator would give next, found on a copy of it;
-    the generator itself is drawn from when the first pass begins, once in a loader's life, and
-    never for a seed that was given or loaded. Ranks' generators need not agree, so the undecided
-    seed of ranks that divide the data is 0, as DistributedSampler's.
+    An undecided seed is the number that the caller's generator would give next, taken from a copy.
+    The generator itself is drawn from when the first pass begins, once in a loader's life, and
+    never if the seed was given or loaded. Generators of different ranks may differ, so if ranks
+    divide the data, the undecided seed is 0, as in DistributedSampler.
 
     Args:
         seed: None leaves it undecided.
-        generator: the caller's; None is torch's default generator.
-        is_divided: whether ranks divide the data. It is asked when the seed is first needed, as
-            process groups are often made after the loader.
+        generator: the caller's generator; None is torch's default generator.
+        is_divided: returns whether ranks divide the data. It is called when the seed is first
+            needed, because process groups are often created after the loader.
 
     >>> seed = SettledSeed(None, torch.Generator().manual_seed(0))
     >>> before = seed.value
@@ -41,22 +41,22 @@ class SettledSeed:
         self._generator = generator
         self._is_divided = is_divided
         self.given = seed
-        """The seed that was given; None if the loader's is to be settled."""
+        """Seed that was given; None if it has to be settled."""
         self._value = None if seed is None else int(seed)
         self._owes_draw = False
         self._is_drawn = False
         self._before: torch.Tensor | None = None
-        """State of the generator before the draw; None if none was tried."""
+        """State of the generator before the draw; None if no draw was tried."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SettledSeed:
-        """Return a twin with a generator of its own, which asks the same ``is_divided``."""
+        """Return a twin with its own generator, which shares ``is_divided``."""
         twin = copy.copy(self)
         twin._generator = copy.deepcopy(self._generator, memo)
         return twin
 
     @property
     def value(self) -> int:
-        """The seed, without touching the caller's generator."""
+        """The seed, determined without drawing from the caller's generator."""
         if self._value is None:
             self._is_drawn = self._owes_draw = not self._is_divided()
             twin = torch.Generator()
@@ -66,7 +66,7 @@ class SettledSeed:
 
     @property
     def is_drawn(self) -> bool:
-        """Whether the seed comes from a generator, which on another rank may give another one."""
+        """Whether the seed comes from a generator, which may give another seed on another rank."""
         _ = self.value
         return self._is_drawn
 
@@ -77,7 +77,7 @@ class SettledSeed:
         return self._generator if self._owes_draw and not self._has_drawn() else None
 
     def draw(self) -> int:
-        """The seed, for the pass that begins now."""
+        """Return the seed for the pass that begins now."""
         value = self.value
         if self._owes_draw:
             generator = self._generator or torch.default_generator
@@ -89,18 +89,18 @@ class SettledSeed:
         return value
 
     def _has_drawn(self) -> bool:
-        """Whether the generator was drawn from, and an interrupt came before that was noted."""
+        """Whether the generator was drawn from, but an interrupt prevented that being noted."""
         generator = self._generator or torch.default_generator
         return self._before is not None and not torch.equal(self._before, generator.get_state())
 
     def load(self, value: int, *, is_drawn: bool) -> None:
-        """Take the seed of a state."""
+        """Adopt the seed of a state."""
         self._value, self._is_drawn = value, is_drawn
         self._owes_draw = False
 
 
 def after_the_draw(generator: torch.Generator) -> torch.Tensor:
-    """The state that a generator will have once the seed was drawn from it."""
+    """Return the state that a generator will have after the seed is drawn from it."""
     twin = torch.Generator()
     twin.set_state(generator.get_state())
     _draw(twin)

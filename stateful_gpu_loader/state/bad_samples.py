@@ -33,7 +33,7 @@ class FoundBad:
     """Position in the epoch's global order."""
     epoch: int
     reason: str
-    """What is wrong with the sample, at most 200 characters."""
+    """Reason for the failure, at most 200 characters."""
     always: bool = True
     """Whether the sample fails in every epoch: no random number was drawn before the failure.
     If False, the sample is read again, because another epoch may draw other numbers."""

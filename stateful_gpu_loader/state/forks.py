@@ -1,4 +1,4 @@
-"""Locks that a forked child can take, though a thread of its parent held them at the fork."""
+"""Locks that a forked child can take even if a parent's thread held them at the fork."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def fork_safe(lock: Lock) -> Lock:
-    """Return the lock, which every child that is forked from this process finds released.
+    """Return the lock, which every forked child of this process then finds released.
 
-    Only the forking thread lives on in a child. Without this, a lock that another thread holds at
-    the fork stays locked there for ever. What the lock guards must be usable at any moment.
+    Only the forking thread survives in a child, so a lock that another thread holds at the fork
+    would stay locked there forever. The data that the lock guards must be usable at any moment.
 
     Args:
         lock: a ``threading.Lock`` or ``threading.RLock``.
@@ -31,7 +31,7 @@ def fork_safe(lock: Lock) -> Lock:
 
 def _release_all() -> None:
     for lock in _locks:
-        # The forking thread itself goes on in the child, and will release what it holds.
+        # The forking thread continues in the child and will release the lock that it holds.
         if not (hasattr(lock, "_is_owned") and lock._is_owned()):
             lock._at_fork_reinit()
 

@@ -1,7 +1,7 @@
-"""What ``state_dict()`` returns: its schema, its checks, and the fingerprint in it.
+"""The mapping that ``state_dict()`` returns: its schema, its checks, and its fingerprint.
 
-A state is small, flat and plain. What identifies a stream (seed, dataset, order, ...) is compared
-with the loader when the state is loaded; where the stream stands is taken over.
+A state is small, flat and plain. A load compares the identity of the stream (seed, dataset,
+order, ...) with the loader, and adopts the position.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_EPOCH = 2**32 - 1
 MAX_POSITION = 2**63 - 1
 
 SAMPLED = ", sampled"
-"""End of a digest that covers only a sample."""
+"""Suffix of a digest that covers only a sample."""
 
 ADDED_BY_FRAMEWORKS = frozenset({"_iterator_finished"})
 """Keys that frameworks add to a loader's state: Accelerate's note that the epoch has ended."""
@@ -37,7 +37,7 @@ _REMEDY_SAME = (
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An object with torch's two methods of state."""
+    """An object with torch's two state methods."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -53,24 +53,24 @@ class LoaderState:
     epoch: int
     """Pass over the dataset, 0 to 2**32 - 1."""
     position: int
-    """The next sample to deliver, in the epoch's global order."""
+    """Position of the next sample to deliver in the epoch's global order."""
     fingerprint: str
-    """JSON text of what must not change; see :class:`Fingerprint`."""
+    """JSON text of everything that must not change; see :class:`Fingerprint`."""
     global_batch_size: int | None
     """Samples that all ranks deliver in one step; for information."""
     index_digest: str | None = None
-    """Digest of the indices delivered, which a sampler without state has to skip."""
+    """Digest of the delivered indices, which a sampler without state has to skip."""
     ahead: str | None = None
-    """JSON text: the requests delivered before an older one."""
+    """JSON text: requests that were delivered before an older one."""
     bad_samples: str | None = None
-    """JSON text: the record of samples that could not be used."""
+    """JSON text: record of samples that could not be used."""
     user: Any = None
     """States of the user's own objects."""
     lanes: Mapping[str, str] | None = None
-    """The cursors of the lanes that this rank serves, by the keys of the state, ``lane_00000``."""
+    """Cursors of the lanes that this rank serves, keyed ``lane_00000`` and so on."""
 
     def to_dict(self) -> dict[str, Any]:
-        """A fresh dictionary of plain values.
+        """Return a fresh dictionary of plain values.
 
         >>> state = LoaderState(seed=1, epoch=0, position=8, fingerprint="{}", global_batch_size=8)
         >>> LoaderState.from_dict(state.to_dict()) == state
@@ -96,8 +96,8 @@ class LoaderState:
         """Check every field of ``state``.
 
         Raises:
-            StateMismatch: it is no state of this package, of a later version, or a key is
-                missing, unknown, of another type or out of range.
+            StateMismatch: this is not a state of this package, or it comes from a later version,
+                or a key is missing, unknown, of another type or out of range.
         """
         if not isinstance(state, Mapping):
             raise StateMismatch(
@@ -140,48 +140,48 @@ class LoaderState:
 
 @dataclass(frozen=True, kw_only=True)
 class Fingerprint:
-    """What must not change between saving and loading; ``None`` is not compared.
+    """Properties that must not change between save and load; ``None`` is not compared.
 
-    Compared field by field, so that a mismatch can name the field.
+    They are compared field by field, so that a mismatch can name the field.
     """
 
     dataset: str | None
-    """What the dataset is made of, as far as that is known; None if nothing is known."""
+    """Identity of the dataset, as far as it is known; None if nothing is known."""
     length: int | None
-    """Number of samples of a map-style dataset; under a user's sampler ``len(dataset)``."""
+    """Number of samples of a map-style dataset; with a user's sampler ``len(dataset)``."""
     order: str
-    """Algorithm and version that maps positions to indices, "sampler" and the class of a user's,
-    or "iterable"."""
+    """Algorithm and version that map positions to indices, or "sampler" and the class of the
+    user's sampler, or "iterable"."""
     shuffle: bool
     drop_last: bool
     transform: str
-    """The recipes, or torchvision's or albumentations' transforms, with their arguments, the
-    qualified name of another callable, or "none"."""
+    """Recipes, or torchvision or albumentations transforms, with their arguments; the qualified
+    name of another callable; or "none"."""
     decoder: str
     """Family of the decoder of encoded images, or "none"."""
     decoder_version: str | None
-    """For information: loading with another version warns."""
+    """Informational: loading with another version warns."""
     batch_transform: str = "none"
-    """As ``transform``, of the whole batch."""
+    """Transform of the whole batch; format as for ``transform``."""
     dataset_transform: str | None = None
-    """As ``transform``, of what lies in the dataset's own attributes."""
+    """Transforms in the dataset's own attributes; format as for ``transform``."""
     collate_fn: str | None = None
-    """As ``transform``."""
+    """Collate function; format as for ``transform``."""
     batched: bool | None = None
-    """Whether samples are collated into batches: not with ``batch_size=None``."""
+    """Whether samples are collated into batches; False with ``batch_size=None``."""
     on_bad_sample: str | None = None
-    """"replace" or "drop". None under "raise", which never delivers anything else than the others
-    in silence: a run that met a bad sample may be resumed without it, and one that left some out
-    ends at the next."""
+    """"replace" or "drop"; None for "raise". "raise" never delivers other samples than the other
+    two without an error. So a run that met a bad sample may be resumed under another setting, and a
+    run that left samples out, resumed under "raise", ends at the next bad sample."""
     seed_drawn_by: str | None = None
-    """Rank that drew the seed from its own generator, as "rank 1 of 2"; compared apart, by
-    :meth:`check_rank`. None if the seed is the same on all ranks."""
+    """Rank that drew the seed from its own generator, as "rank 1 of 2"; compared separately by
+    :meth:`check_rank`. None if all ranks have the same seed."""
     content: Mapping[str, str] | None = None
-    """Digest of everything, by field, for each field whose text tells only a part of what it
-    describes. None in states of versions that had none."""
+    """Digest of the full content of each field whose text describes only a part. None in states of
+    versions without such digests."""
 
     def to_text(self) -> str:
-        """JSON, one line, keys in order of declaration."""
+        """Return one line of JSON with the keys in order of declaration."""
         fields = dict(vars(self))
         if self.seed_drawn_by is None:
             del fields["seed_drawn_by"]
@@ -192,7 +192,7 @@ class Fingerprint:
         """Read back :meth:`to_text`.
 
         Raises:
-            StateMismatch: the text is no fingerprint.
+            StateMismatch: the text is not a fingerprint.
         """
         try:
             fields = json.loads(text)
@@ -229,7 +229,7 @@ class Fingerprint:
         Args:
             saved: from a state.
             accept: names of fields that may differ.
-            position: of the state; at another than 0, a dataset of another length is not accepted.
+            position: position of the state. A dataset of another length is accepted only at 0.
 
         Raises:
             StateMismatch: a field differs and is not accepted.
@@ -247,7 +247,7 @@ class Fingerprint:
             )
 
     def check_rank(self, saved: Fingerprint) -> None:
-        """Refuse a seed that another rank drew, and that this rank never had.
+        """Raise if another rank drew the seed, so that this rank never had it.
 
         Raises:
             StateMismatch: both fingerprints name a rank, and the ranks differ.
@@ -258,17 +258,17 @@ class Fingerprint:
         raise StateMismatch(
             "seed",
             saved=f"drawn by {before}",
-            present=f"{now}, which drew a seed of its own",
+            present=f"{now}, which drew another seed",
             remedy="give every rank's loader the same seed=, or load into each rank the state that "
             "it saved itself (a RankedState holds all of them); to go on with the other rank's "
             'seed, load_state_dict(state, accept={"seed"})',
         )
 
     def difference(self, saved: Fingerprint, field: str) -> tuple[Any, Any] | None:
-        """Return what a field was and is, or None if it is the same.
+        """Return the saved and the present value of a field, or None if they are equal.
 
-        One of the two is None where there is nothing to compare. A digest is compared only with
-        another one of as much.
+        One of the two is None if there is nothing to compare. Two digests are compared only if
+        both cover everything, or both a sample.
         """
         before, now = getattr(saved, field), getattr(self, field)
         texts = None if before == now else (before, now)
@@ -307,11 +307,11 @@ _FINGERPRINT_TYPES: dict[str, tuple[type, ...]] = {
 }
 
 DESCRIBED = ("dataset", "dataset_transform", "transform", "batch_transform", "collate_fn")
-"""Fields of :class:`Fingerprint` that describe objects of the user's."""
+"""Fields of :class:`Fingerprint` that describe the user's objects."""
 
 
 def sampled(field: str) -> str:
-    """Return the name under which a field that is only sampled is unverified.
+    """Return the name under which a sampled field is listed as unverified.
 
     >>> sampled("dataset")
     'dataset (sampled)'
@@ -322,11 +322,11 @@ def sampled(field: str) -> str:
 ACCEPTABLE = frozenset(
     {*COMPARED, *map(sampled, DESCRIBED), "seed", "sampler", "iterable"} - {"length"}
 )
-"""Names that ``load_state_dict(..., accept=)`` understands."""
+"""Names that ``load_state_dict(..., accept=)`` accepts."""
 
 
 def says_own_format(state: Mapping[Any, Any]) -> bool:
-    """Whether a mapping says that it is this package's state; an array is no such text.
+    """Whether a mapping claims to be a state of this package; an array does not.
 
     >>> says_own_format({"format": "stateful_gpu_loader"}), says_own_format({"format": [1, 2]})
     (True, False)
@@ -336,7 +336,7 @@ def says_own_format(state: Mapping[Any, Any]) -> bool:
 
 
 def lane_key(lane: int) -> str:
-    """The state's key for a lane's cursor.
+    """Return the state's key for a lane's cursor.
 
     >>> lane_key(7)
     'lane_00007'
@@ -350,10 +350,10 @@ def lane_of(key: str) -> int:
 
 
 def as_int(name: str, value: Any) -> int:
-    """An int from an int of any kind, NumPy's included; a bool is none.
+    """Convert an int of any kind, including NumPy's; a bool is refused.
 
     Raises:
-        TypeError: it is no whole number.
+        TypeError: the value is not a whole number.
     """
     if not isinstance(value, bool):
         try:
@@ -364,10 +364,10 @@ def as_int(name: str, value: Any) -> int:
 
 
 def as_epoch(epoch: Any) -> int:
-    """An epoch that a pass may take; the one after it must be one, too.
+    """Convert an epoch that a pass may take; the next epoch must be valid, too.
 
     Raises:
-        ValueError: it is no int from 0 to 2**32 - 2.
+        ValueError: the epoch is not an int from 0 to 2**32 - 2.
     """
     try:
         number = as_int("epoch", epoch)
@@ -379,8 +379,8 @@ def as_epoch(epoch: Any) -> int:
 
 
 def _with_content(text: str | None, content: str | None) -> str:
-    described = "what no text describes" if text is None else text
-    return f"{described}; in full: {content or 'that is all'}"
+    described = "not described" if text is None else text
+    return f"{described}; full content: {content or 'as described'}"
 
 
 def _remedy(field: str, accept: Collection[str], position: int) -> str:
@@ -393,7 +393,7 @@ def _remedy(field: str, accept: Collection[str], position: int) -> str:
             f"{position}"
         )
     if field == "length":
-        return f"{remedy}, or start it anew without the state"
+        return f"{remedy}, or start again without the state"
     return (
         f"{remedy}; if it is known to be the same, and as long, load_state_dict(state, "
         "accept={'dataset'})"

@@ -1,6 +1,6 @@
-"""Tables of pandas, pyarrow and polars as lists and arrays, alike in every version of the packages.
+"""Tables of pandas, pyarrow and polars as lists and arrays, equal across package versions.
 
-None of the packages is imported: a table is recognised by the modules of its classes.
+None of these packages is imported: a table is recognized by the modules of its classes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PANDAS_SCALARS = {"Timestamp", "Timedelta", "Period", "Interval", "NaTType", "N
 
 
 def is_table(cls: type) -> bool:
-    """Whether a class is a table of pandas, pyarrow or polars, or a column of one.
+    """Whether a class is a table or a column of pandas, pyarrow or polars.
 
     >>> is_table(list)
     False
@@ -27,7 +27,7 @@ def is_table(cls: type) -> bool:
 
 
 def is_scalar(cls: type) -> bool:
-    """Whether a class is one of the scalars of pandas, which write themselves."""
+    """Whether a class is a pandas scalar, whose text is its value."""
     return _has_base(cls, "pandas", _PANDAS_SCALARS)
 
 
@@ -38,7 +38,7 @@ def shape_of(table: Any) -> tuple[int, int]:
 
 
 def some_rows(table: Any, rows: Sequence[int]) -> Any:
-    """Return a table of these rows."""
+    """Return a table of the given rows."""
     package = _package_of(type(table))
     if package == "pandas":
         return getattr(table, "iloc", table)[list(rows)]
@@ -77,9 +77,9 @@ def _of_pandas(table: Any) -> list[Any]:
 
 
 def _pandas_values(values: Any) -> Any:
-    """Return the values of a series, an index or an array of pandas.
+    """Return the values of a pandas series, index or array.
 
-    Text has other dtypes in other versions of pandas, so only its values count.
+    The dtype of text differs between pandas versions, so only its values count.
     """
     if getattr(values, "nlevels", 1) > 1:
         return values.tolist()  # tuples
@@ -103,7 +103,7 @@ def _of_pyarrow(table: Any) -> list[Any]:
 
 
 def _pyarrow_values(column: Any) -> list[Any]:
-    """Return type, places of nulls and the other values, however the column lies in memory."""
+    """Return the type, the places of nulls, and the other values, for any memory layout."""
     if str(column.type).startswith("dictionary<"):
         column = column.cast(column.type.value_type)
     kind = str(column.type).removeprefix("large_").removesuffix("_view")

@@ -1,4 +1,4 @@
-"""A tensor's values as plain bytes, and a tensor made of bytes."""
+"""Conversion between a tensor's values and plain bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the bytes, dtype, shape and strides of a tensor are all that there is to it."""
+    """Whether bytes, dtype, shape and strides describe a tensor completely."""
     return (
         tensor.layout is torch.strided
         and tensor.device.type == "cpu"
@@ -24,18 +24,18 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def bytes_of(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
-    """Return the values of a dense tensor on any device, in the order of their indices.
+    """Return the values of a dense tensor on any device, in index order.
 
     Returns:
-        uint8 [num_bytes], which shares the tensor's memory where that is possible.
+        uint8 [num_bytes], which shares the tensor's memory where possible.
 
     >>> bytes_of(torch.tensor([[1, 2], [3, 4]], dtype=torch.int8).T).tolist()
     [1, 3, 2, 4]
     """
     rows = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     if rows.stride() != (1,):
-        # A tensor of one element or none is contiguous whatever its stride, but then it cannot be
-        # viewed as bytes.
+        # A tensor with at most one element is contiguous for any stride, but cannot be viewed as
+        # bytes unless its stride is 1.
         rows = rows.clone(memory_format=torch.contiguous_format)
     found: npt.NDArray[np.uint8] = rows.view(torch.uint8).cpu().numpy()
     return found

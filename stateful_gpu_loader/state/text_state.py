@@ -1,4 +1,4 @@
-"""State as text: ``get_state`` and ``set_state``, by which DALI's Checkpoint keeps objects."""
+"""State as text: ``get_state`` and ``set_state``, the methods that DALI's Checkpoint calls."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class _Stateful(Protocol):
 
 
 class TextState:
-    """Adds ``get_state`` and ``set_state``, the state as one string, to torch's two methods.
+    """Adds ``get_state`` and ``set_state``, which use one string, to torch's two methods.
 
-    So it can be registered in ``nvidia.dali.experimental.dynamic.checkpoint.Checkpoint`` beside
-    DALI's own readers.
+    The object can then be registered in ``nvidia.dali.experimental.dynamic.checkpoint.Checkpoint``
+    next to DALI's own readers.
 
     >>> class Counter(TextState):
     ...     n = 0
@@ -32,21 +32,21 @@ class TextState:
     """
 
     def get_state(self: _Stateful, *, cuda_stream: Any = None) -> str:
-        """``state_dict()`` as JSON.
+        """Return ``state_dict()`` as JSON.
 
         Args:
-            cuda_stream: not used; DALI's Checkpoint passes it to all.
+            cuda_stream: not used; DALI's Checkpoint passes it to every object.
 
         Raises:
-            TypeError: the state holds a user's object that has no form in JSON.
+            TypeError: the state holds a user's object that has no JSON form.
         """
         return write(encode(self.state_dict()))
 
     def set_state(self: _Stateful, state: str) -> None:
-        """``load_state_dict`` with what :meth:`get_state` returned.
+        """Call ``load_state_dict`` with the state that :meth:`get_state` returned.
 
         Raises:
-            StateMismatch: it is no such text, or does not fit; nothing was changed.
+            StateMismatch: the text is not a state, or does not fit; nothing was changed.
         """
         try:
             found = decode(parse(state.encode()))

@@ -1,12 +1,12 @@
-"""What torchdata's StatefulDataLoader 0.11 wrote, read into checked fields.
+"""A state of torchdata's StatefulDataLoader 0.11, read into checked fields.
 
-Such a state finishes its epoch. torchdata asserts, or fails somewhere inside,
-where a state does not fit; here every field is checked before anything is built, and a field
-that is wrong is named by its path, as ``_snapshot._main_snapshot._num_workers``.
+A loader finishes the epoch of such a state. torchdata itself asserts, or fails at some later
+point, if a state does not fit. Here every field is checked before anything is built, and an error
+names the field by its path, such as ``_snapshot._main_snapshot._num_workers``.
 
-Which sampler and dataset a state belongs to is not in it. So where a state's form leaves open
-whether torchdata or a user's object wrote it, both readings are given, and the loader, which
-knows its own parts, takes one.
+The state does not say which sampler and dataset it belongs to. If its form allows that either
+torchdata or a user's object wrote a part, both readings are given, and the loader selects the one
+that fits its own parts.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _BATCH_ITERATOR = frozenset({"samples_yielded", "sampler_state", "sampler_iter_s
 
 
 def is_torchdata_state(state: Any) -> bool:
-    """Whether ``state`` is not this package's, and has a key that torchdata's states have.
+    """Whether ``state`` is not this package's and has at least one key of torchdata's states.
 
-    One is enough, so that :meth:`TorchdataState.from_dict` can name what is missing.
+    One key is enough, so that :meth:`TorchdataState.from_dict` can name the missing ones.
 
     >>> is_torchdata_state({"_num_yielded": 3}), is_torchdata_state({"format": "other"})
     (True, False)
@@ -44,69 +44,71 @@ def is_torchdata_state(state: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TorchdataWorker:
-    """States of a user's objects in one worker, or in the main process without workers."""
+    """States of a user's objects in one worker, or in the main process if there are no workers."""
 
     dataset: Any
-    """Of the dataset; None where it has none or is its own iterator."""
+    """State of the dataset; None if it has none or is its own iterator."""
     iterator: Any
-    """Of ``iter(dataset)``, an iterable dataset's; None where it has none."""
+    """State of ``iter(dataset)`` for an iterable dataset; None if it has none."""
     ended: bool
-    """torchdata knows that its iterable is exhausted; False promises no sample."""
+    """Whether torchdata knows that the iterable is exhausted; False does not promise a sample."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TorchdataState:
     """A torchdata state, checked field by field.
 
-    torchdata's workers take a snapshot every ``snapshot_every_n_steps`` batches. All fields but
-    ``batches``, ``steps`` and ``finished`` tell how things stood at the last one: to go on,
-    restore them, then leave out ``steps`` batches. Without workers it is the present.
+    torchdata's workers take a snapshot every ``snapshot_every_n_steps`` batches. All fields except
+    ``batches``, ``steps`` and ``finished`` describe the last snapshot. To continue, restore them,
+    then skip ``steps`` batches. Without workers the snapshot is always current.
     """
 
     num_workers: int
-    """0 where the main process did the loading."""
+    """Number of workers; 0 if the main process did the loading."""
     iterable: bool
-    """The dataset was an iterable-style one."""
+    """Whether the dataset was iterable-style."""
     finished: bool
-    """The iterator had raised StopIteration: the next pass is a whole new one. Not yet True after
-    the last batch: that pass goes on, and is empty."""
+    """Whether the iterator had raised StopIteration, so that the next pass is a whole new one.
+    Right after the last batch it is still False: that pass continues, and is empty."""
     batches: int
-    """Batches delivered in all. Too many where a resumed loader of an iterable without state
-    wrote this: torchdata counts the batches that it replays a second time."""
+    """Number of batches delivered. Too high if a resumed loader of an iterable without state
+    wrote the state: torchdata counts replayed batches twice."""
     steps: int
-    """Batches of those that were delivered after the snapshot."""
+    """Number of these batches that were delivered after the snapshot."""
     requests: int
-    """What the batch sampler had yielded, or the sampler with ``batch_size=None``. More than
-    batches where a fetch failed or an iterable ended; fewer with ``in_order=False``, which
-    leaves open which batches were delivered."""
+    """Number of items that the batch sampler had yielded, or the sampler with
+    ``batch_size=None``. Higher than ``batches`` if a fetch failed or an iterable ended. Lower with
+    ``in_order=False``, in which case the delivered batches are unknown."""
     samples: int | None
-    """Indices that the sampler had yielded, with those of an incomplete last batch that
-    ``drop_last`` left out; None with ``batch_size=None`` and for a user's batch sampler."""
+    """Number of indices that the sampler had yielded, including an incomplete last batch that
+    ``drop_last`` left out. None with ``batch_size=None`` and for a user's batch sampler."""
     permutation: torch.Tensor | None
     """uint8 [5056]: state of the generator before the epoch's order was drawn from it, for
-    :func:`shuffled_indices`; None where torchdata did not shuffle."""
+    :func:`shuffled_indices`; None if torchdata did not shuffle."""
     permutation_yielded: int | None
-    """Indices of that order that had been yielded; None without ``permutation``."""
+    """Number of indices of that order already yielded; None without ``permutation``."""
     sampler: Any
     """State of a user's sampler inside torchdata's batch sampler, or None."""
     sampler_iterator: Any
-    """State of that sampler's iterator, or None; ``permutation`` in it where torchdata's own."""
+    """State of the iterator of that sampler, or None; ``permutation`` if it is torchdata's own."""
     index_sampler: Any
-    """State of a user's batch sampler, or, with ``batch_size=None``, sampler; or None."""
+    """State of a user's batch sampler, or of a user's sampler with ``batch_size=None``, or None."""
     index_iterator: Any
-    """State of that one's iterator, or None; torchdata's own batch iterator has one, too."""
+    """State of the index sampler's iterator, or None; torchdata's batch iterator has a state,
+    too."""
     workers: tuple[TorchdataWorker, ...]
-    """One for each worker, or one without workers; empty where no dataset and no iterator has
-    a state."""
+    """One entry for each worker, or a single one without workers; empty if no dataset and no
+    iterator has a state."""
     next_worker: int
-    """Whose turn is next; 0 without workers."""
+    """Number of the worker whose turn is next; 0 without workers."""
 
     @classmethod
     def from_dict(cls, state: Any) -> TorchdataState:
         """Check every field of ``state``; keys that torchdata 0.11 does not know are ignored.
 
-        States of a user's objects pass unread, but for what bears all names of torchdata's own
-        iterators: ``samples_yielded``, or ``yielded`` and a tensor ``generator``.
+        States of a user's objects are not checked, unless they have all the key names of
+        torchdata's
+        own iterators: ``samples_yielded``, or ``yielded`` and a tensor ``generator``.
 
         Raises:
             StateMismatch: a key is missing, of another type or out of range.
@@ -149,7 +151,7 @@ class TorchdataState:
 
 
 def shuffled_indices(generator_state: torch.Tensor, n: int) -> npt.NDArray[np.int64]:
-    """Draw an epoch's order as torchdata's RandomSampler does without replacement.
+    """Draw an epoch's order like torchdata's RandomSampler without replacement.
 
     Args:
         generator_state: uint8 [5056], :attr:`TorchdataState.permutation`.
@@ -159,7 +161,7 @@ def shuffled_indices(generator_state: torch.Tensor, n: int) -> npt.NDArray[np.in
         int64 [n], a permutation of ``range(n)``.
 
     Raises:
-        StateMismatch: it is not the state of a CPU generator.
+        StateMismatch: the state is not that of a CPU generator.
         ValueError: n is negative.
 
     >>> sorted(shuffled_indices(torch.Generator().manual_seed(0).get_state(), 5).tolist())
@@ -169,7 +171,7 @@ def shuffled_indices(generator_state: torch.Tensor, n: int) -> npt.NDArray[np.in
         raise ValueError(f"{n = } must not be negative. Remedy: pass the dataset's length")
     generator = torch.Generator("cpu")
     generator.set_state(checked_generator_state(generator_state, "generator"))
-    # A default device of the user's would be asked otherwise.
+    # Without device="cpu", the user's default device would be used.
     order: npt.NDArray[np.int64] = torch.randperm(n, generator=generator, device="cpu").numpy()
     return order
 
@@ -180,7 +182,7 @@ def _torn(field: str, saved: Any, wanted: str) -> StateMismatch:
 
 @dataclass(frozen=True)
 class _Fields:
-    """A dictionary in a state, and its path: reads a key, or names what is wrong with it."""
+    """A dictionary in a state, and its path; reads a key, or names the fault in it."""
 
     path: str
     values: Mapping[Any, Any]
@@ -217,7 +219,7 @@ class _Fields:
 
 
 def _read_samplers(main: _Fields) -> dict[str, Any]:
-    """The fields of :class:`TorchdataState` that tell how far the samplers were."""
+    """Return the fields of :class:`TorchdataState` that describe the samplers' progress."""
     index_iterator = innermost = main.anything("_sampler_iter_state")
     path = main.name("_sampler_iter_state")
     samples, sampler, sampler_iterator = None, None, None
@@ -231,7 +233,7 @@ def _read_samplers(main: _Fields) -> dict[str, Any]:
         sampler_iterator = innermost = index_iterator.get("sampler_iter_state")
         path += ".sampler_iter_state"
     permutation, permutation_yielded = None, None
-    # The names alone do not tell: a user's sampler may keep another kind of generator under them.
+    # The names alone are not proof: a user's sampler may keep another kind of generator in them.
     if (
         isinstance(innermost, Mapping)
         and set(innermost) == {"generator", "yielded"}
@@ -253,7 +255,7 @@ def _read_samplers(main: _Fields) -> dict[str, Any]:
 
 def _worker_snapshots(snapshot: _Fields, num_workers: int) -> list[_Fields]:
     kept = snapshot.inner("_worker_snapshots")
-    # First: a wrong number of workers may be one too large to count up to.
+    # Check this first: a wrong number of workers may be too large to count up to.
     if len(kept.values) != num_workers:
         wanted = f"worker_0 to worker_{num_workers - 1}"
         raise _torn(kept.path, sorted(map(str, kept.values)), wanted)
@@ -264,7 +266,7 @@ def _worker_snapshots(snapshot: _Fields, num_workers: int) -> list[_Fields]:
 
 
 def _read_workers(places: list[_Fields]) -> tuple[tuple[TorchdataWorker, ...], bool]:
-    """The workers' states, none if all are empty, and whether the dataset is an iterable."""
+    """Return the workers' states, or none if all are empty, and whether the dataset is iterable."""
     iterable = places[0].anything("fetcher_state") is not None
     workers = []
     for fields in places:

@@ -1,9 +1,8 @@
-"""The states of the user's own objects at a place in a pass; ``user`` in a loader's state.
+"""States of the user's own objects at a place in a pass; ``user`` in a loader's state.
 
-They are frozen: bytes, which do not change when the objects go on. A worker sends these bytes to
-the main process, which keeps them unread until the loader's state is asked for, and then makes a
-fresh object of them at every call. The bytes are not a file format, as they never leave the
-processes of one job.
+They are frozen as bytes, which do not change when the objects continue. A worker sends the bytes to
+the main process. The main process unpickles them only when the loader's state is asked for, into a
+fresh object at each call. The bytes are not a file format: they stay within one job's processes.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ def freeze(state: Any, owner: str) -> bytes:
     """Pickle a state.
 
     Args:
-        state: what a user's object returned.
-        owner: the object whose state it is, for the error.
+        state: value that a user's object returned.
+        owner: name of the object, for the error.
 
     Raises:
-        LoaderError: it cannot be pickled.
+        LoaderError: the state cannot be pickled.
 
     >>> thaw(freeze({"i": 3}, "MySampler"))
     {'i': 3}
@@ -46,12 +45,12 @@ def freeze(state: Any, owner: str) -> bytes:
 
 
 def thaw(frozen: bytes) -> Any:
-    """A fresh copy of the state."""
+    """Return a fresh copy of the state."""
     return pickle.loads(frozen)
 
 
 def _plain_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Pickle a tensor by its bytes, in a third of the time that torch's own file format takes."""
+    """Pickle a tensor by its bytes, which takes a third of the time of torch's own format."""
     if not is_plain(tensor):
         return tuple(tensor.__reduce_ex__(2))
     data: Any = bytes_of(tensor)
@@ -74,7 +73,7 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "batches": (int, type(None)),
 }
 _MOST = 1 << 62
-"""More than anything that is counted: what is added to a count must stay an int of 64 bits."""
+"""Upper bound of all counts, so that their sums stay within 64 bits."""
 _WORKER_FIELDS: dict[str, tuple[type, ...]] = {
     "dataset": (object,),
     "iterator": (object,),
@@ -88,7 +87,7 @@ _WORKER_FIELDS: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UserStates:
-    """The states of a user's sampler, dataset and iterators, from which a pass goes on.
+    """States of a user's sampler, dataset and iterators at the start of a resumed pass.
 
     >>> states = UserStates(num_workers=0, workers=(freeze(worker_state(dataset={"i": 3}), ""),))
     >>> UserStates.from_dict(states.to_dict()).to_dict()["workers"][0]["dataset"]
@@ -96,35 +95,36 @@ class UserStates:
     """
 
     sampler: bytes | None = None
-    """The sampler's state, frozen; None where the sampler begins as it was built."""
+    """Frozen state of the sampler; None if the sampler begins as it was built."""
     permutation: str | None = None
-    """The generator that orders this epoch as torchdata would have done, as text."""
+    """Text of the generator that orders this epoch as torchdata would have done."""
     num_workers: int | None = None
-    """The loader's number of workers, if the workers have state."""
+    """Number of workers of the loader, if the workers have state."""
     workers: tuple[bytes | None, ...] | None = None
-    """The frozen :func:`worker_state` of each worker; None for one that begins anew."""
+    """Frozen :func:`worker_state` of each worker; None for a worker that starts from the
+    beginning."""
     next_worker: int = 0
-    """The worker that makes the next batch at ``base``."""
+    """Worker that makes the next batch at ``base``."""
     base: int = 0
     """Position at which all these states were taken."""
     steps: int = 0
-    """Batches delivered since ``base``. A resumed pass makes them again, but does not deliver them
-    again."""
+    """Number of batches delivered since ``base``. A resumed pass makes them again without
+    delivering them."""
     batches: int | None = None
-    """Batches of a user's batch sampler before ``base``, which positions do not tell. None in all
-    other states, and in those saved before this was counted."""
+    """Number of batches of a user's batch sampler before ``base``, which a position cannot give.
+    None in all other states, and in states from before this was counted."""
     pending: frozenset[int] = frozenset()
-    """Workers that still have to load their state, in this process; not saved."""
+    """Workers of this process that still have to load their state; not saved."""
 
     @property
     def is_as_built(self) -> bool:
-        """Whether there are no states: the objects begin as they were built."""
+        """Whether there are no states, so that the objects begin as they were built."""
         return self.batches is None and not (
             self.sampler or self.permutation or self.workers or self.next_worker or self.steps
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """A fresh dictionary, plain but for what the user's objects put in."""
+        """Return a fresh dictionary of plain values and the states of the user's objects."""
         counted = {} if self.batches is None else {"batches": self.batches}
         return {
             "sampler": _thawed(self.sampler),
@@ -138,7 +138,7 @@ class UserStates:
         }
 
     def without_digests(self) -> UserStates:
-        """The same states without the digests that prove that samples are read again unchanged."""
+        """Return the same states without the digests that verify samples that are read again."""
         workers = [None if worker is None else thaw(worker) for worker in self.workers or ()]
         unproven = tuple(
             None if worker is None else _frozen({**worker, "digest": None}) for worker in workers
@@ -147,7 +147,7 @@ class UserStates:
 
     @classmethod
     def from_dict(cls, user: Any) -> UserStates:
-        """Check and copy what :meth:`to_dict` returned.
+        """Check and copy a dictionary from :meth:`to_dict`.
 
         Raises:
             StateMismatch: a field is missing, unknown or of another type.
@@ -185,15 +185,15 @@ def worker_state(
     digest: str | None = None,
     failed: Sequence[Sequence[int]] = (),
 ) -> dict[str, Any]:
-    """The state of one worker.
+    """Return the state of one worker.
 
     Args:
-        dataset: what ``dataset.state_dict()`` returned.
-        iterator: what ``iter(dataset).state_dict()`` returned.
-        fetches: batches that its iterator was asked for in this pass.
-        samples: samples that its iterator has given in this pass.
+        dataset: result of ``dataset.state_dict()``.
+        iterator: result of ``iter(dataset).state_dict()``.
+        fetches: number of batches requested from its iterator in this pass.
+        samples: number of samples that its iterator has returned in this pass.
         ended: whether its iterator has ended.
-        digest: of those samples, if a resumed iterator has to read them again to skip them.
+        digest: digest of these samples, if a resumed iterator has to read and skip them.
         failed: fetches that have raised, each with the number of samples that it had taken.
     """
     state = {
@@ -220,7 +220,7 @@ def _loaded_worker(worker: dict[str, Any] | None) -> bytes | None:
 
 
 def _loaded(name: str, state: Any) -> bytes:
-    """A frozen copy of what a state holds, which may be no copyable value."""
+    """Return a frozen copy of a value in a state; raise if it cannot be copied."""
     try:
         return freeze(state, name)
     except LoaderError as error:
@@ -235,7 +235,7 @@ def _check(
     fields: dict[str, tuple[type, ...]],
     newer: Collection[str] = (),
 ) -> None:
-    """``newer`` fields are not in states of earlier versions."""
+    """Check a dictionary's fields; states of earlier versions lack the ``newer`` fields."""
     if not isinstance(value, dict) or set(value) | set(newer) != set(fields):
         keys = sorted(map(str, value)) if isinstance(value, dict) else value
         raise StateMismatch(name, saved=keys, present=f"a dict of {sorted(fields)}", remedy=_REMEDY)

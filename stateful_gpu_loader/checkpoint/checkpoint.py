@@ -20,13 +20,13 @@ from stateful_gpu_loader.errors import CheckpointError
 from stateful_gpu_loader.state.typed_json import is_text
 
 AUTOMATIC = "__object_"
-"""Begins the names that :meth:`Checkpoint.register` gives."""
+"""Prefix of the names that :meth:`Checkpoint.register` gives."""
 
 
 class _Threads(threading.local):
     def __init__(self) -> None:
         self.entered: list[Checkpoint] = []
-        """This thread's own checkpoint, and those whose ``with`` blocks it is inside of."""
+        """This thread's own checkpoint, then those whose ``with`` blocks the thread is in."""
 
 
 _threads = _Threads()
@@ -35,12 +35,12 @@ _threads = _Threads()
 class Checkpoint:
     """States of loaders, samplers, generators, modules, optimizers and DALI readers, in one file.
 
-    It takes what has ``state_dict`` and ``load_state_dict``, ``get_state`` and ``set_state`` (as
-    DALI's readers and RNGs, and torch.Generator) or ``getstate`` and ``setstate``
-    (random.Random, and the modules ``random`` and ``numpy.random`` for their global generators),
-    and NumPy's generators. Values are those of torch checkpoints; nothing is ever pickled.
+    It accepts objects with ``state_dict`` and ``load_state_dict``; with ``get_state`` and
+    ``set_state`` (DALI's readers and RNGs, torch.Generator); with ``getstate`` and ``setstate``
+    (random.Random, and the modules ``random`` and ``numpy.random`` for their global generators);
+    and NumPy's generators. Values are those of torch checkpoints; nothing is pickled.
 
-    At the beginning of a run, load, then register: each object goes on from its state. During the
+    At the beginning of a run, load, then register: each object continues from its state. During the
     run, collect and save.
 
     >>> import tempfile
@@ -56,7 +56,7 @@ class Checkpoint:
     >>> os.path.basename(checkpoint.save(pattern, keep=3))
     'run_0000.json'
 
-    And in the run that goes on:
+    And in the resumed run:
 
     >>> restored, resumed = RNG(0), Checkpoint()
     >>> os.path.basename(resumed.load(pattern))
@@ -73,12 +73,15 @@ class Checkpoint:
 
     @staticmethod
     def current() -> Checkpoint:
-        """The checkpoint of this thread, for code that is not handed one: the same at every call.
+        """Return this thread's checkpoint, for code that receives none.
 
-        Inside ``with checkpoint:`` it is that one; elsewhere one that the thread has for its whole
-        life. It is the counterpart of ``nvidia.dali.experimental.dynamic.checkpoint.current()``,
-        which goes by DALI's ``EvalContext``. What is registered stays registered, so a second run
-        in the same thread begins with ``clear()``, or in a ``with Checkpoint():`` of its own.
+        Inside ``with checkpoint:`` it is that checkpoint; elsewhere the thread's own, which lasts
+        as
+        long as the thread. It is the counterpart of
+        ``nvidia.dali.experimental.dynamic.checkpoint.current()``, which depends on DALI's
+        ``EvalContext``. Registered objects stay registered, so begin a second run in the same
+        thread
+        with ``clear()``, or in its own ``with Checkpoint():``.
 
         >>> def build_noise():
         ...     from stateful_gpu_loader import RNG
@@ -95,7 +98,7 @@ class Checkpoint:
         return _threads.entered[-1]
 
     def __enter__(self) -> Checkpoint:
-        """Make it the :meth:`current` one of this thread, until the block ends."""
+        """Make this checkpoint the thread's :meth:`current` one until the block ends."""
         Checkpoint.current()  # the thread's own is the one below all others
         _threads.entered.append(self)
         return self
@@ -104,7 +107,7 @@ class Checkpoint:
         _threads.entered.pop()
 
     def clear(self) -> None:
-        """Forget all objects and states, as if it were new. The objects keep their state.
+        """Forget all objects and states, as in a new checkpoint. The objects keep their state.
 
         >>> checkpoint = Checkpoint()
         >>> checkpoint.set_state("step", 3)
@@ -122,17 +125,17 @@ class Checkpoint:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the registered objects, in their order."""
+        """Names of the registered objects, in order of registration."""
         return tuple(self._objects)
 
     @property
     def is_complete(self) -> bool:
-        """Whether the states are those of the last :meth:`collect`, and none was set since."""
+        """Whether the states come from the last :meth:`collect`, and none was set since."""
         return self._is_complete and not self._is_set
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the states are those of :meth:`load` or :meth:`deserialize`."""
+        """Whether the states come from :meth:`load` or :meth:`deserialize`."""
         return self._is_loaded
 
     def __len__(self) -> int:
@@ -147,23 +150,22 @@ class Checkpoint:
         return f"<Checkpoint of {list(self._objects)}, {states}>"
 
     def register(self, thing: Any, name: str | None = None) -> str:
-        """Add an object; a state that was loaded under its name is put into it at once.
+        """Add an object, and apply the state loaded under its name, if any, at once.
 
-        If the object refuses its state, it is not registered, and the state stays.
+        If the object refuses its state, it is not registered, and the state is kept.
 
         Args:
-            thing: the object; it is kept, not copied. A DALI reader before its first iteration.
+            thing: the object; it is kept, not copied. Register a DALI reader before it is iterated.
             name: its key in the file; None numbers the objects that are registered without a
-                name. Registered again, an object keeps its name.
+                name. An object that is registered again keeps its name.
 
         Returns:
             Its name.
 
         Raises:
-            CheckpointError: it has no state that can be taken and put back, the name belongs to
-                another object or the object has another name, the states are already complete,
-                or there is no state for it in what was loaded, one of another type, or one that it
-                refuses.
+            CheckpointError: the object has no state that can be taken and restored, its name is
+                taken, it already has another name, or the states are complete. Also if the loaded
+                states have none for it, one of another type, or one that it refuses.
 
         >>> from stateful_gpu_loader import RNG
         >>> checkpoint = Checkpoint()
@@ -182,11 +184,11 @@ class Checkpoint:
         return name
 
     def collect(self) -> None:
-        """Take the states of all objects, as they are now: going on does not change them.
+        """Take the present states of all objects; later changes of the objects do not affect them.
 
         Raises:
-            CheckpointError: nothing is registered, a state that was loaded or set was not applied
-                yet, or an object does not give its state. Nothing is changed.
+            CheckpointError: nothing is registered, a loaded or set state was not applied yet, or an
+                object does not return its state. Nothing is changed.
 
         >>> from stateful_gpu_loader import RNG
         >>> checkpoint = Checkpoint()
@@ -209,14 +211,15 @@ class Checkpoint:
         self._is_complete, self._is_loaded, self._is_set = True, False, False
 
     def restore(self) -> None:
-        """Put the states into all objects: those loaded or set, or those last collected.
+        """Apply the loaded, set or last collected states to all objects.
 
-        Everything is checked before anything is changed, and if an object refuses its state, those
-        before it get their former state back.
+        Everything is checked before anything is changed. If an object refuses its state, the
+        objects
+        before it get their former states back.
 
         Raises:
-            CheckpointError: there are no states, there is one without object or an object without,
-                one is of another type, an object refuses it, or is a DALI reader that has begun.
+            CheckpointError: there are no states, a state has no object, an object has no state or
+                one of another type, an object refuses its state, or a DALI reader was iterated.
 
         >>> from stateful_gpu_loader import RNG
         >>> rng, checkpoint = RNG(42), Checkpoint()
@@ -242,10 +245,10 @@ class Checkpoint:
         self._pending.clear()
 
     def get_state(self, name: str) -> Any:
-        """A copy of the state held under a name, whether or not an object is registered for it.
+        """Return a copy of the state held under a name, even if no object is registered for it.
 
         Raises:
-            CheckpointError: there is none.
+            CheckpointError: there is no such state.
 
         >>> checkpoint = Checkpoint()
         >>> checkpoint.set_state("sampler", {"position": 8})
@@ -262,17 +265,17 @@ class Checkpoint:
         return self._states[name].state
 
     def set_state(self, name: str, state: Any, object_type: type | str | None = None) -> None:
-        """Hold a state for an object, registered or to be: :meth:`restore` or register applies it.
+        """Hold a state for an object; :meth:`restore` or a later :meth:`register` applies it.
 
         Args:
-            name: of the object.
-            state: what its ``load_state_dict`` or ``set_state`` takes; copied.
-            object_type: class of the object, or the class's name with its module, to be checked
+            name: name of the object.
+            state: value for its ``load_state_dict`` or ``set_state``; copied.
+            object_type: class of the object, or the class's name with its module, which is checked
                 before the state is applied; None for any.
 
         Raises:
             CheckpointError: the name or the type is not valid, the state has no form in a file,
-                or the states are complete and there is no object of the name.
+                or the states are complete and no object has this name.
         """
         _check_text(name)
         if self._is_complete and name not in self._objects:
@@ -292,12 +295,12 @@ class Checkpoint:
         self._pending.add(name)
 
     def serialize(self) -> str:
-        """The states as JSON text with a version and a checksum, tensors in base64.
+        """Return the states as JSON text with a version and a checksum, and tensors in base64.
 
         :meth:`save` writes the same, with the raw bytes of tensors and arrays after the text.
 
         Raises:
-            CheckpointError: there are none.
+            CheckpointError: there are no states.
 
         >>> checkpoint = Checkpoint()
         >>> checkpoint.set_state("sampler", {"position": 8})
@@ -309,28 +312,29 @@ class Checkpoint:
         return document.to_text(self._held_states())
 
     def deserialize(self, text: str | bytes) -> None:
-        """Hold the states of a text, or of a file's content, in place of the present ones.
+        """Replace the held states by those in a text, or in a file's content.
 
         They are applied by :meth:`register` or :meth:`restore`.
 
         Raises:
-            CheckpointError: it is truncated, altered, empty, foreign or of a later version.
+            CheckpointError: the text is truncated, altered, empty, foreign or of a later version.
                 Nothing is changed.
         """
         self._adopt(document.from_text(text))
 
     def save(self, path: str | os.PathLike[str], *, keep: int | None = None) -> str:
-        """Write the states to a file that is there as a whole, and durable, or not at all.
+        """Write the states to a file, completely and durably or not at all.
 
-        A full disk or a kill, at any moment, leaves the files before it as they were. Several
-        processes may save to one pattern: each gets a number of its own.
+        A full disk or a kill at any moment leaves earlier files intact. Several processes may save
+        to
+        one pattern: each gets its own number.
 
         Args:
-            path: ``"run_{seq:04d}.json"`` writes a new file, numbered one higher than the highest
-                there is; without ``{seq}`` the one file is replaced. Braces are ``{{`` and
-                ``}}``. Its folder is made.
-            keep: remove checkpoints of this pattern that are older than the newest ``keep`` whole
-                ones, once the new one is durable; None removes none.
+            path: ``"run_{seq:04d}.json"`` writes a new file with the highest existing number plus
+                one. Without ``{seq}``, the one file is replaced. Write braces as ``{{`` and ``}}``.
+                Missing folders are created.
+            keep: once the new file is durable, remove checkpoints of this pattern that are older
+                than the newest ``keep`` intact ones; None removes none.
 
         Returns:
             The path of the file.
@@ -352,12 +356,12 @@ class Checkpoint:
         return written
 
     def load(self, path: str | os.PathLike[str]) -> str:
-        """Read the states of a file, to be applied by :meth:`register` or :meth:`restore`.
+        """Read the states of a file; :meth:`register` or :meth:`restore` applies them.
 
         Args:
-            path: ``"run_{seq:04d}.json"`` takes the highest number whose file is whole, and warns
-                of those passed over; without ``{seq}`` it is the file. A path that :meth:`save`
-                returned is that file, braces or not.
+            path: ``"run_{seq:04d}.json"`` takes the highest number whose file is intact, and warns
+                about skipped files. Without ``{seq}``, it is the file. A path that :meth:`save`
+                returned is that file, with or without braces.
 
         Returns:
             The path of the file that was read.
@@ -421,7 +425,7 @@ class Checkpoint:
         if self._is_complete:
             raise CheckpointError(
                 f"{stateful} comes too late, the states of {list(self._objects)} are collected. "
-                "Remedy: register all objects before collect(), or clear() and register them anew"
+                "Remedy: register all objects before collect(), or clear() and register them again"
             )
         if self._is_loaded and stateful.name not in self._states:
             raise CheckpointError(

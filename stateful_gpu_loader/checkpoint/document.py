@@ -1,17 +1,17 @@
-"""The content of a checkpoint file: JSON that knows its length, its checksum and its version.
+"""Content of a checkpoint file: JSON that states its length, checksum and version.
 
 Its first line is the head, the same in every version:
 
     {"format": "stateful_gpu_loader checkpoint", "version": 1, "length": 352, "sha256": "...",
 
-``length`` is the number of bytes after the head, and the SHA-256 covers these and the head up to
-the end of the length. So damage is found before anything is parsed. On the lines below are the
-time, the versions of libraries, and a line for each state, in the form of
-:mod:`stateful_gpu_loader.state.typed_json`; the last line is ``}}``. All of that is ASCII.
+``length`` is the number of bytes after the head. The SHA-256 covers these bytes, and the head up to
+the end of the length, so damage is found before anything is parsed. The lines below hold the
+time, the versions of libraries, and one line for each state, in the form of
+:mod:`stateful_gpu_loader.state.typed_json`; the last line is ``}}``. All of this is ASCII.
 
-Version 1 ends there, and its tensors are base64 in the text. In version 2 the raw bytes of all
-tensors and arrays follow, and the text says where each lies. Whatever has neither tensors nor
-arrays is written as version 1, which every JSON program and every version of this package reads.
+Version 1 ends there, with tensors as base64 in the text. In version 2 the raw bytes of all tensors
+and arrays follow, and the text gives the range of each. States without tensors and arrays are
+written as version 1, which every JSON program and every version of this package reads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from stateful_gpu_loader.state import typed_json
 
 FORMAT = "stateful_gpu_loader checkpoint"
 VERSION = 2
-"""The latest version that is read."""
+"""Latest version that can be read."""
 
 _BEGINNING = f'{{"format": "{FORMAT}", "version": '.encode()
 _HEAD = re.compile(
@@ -46,7 +46,8 @@ _END_OF_TEXT = b"\n}}\n"
 _NUM_HEAD_BYTES = 200
 """More bytes than any head has."""
 _NUM_DAMAGED = 8
-"""A file that differs in up to so many of the first bytes is a damaged checkpoint, not foreign."""
+"""A file with up to this many differences in its first bytes is a damaged checkpoint, not foreign.
+"""
 _FIELDS = ["format", "version", "length", "sha256", "time", "libraries", "states"]
 _BEFORE = "load the one before, or a copy"
 
@@ -56,30 +57,30 @@ class SavedState:
     """The state of one object."""
 
     type_name: str | None
-    """``module.Qualname`` of the object; None where it is not known."""
+    """``module.Qualname`` of the object; None if unknown."""
     form: Any
-    """What ``typed_json.encode`` made of the state: a copy, ready to be written."""
+    """Result of ``typed_json.encode`` for the state: a copy, ready to be written."""
 
     @classmethod
     def of(cls, type_name: str | None, state: Any) -> SavedState:
-        """A copy of a state.
+        """Copy a state.
 
         Raises:
-            TypeError: it holds what has no form in JSON.
+            TypeError: a part of the state has no form in JSON.
         """
         return cls(type_name, typed_json.encode(state))
 
     @property
     def state(self) -> Any:
-        """The state; a fresh copy each time."""
+        """The state, as a fresh copy each time."""
         return typed_json.decode(self.form)
 
 
 def to_text(states: Mapping[str, SavedState]) -> str:
-    """Write states, in their order, as one JSON text, of version 1.
+    """Write states in their order as one JSON text of version 1.
 
     Raises:
-        TypeError: a name is no text.
+        TypeError: a name is not valid text.
 
     >>> text = to_text({"rng": SavedState.of("stateful_gpu_loader.RNG", {"n": (1, 2)})})
     >>> text.splitlines()[3]
@@ -89,10 +90,10 @@ def to_text(states: Mapping[str, SavedState]) -> str:
 
 
 def to_bytes(states: Mapping[str, SavedState]) -> bytes:
-    """Write states, in their order, as the content of a file: raw bytes for tensors and arrays.
+    """Write states in their order as the content of a file, with raw bytes for tensors and arrays.
 
     Raises:
-        TypeError: a name is no text.
+        TypeError: a name is not valid text.
 
     >>> import torch
     >>> content = to_bytes({"weights": SavedState.of(None, torch.zeros(1000))})
@@ -105,12 +106,12 @@ def to_bytes(states: Mapping[str, SavedState]) -> bytes:
 
 
 def from_text(text: str | bytes) -> dict[str, SavedState]:
-    """Read what :func:`to_text` or :func:`to_bytes` wrote, in any version of this package.
+    """Read the result of :func:`to_text` or :func:`to_bytes`, from any version of this package.
 
-    Time and memory are in proportion to its length, whatever it says.
+    Time and memory are proportional to its actual length, whatever the text claims.
 
     Raises:
-        CheckpointError: it is empty, truncated, altered, foreign or of a later version.
+        CheckpointError: the text is empty, truncated, altered, foreign or of a later version.
 
     >>> saved = SavedState.of("builtins.list", [1, 2])
     >>> from_text(to_text({"a": saved})) == {"a": saved}
@@ -148,7 +149,7 @@ at its end. Remedy: load the one before, or a copy
 
 
 def claimed_length(beginning: bytes) -> int:
-    """Return the number of bytes that a checkpoint's head claims for the whole; 0 without a head.
+    """Return the total number of bytes that a checkpoint's head claims; 0 without a head.
 
     >>> claimed_length(to_text({})[:200].encode()) == len(to_text({})), claimed_length(b"{}")
     (True, 0)
@@ -158,7 +159,7 @@ def claimed_length(beginning: bytes) -> int:
 
 
 def _text(states: Mapping[str, SavedState], raw: bytearray | None) -> bytes:
-    """All below the head; the data of tensors and arrays is appended to ``raw``, unless None."""
+    """Return the text below the head; tensor and array data is appended to ``raw`` unless None."""
     lines = []
     for name, saved in states.items():
         if not isinstance(name, str) or not typed_json.is_text(name):
@@ -210,7 +211,7 @@ def _saved(name: str, entry: Any) -> SavedState:
 
 
 def _headless(data: bytes) -> CheckpointError:
-    """Say why there is no head; only here may a text be parsed without a checksum."""
+    """Return the reason for the missing head; only here is a text without checksum parsed."""
     if not data.strip(b"\0 \t\r\n"):
         return CheckpointError(
             f"the checkpoint is empty: {len(data)} bytes of nothing. Remedy: {_BEFORE}"
@@ -226,7 +227,7 @@ def _headless(data: bytes) -> CheckpointError:
     except ValueError:
         return _foreign(f"no JSON; it begins with {data[:16]!r}")
     if isinstance(found, dict) and found.get("format") == FORMAT:
-        return _altered("its JSON was written anew by another program")
+        return _altered("its JSON was written again by another program")
     return _foreign("JSON of another format")
 
 

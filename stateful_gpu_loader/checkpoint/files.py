@@ -1,9 +1,8 @@
-"""Files of checkpoints: named by a pattern, written whole or not at all, read, removed when old.
+"""Checkpoint files: named by a pattern, written atomically, read, and removed when old.
 
-A file is written under another name beside its own, synced, and then given its own name in one
-step. The step fails if another process has taken the name meanwhile, and the next number is tried.
-A writer that dies before it leaves a file of the other name, which is never read; the next writer
-removes it.
+A file is written under a temporary name in its folder, synced, and then renamed in one step. The
+step fails if another process has taken the name meanwhile, and the next number is tried. A writer
+that dies earlier leaves a temporary file, which is never read; the next writer removes it.
 
 Only regular files are opened: opening a named pipe waits for its writer, and a device may never
 end.
@@ -34,7 +33,7 @@ _PATTERN = re.compile(
     re.DOTALL,
 )
 _MOST_DIGITS = 18
-"""Most digits of a number, unless the pattern asks for more."""
+"""Maximum number of digits, unless the pattern asks for more."""
 _TOKEN = re.compile("[0-9a-f]{16}")
 _MOST_OF_A_NAME = 40
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
@@ -46,16 +45,16 @@ _REMEDIES = {
 }
 _HEAD_BYTES = 512
 _MOST_BEYOND = 1 << 20
-"""Most bytes that are read of a file without a head, or after the end that its head gives."""
+"""Maximum number of bytes read from a file without a head, or after the end that its head gives."""
 
 _States = dict[str, SavedState]
 Stamp = tuple[str, int, int, int]
-"""Path, inode, size and time of a file; one of them changes when the file is rewritten."""
+"""Path, inode, size and time of a file; at least one changes when the file is rewritten."""
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A folder, and what comes before and after the number in the names of its files.
+    """A folder, and the parts of its files' names before and after the number.
 
     >>> pattern = Pattern.of("run_{seq:04d}.json")
     >>> pattern.path(7)
@@ -65,11 +64,11 @@ class Pattern:
     """
 
     text: str
-    """The path as it was given, for errors."""
+    """The given path, for errors."""
     folder: str
     before: str
     width: int | None
-    """Least digits of the number; None if there is no number and ``before`` is the whole name."""
+    """Minimum digits of the number; None if there is no number and ``before`` is the whole name."""
     after: str = ""
 
     @classmethod
@@ -77,7 +76,8 @@ class Pattern:
         """Parse a path, in which ``{{`` and ``}}`` stand for braces.
 
         Raises:
-            CheckpointError: it has other braces than one ``{seq}`` or ``{seq:04d}`` in the file's
+            CheckpointError: it has braces other than one ``{seq}`` or ``{seq:04d}`` in the file's
+                name, or names no file.
                 name, or no name.
         """
         text = path if isinstance(path, str) else getattr(path, "__fspath__", lambda: None)()
@@ -101,10 +101,10 @@ class Pattern:
 
     @classmethod
     def to_read(cls, path: str | os.PathLike[str]) -> Pattern:
-        """As :meth:`of`, but the path of a file is that file, whatever braces it has.
+        """Parse a path like :meth:`of`, but take an existing file literally, including its braces.
 
         Raises:
-            CheckpointError: as :meth:`of`, where there is no such file.
+            CheckpointError: as for :meth:`of`, if there is no such file.
         """
         if isinstance(path, str | os.PathLike) and os.path.isfile(path):
             text = os.fsdecode(path)
@@ -113,11 +113,11 @@ class Pattern:
 
     @property
     def is_numbered(self) -> bool:
-        """Whether the pattern stands for many files, by number."""
+        """Whether the pattern stands for many numbered files."""
         return self.width is not None
 
     def path(self, number: int = 0) -> str:
-        """The path of a file.
+        """Return the path of a file.
 
         >>> Pattern.of("runs/{seq:04d}.json").path(7)
         'runs/0007.json'
@@ -126,7 +126,7 @@ class Pattern:
         return os.path.join(self.folder, f"{self.before}{digits}{self.after}")
 
     def listed(self) -> list[str]:
-        """All names in the folder; none where there is no folder.
+        """Return all names in the folder; none if there is no folder.
 
         Raises:
             OSError: the folder cannot be listed.
@@ -137,7 +137,7 @@ class Pattern:
             return []
 
     def files(self) -> dict[int, str]:
-        """Paths of the pattern's files, by number, the highest first.
+        """Return the paths of the pattern's files by number, highest first.
 
         Raises:
             OSError: the folder cannot be listed.
@@ -145,30 +145,30 @@ class Pattern:
         return {number: self.path(number) for number in sorted(self.numbers(self.listed()))[::-1]}
 
     def numbers(self, names: Iterable[str]) -> list[int]:
-        """The numbers of the names that have one.
+        """Return the numbers of the names that have one.
 
-        A name has one number and a number one name, so "run_7.json" is not of "run_{seq:04d}.json".
+        Each number has exactly one name, so "run_7.json" does not match "run_{seq:04d}.json".
         """
         # A folder may have thousands of files, and each save looks through them.
         match = self._numbered.fullmatch
         return [int(found[1]) for name in names if (found := match(name))]
 
     def part_name(self, token: str) -> str:
-        """The name under which a file is written before it gets its own.
+        """Return the name under which a file is written before it gets its final name.
 
         It is hidden and matches no pattern. It contains the machine: locks of network file systems
-        may hold on one machine only, so nobody can tell whether a writer on another one is alive.
+        may hold on one machine only, so a writer on another machine cannot be checked for life.
 
         >>> machine = _machine()
         >>> Pattern.of("run_{seq}.json").part_name("01234567").replace(machine, "machine")
         '.run_.json.machine.01234567.part'
         """
-        # Cut, so that the part of a file with the longest name allowed has an allowed name, too.
+        # Shortened, so that the longest allowed file name also has an allowed part name.
         beginning = f"{self.before}{self.after}"[:_MOST_OF_A_NAME]
         return f".{beginning}.{_machine()}.{token}.part"
 
     def parts(self, names: Iterable[str]) -> Iterator[str]:
-        """Paths of the unfinished files of this machine's writers among the names."""
+        """Yield the paths of unfinished files, among the names, of writers on this machine."""
         beginning = self.part_name("").removesuffix(".part")
         for name in names:
             if name.startswith(beginning) and name.endswith(".part"):
@@ -178,7 +178,7 @@ class Pattern:
 
     @functools.cached_property
     def _numbered(self) -> re.Pattern[str]:
-        """What matches a name with its number."""
+        """Regular expression that matches a name with its number."""
         width = self.width or 1
         digits = f"[0-9]{{{width}}}|[1-9][0-9]{{{width},{max(width, _MOST_DIGITS - 1)}}}"
         before, after = re.escape(self.before), re.escape(self.after)
@@ -186,14 +186,14 @@ class Pattern:
 
 
 def write(pattern: Pattern, data: bytes) -> tuple[int, str]:
-    """Write the next file of a pattern with a number; else replace the one file.
+    """Write the next file of a numbered pattern, or else replace the one file.
 
     Returns:
-        Number (0 where there is none) and path of the file, which outlasts a loss of power.
+        Number (0 without numbers) and path of the file, which survives a loss of power.
 
     Raises:
-        CheckpointError: it could not be written, or the folder not be synced. The files before it
-            are whole.
+        CheckpointError: the file could not be written, or the folder could not be synced. The
+            earlier files are intact.
     """
     try:
         return _write(pattern, data)
@@ -206,17 +206,17 @@ def write(pattern: Pattern, data: bytes) -> tuple[int, str]:
 
 
 def read(path: str) -> bytes:
-    """Return the bytes of one file, or the first ones of a file that is no whole checkpoint.
+    """Return the bytes of one file, or its first bytes if it is no intact checkpoint.
 
     Raises:
         CheckpointNotFound: there is no such file.
-        CheckpointError: it is no regular file, cannot be read or does not fit into memory.
+        CheckpointError: it is not a regular file, cannot be read or does not fit into memory.
     """
     try:
         with open_regular(path) as file:
             claimed = document.claimed_length(file.read(_HEAD_BYTES))
             file.seek(0)
-            # A file may be larger than memory; what follows a checkpoint's end need not be read.
+            # A file may be larger than memory, and bytes after a checkpoint's end need not be read.
             return file.read(min(size_of(file), claimed + _MOST_BEYOND))
     except NotRegular as error:
         raise CheckpointError(
@@ -240,17 +240,17 @@ def read(path: str) -> bytes:
 
 
 def read_newest(pattern: Pattern) -> tuple[str, _States, dict[str, CheckpointError]]:
-    """Read the whole checkpoint of the highest number.
+    """Read the intact checkpoint with the highest number.
 
     Args:
-        pattern: with a number.
+        pattern: a numbered pattern.
 
     Returns:
-        Its path, its states, and why the files of higher numbers were passed over.
+        Its path, its states, and the reasons why files with higher numbers were skipped.
 
     Raises:
         CheckpointNotFound: there is no file of the pattern.
-        CheckpointError: none is whole; the text names all of them and why.
+        CheckpointError: no file is intact; the text names all files and reasons.
     """
     vanished: set[str] = set()
     while True:
@@ -272,7 +272,7 @@ def read_newest(pattern: Pattern) -> tuple[str, _States, dict[str, CheckpointErr
                 return path, document.from_text(read(path)), passed_over
             except CheckpointError as error:
                 passed_over[path] = error
-                # Another process's keep= removes a file after a newer one is there: look again.
+                # Another process with keep= removes a file after it wrote a newer one: look again.
                 if path not in vanished and not os.path.lexists(path):
                     vanished.add(path)
                     break
@@ -287,20 +287,20 @@ def read_newest(pattern: Pattern) -> tuple[str, _States, dict[str, CheckpointErr
 def remove_old(
     pattern: Pattern, *, newest: int, keep: int, known: set[Stamp]
 ) -> dict[str, OSError]:
-    """Remove what is older than the newest ``keep`` whole checkpoints of a pattern.
+    """Remove files older than the newest ``keep`` intact checkpoints of a pattern.
 
-    A damaged checkpoint does not count as one of them. A file that does not begin as a checkpoint
+    A damaged checkpoint does not count as intact. A file that does not begin like a checkpoint
     belongs to another program and stays.
 
     Args:
-        pattern: with a number.
-        newest: the number of a file that is whole and durable; none above it is removed.
+        pattern: a numbered pattern.
+        newest: number of a file that is intact and durable; no higher number is removed.
         keep: 1 or more.
-        known: files that were found whole before and need not be read again; replaced.
+        known: files found intact earlier, which need not be read again; replaced.
 
     Returns:
-        The files that should have been removed and could not be, or the pattern where its folder
-        could not be listed, each with the reason.
+        Files that could not be removed, or the pattern if its folder could not be listed, each
+        with the reason.
     """
     whole: set[Stamp] = set()
     failures: dict[str, OSError] = {}
@@ -356,7 +356,7 @@ def _refused(path: object, reason: str, remedy: str) -> CheckpointError:
 def _write(pattern: Pattern, data: bytes) -> tuple[int, str]:
     path = pattern.path()
     if not pattern.is_numbered:
-        # What a link points to is replaced, where it lies; the link stays.
+        # The target of a link is replaced in its own folder; the link stays.
         real = os.path.realpath(path)
         _check_replaceable(real)
         folder, name = os.path.split(real)
@@ -382,16 +382,16 @@ def _check_replaceable(path: str) -> None:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     if not stat.S_ISREG(mode):
-        # A rename would put a file in the place of a device that other programs use.
+        # A rename would replace a device, which other programs use, by a file.
         raise CheckpointError(
             f"{path!r} is no regular file, and nothing was written. Remedy: pass the path of a file"
         )
 
 
 def _remove_abandoned(parts: Iterable[str]) -> None:
-    """Remove the unfinished files of writers that died; those of living ones are locked."""
+    """Remove the unfinished files of dead writers; live writers hold locks on theirs."""
     for path in parts:
-        # Whatever the reason why it cannot be removed, the leftover only costs disk space.
+        # If a leftover cannot be removed, it only costs disk space.
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
             try:
@@ -403,16 +403,16 @@ def _remove_abandoned(parts: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def _part(folder: str, pattern: Pattern, data: bytes) -> Iterator[str]:
-    """Path of a synced file with the data, locked; it is gone afterwards, unless renamed."""
+    """Yield the path of a synced and locked file with the data; delete it unless it was renamed."""
     while True:
         path = os.path.join(folder, pattern.part_name(secrets.token_hex(8)))
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            # Where files cannot be locked, no other writer can take this one for abandoned either.
+            # If files cannot be locked, no other writer can consider this one abandoned either.
             with contextlib.suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             if not os.fstat(descriptor).st_nlink:
-                continue  # another writer took it for abandoned before it was locked
+                continue  # another writer considered it abandoned before it was locked
             rest = memoryview(data)
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
@@ -426,7 +426,7 @@ def _part(folder: str, pattern: Pattern, data: bytes) -> Iterator[str]:
 
 
 def _take_number(pattern: Pattern, part: str) -> int:
-    """Give a file the number after the highest, or the next that no other process has taken."""
+    """Give a file the next number after the highest that no other process has taken."""
     number = _highest(pattern) + 1
     while not _take_name(pattern, part, number):
         number = max(number, _highest(pattern)) + 1
@@ -438,7 +438,7 @@ def _highest(pattern: Pattern) -> int:
 
 
 def _take_name(pattern: Pattern, part: str, number: int) -> bool:
-    """Give a file a number, unless it is taken, or lies below a higher one and would seem old."""
+    """Give a file a number; return False if it is taken, or if a higher number already exists."""
     path = pattern.path(number)
     try:
         has_links = _link(part, path)
@@ -446,7 +446,7 @@ def _take_name(pattern: Pattern, part: str, number: int) -> bool:
         return False
     is_taken = False
     try:
-        # Another process may have taken this number, gone on to a higher one and removed it.
+        # Another process may have taken this number, then a higher one, and removed this one.
         if _highest(pattern) <= number:
             if not has_links:
                 os.replace(part, path)
@@ -459,7 +459,7 @@ def _take_name(pattern: Pattern, part: str, number: int) -> bool:
 
 
 def _link(part: str, path: str) -> bool:
-    """Link a file; False if there are no hard links, and an empty file now holds the name."""
+    """Link a file; without hard links, reserve the name with an empty file and return False."""
     try:
         os.link(part, path)
     except OSError as error:
@@ -471,7 +471,7 @@ def _link(part: str, path: str) -> bool:
 
 
 def _make_folder(folder: str) -> None:
-    """Make a folder and its parents, so that all of them outlast a loss of power."""
+    """Create a folder and its parents so that they survive a loss of power."""
     if os.path.isdir(folder):
         return
     above = os.path.dirname(os.path.abspath(folder))
@@ -513,14 +513,14 @@ class NotRegular(OSError):
 
 
 class TooLarge(OSError):
-    """A file is larger than what is read of such files."""
+    """A file is larger than the limit for such files."""
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a file for reading; a link is followed.
 
     Raises:
-        NotRegular: the path leads to something else than a regular file.
+        NotRegular: the path leads to something other than a regular file.
         OSError: the file cannot be opened.
     """
     try:
@@ -545,10 +545,10 @@ def size_of(file: BinaryIO) -> int:
 
 
 def read_regular(path: str | os.PathLike[str], most: int) -> bytes:
-    """Return the content of a file of at most so many bytes.
+    """Return the content of a file of at most ``most`` bytes.
 
     Raises:
-        NotRegular: the path leads to something else than a regular file.
+        NotRegular: the path leads to something other than a regular file.
         TooLarge: the file has more bytes.
         OSError: the file cannot be read.
 
@@ -559,7 +559,7 @@ def read_regular(path: str | os.PathLike[str], most: int) -> bytes:
     """
     with open_regular(path) as file:
         size = size_of(file)
-        # A file may grow meanwhile.
+        # The file may grow meanwhile.
         content = file.read(size + 1) if size <= most else b""
     if size > most or len(content) > most:
         raise TooLarge(f"it has {max(size, len(content))} bytes, and at most {most} are read")

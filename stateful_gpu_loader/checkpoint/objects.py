@@ -1,6 +1,6 @@
-"""The states of registered objects: taken and put back by the objects' methods, never by pickle.
+"""States of registered objects, taken and applied by the objects' methods, never by pickle.
 
-States are put into several objects so that either all have them, or all keep the one they had.
+States are applied to several objects so that either all receive them, or all keep their own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOVED = {
         )
     },
 }
-"""Types that have another name in files of older versions."""
+"""Types with another name in files of earlier versions."""
 _METHODS = (
     ("state_dict", "load_state_dict"),
     ("get_state", "set_state"),
@@ -53,14 +53,14 @@ class Stateful:
 
     @functools.cached_property
     def type_name(self) -> str:
-        """The name by which a checkpoint keeps the object's type."""
+        """Name of the object's type in a checkpoint."""
         return type_name(self.object)
 
     @property
     def checks_first(self) -> bool:
         """Whether the object checks a state before it changes, so that a refusal changes nothing.
 
-        All objects of this package do, unless a subclass overrides ``load_state_dict``.
+        True for all objects of this package, unless a subclass overrides ``load_state_dict``.
         """
         loads = (base for base in type(self.object).__mro__ if "load_state_dict" in vars(base))
         return next(loads, object).__module__.startswith(_OURS)
@@ -71,10 +71,11 @@ class Stateful:
         return isinstance(self.object, TextState | DataLoader)
 
     def prepare(self) -> None:
-        """Check that the object has a state, and let a DALI reader begin to keep its own.
+        """Check that the object has a state, and enable checkpointing in a DALI reader.
 
         Raises:
-            CheckpointError: the object has no state, or the reader has begun without keeping it.
+            CheckpointError: the object has no state, or the reader was iterated without
+                checkpointing.
         """
         _methods(self.object)
         if _is_dali(self.object) and hasattr(self.object, "_enable_checkpointing"):
@@ -87,10 +88,11 @@ class Stateful:
                 ) from error
 
     def take(self) -> SavedState:
-        """A copy of the present state, which nothing that the object does later changes.
+        """Return a copy of the present state, which later changes of the object do not affect.
 
         Raises:
-            CheckpointError: the object does not give it, or it has no form in a checkpoint.
+            CheckpointError: the object does not return a state, or the state has no checkpoint
+                form.
         """
         try:
             take, _ = _methods(self.object)
@@ -102,11 +104,11 @@ class Stateful:
         return saved_state(self.name, self.type_name, state)
 
     def check(self, saved: SavedState) -> None:
-        """Check of a state what can be checked before anything is changed.
+        """Check everything about a state that can be checked before a change.
 
         Raises:
             CheckpointError: the state is of another type or algorithm, or the object is a DALI
-                reader that has begun.
+                reader that was already iterated.
         """
         if saved.type_name is not None and not _is_of(saved.type_name, self.object):
             raise CheckpointError(
@@ -128,24 +130,25 @@ class Stateful:
             )
 
     def put(self, saved: SavedState) -> None:
-        """Put a copy of the state into the object.
+        """Apply a copy of the state to the object.
 
         Raises:
-            Exception: whatever the object raises.
+            Exception: any error of the object.
         """
         _, put = _methods(self.object)
         put(saved.state)
 
     def way_back(self) -> Callable[[], object] | None:
-        """A function that brings the object's present state back; None if there is no way back."""
+        """Return a function that restores the object's present state; None if that is
+        impossible."""
         if _is_dali(self.object) and hasattr(self.object, "_pending_state"):
-            # Before its first iteration a reader has no state, only one to begin with.
+            # Before its first iteration a reader has no state, only a pending one to start from.
             return functools.partial(
                 setattr, self.object, "_pending_state", self.object._pending_state
             )
         if isinstance(self.object, DataLoader) and not self.checks_first:
-            # torchdata's loader refuses no state. Taking its former one would start workers and
-            # draw from its generator, which may have been restored before it.
+            # torchdata's loader refuses no state. Taking its former state would start workers and
+            # draw from its generator, which may have been restored already.
             return None
         try:
             present = self.take()
@@ -155,11 +158,11 @@ class Stateful:
 
 
 _Way = tuple[Stateful, SavedState, Callable[[], object] | None]
-"""An object, the state that is put into it, and the way back."""
+"""An object, the state to apply, and the function that restores its former state."""
 
 
 def put_all(objects: Mapping[str, Stateful], states: Mapping[str, SavedState]) -> None:
-    """Put its state into each object; if one refuses, all get their former states back.
+    """Apply each object's state; if one object refuses, restore the former states of all.
 
     Raises:
         CheckpointError: a state is of another type, or an object refuses it.
@@ -202,10 +205,10 @@ def put_all(objects: Mapping[str, Stateful], states: Mapping[str, SavedState]) -
 
 
 def _turn(way: _Way) -> int:
-    """In which turn a state is put, so that a refusal costs the least.
+    """Return the order in which a state is applied, so that a refusal costs the least.
 
-    This package's objects are unchanged when they refuse a state, but would lose their iterators if
-    their former state had to be put back, so they come after the others. Objects whose former state
+    This package's objects are unchanged when they refuse a state, but lose their iterators if
+    their former state has to be restored, so they come after the others. Objects whose former state
     cannot be taken come last.
     """
     stateful, _, way_back = way
@@ -213,7 +216,7 @@ def _turn(way: _Way) -> int:
 
 
 def _go_back(changed: list[_Way]) -> list[str]:
-    """Put the former states back, the last first; return the names of objects where that failed."""
+    """Restore former states, last first; return the names of objects for which that failed."""
     failed = []
     for stateful, _, way_back in reversed(changed):
         try:
@@ -227,10 +230,10 @@ def _go_back(changed: list[_Way]) -> list[str]:
 
 
 def saved_state(name: str, type_of_object: str | None, state: Any) -> SavedState:
-    """A copy of the state of the object of this name.
+    """Return a copy of the state of a named object.
 
     Raises:
-        CheckpointError: it has no form in a checkpoint.
+        CheckpointError: the state has no form in a checkpoint.
     """
     try:
         return SavedState.of(type_of_object, state)
@@ -239,10 +242,10 @@ def saved_state(name: str, type_of_object: str | None, state: Any) -> SavedState
 
 
 def type_name(thing: Any) -> str:
-    """The name by which a checkpoint keeps a class, or the type of an object.
+    """Return the name of a class, or of an object's type, in a checkpoint.
 
-    The module in it is the shortest that has the class under its name, so that the class may move
-    inside its package.
+    It uses the shortest module path that exports the class under its name, so that the class may
+    move inside its package.
 
     >>> import torch
     >>> type_name(torch.optim.SGD([torch.zeros(1)], lr=0.1))
@@ -252,13 +255,13 @@ def type_name(thing: Any) -> str:
 
 
 def _type_names(thing: Any) -> list[str]:
-    """All names that a class goes by, the shortest first."""
+    """Return all names of a class, shortest first."""
     if isinstance(thing, ModuleType):
         return [f"module {thing.__name__}"]
     cls = thing if isinstance(thing, type) else type(thing)
     parts = cls.__module__.split(".")
     modules = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
-    # The last one always: a class that a function made is in no module's namespace.
+    # Always include the last: a class made in a function is in no module's namespace.
     return [
         f"{module}.{cls.__qualname__}"
         for module in modules
@@ -273,7 +276,7 @@ def _is_of(saved: str, thing: Any) -> bool:
         return True
     if isinstance(thing, ModuleType):
         return False
-    # A module has another name where it is the script that was started.
+    # A module has another name if it is the script that was started.
     cls = type(thing)
     if cls.__module__ == _MAIN:
         return saved.endswith(f".{cls.__qualname__}")
@@ -281,7 +284,7 @@ def _is_of(saved: str, thing: Any) -> bool:
 
 
 def _methods(thing: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
-    """What takes the state of an object, and what puts one into it."""
+    """Return the functions that take and apply an object's state."""
     if isinstance(thing, type):
         remedy = "register an instance of it"
         raise CheckpointError(f"{type_name(thing)} is a class and has no state. Remedy: {remedy}")
@@ -308,7 +311,7 @@ def _dali_state(thing: Any) -> str:
     if getattr(thing, "_backend", "cpu") != "cpu":
         contexts = sys.modules[f"{_DALI}experimental.dynamic._eval_context"]
         stream = {"cuda_stream": contexts.EvalContext.current().cuda_stream}
-    # Its states are objects; their text is what set_state() of another process takes.
+    # DALI's states are objects; their text is the input of set_state() in another process.
     return str(thing.get_state(**stream))
 
 

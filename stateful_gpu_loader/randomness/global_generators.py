@@ -398,8 +398,7 @@ class DrawWatch:
         self._at_look: tuple[Any, Any, Any] | None = None
         """States at the last look."""
         self.unseedable: str | None = None
-        """Call that takes a seed from the system, such as ``random.seed()``; None if there was
-        none."""
+        """Call that takes a seed from the system, such as ``random.seed()``, or None."""
 
     def run(self, call: Callable[[], T]) -> T:
         """Watch a call; meanwhile stand-ins count requests for a state or seed."""
@@ -465,9 +464,7 @@ _UNSEEDABLE = None, "random.seed()", None, None, "np.random.seed()", None, "torc
 
 
 def _lookups() -> tuple[Any, ...]:
-    """Return the objects through which code asks for a state or seed, as in
-    ``torch.initial_seed()``.
-    """
+    """Return the objects through which code reads or sets a state or seed."""
     return (
         random.getstate,
         random.seed,

@@ -1,6 +1,6 @@
-"""Samplers whose order is computed position by position, so that their state is a position.
+"""Samplers that compute their order position by position, so that their state is a position.
 
-They are subclasses of torch's samplers because trainers check for these with isinstance.
+They are subclasses of torch's samplers because trainers check with isinstance.
 """
 
 from stateful_gpu_loader.samplers.balanced import BalancedSampler

@@ -56,7 +56,7 @@ class _BalancedEpoch:
         places = positions.reshape(-1)
         sizes = self.classes.sizes
         blocks, slots = np.divmod(places, len(sizes))
-        # In every block each class gives its next sample, starting over when it has no more.
+        # In every block each class gives its next sample, and starts over after its last.
         labels = self._labels(blocks, slots)
         rounds, turns = np.divmod(blocks, sizes[labels])
         members = permuted(
@@ -70,7 +70,7 @@ class _BalancedEpoch:
         return indices.reshape(positions.shape)
 
     def _labels(self, blocks: IndexArray, slots: IndexArray) -> IndexArray:
-        """Return the class at each slot of a block: the classes are sorted by random words."""
+        """Return the class at each slot of a block; random words sort the classes."""
         num_classes = len(self.classes.sizes)
         distinct, rows = np.unique(blocks, return_inverse=True)
         words = words_of_64(self.seed, self.epoch, distinct, Stream.CLASSES, num_classes)
@@ -79,7 +79,7 @@ class _BalancedEpoch:
 
 
 class BalancedOrder:
-    """The orders of all epochs.
+    """Orders of all epochs.
 
     Args:
         targets: class of each index, [n]: integers, strings or booleans.
@@ -118,15 +118,15 @@ class BalancedOrder:
 class BalancedSampler(OrderSampler, Sampler[int]):
     """Yields every class equally often; its state is a position.
 
-    Positions are divided into blocks as long as there are classes, and each block contains every
-    class once, in random order. After any number of samples (all ranks together) the counts of two
-    classes so differ by at most one, whereas WeightedSampler with weights of 1 / size balances on
-    average only. The samples of a class come in a random permutation, and in another one when that
-    is used up, so their counts, too, differ by at most one. A class with more samples than an epoch
-    has blocks shows another random part of them in each epoch.
+    Positions are divided into blocks whose length is the number of classes. Each block contains
+    every class once, in random order. So after any number of samples (all ranks together) the
+    counts of two classes differ by at most one, whereas WeightedSampler with weights of 1 / size
+    balances only on average. The samples of a class come in a random permutation, followed by
+    another, so their counts also differ by at most one. A class with more samples than the epoch
+    has blocks shows another random part in each epoch.
 
-    An index is computed in constant time, except that the order of the classes is sorted for each
-    block that a call touches.
+    An index is computed in constant time, except that the classes are sorted for each block that
+    a call touches.
 
     Args:
         targets: class of each index, [n]: integers, strings or booleans. Copied.

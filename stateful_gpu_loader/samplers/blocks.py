@@ -1,4 +1,4 @@
-"""Blocks: how a dataset is stored (shards, row groups), and a shuffled order that follows it."""
+"""Blocks: the storage layout of a dataset (shards, row groups), and a shuffled order for it."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from stateful_gpu_loader.samplers.orders import (
 from stateful_gpu_loader.state.schema import as_int
 
 DEFAULT_WINDOW = 16
-"""Number of blocks that are mixed at a time by default."""
+"""Default number of blocks that are mixed at a time."""
 _LARGEST = 1 << 62
 
 
 @runtime_checkable
 class HasBlocks(Protocol):
-    """A dataset that tells in which blocks it is stored."""
+    """A dataset that reports the blocks in which it is stored."""
 
     def block_lengths(self) -> IndexArray:
-        """Return the number of samples in each block, in the order of their indices, int64 [n]."""
+        """Return the number of samples in each block, in index order, int64 [n]."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """How a dataset is stored, for a shuffled order that reads it nearly sequentially.
+    """Storage layout of a dataset, for a shuffled order that reads it nearly sequentially.
 
     Args:
         lengths: number of samples in every block as one int (the last block may be shorter), or
-            int64 [number of blocks] with that of each block, none negative (for block boundaries:
-            ``np.diff(boundaries)``).
-        window: number of blocks that are mixed at a time, 1 or more. That many are open at once,
-            and the order is as random as one from a shuffle buffer that holds all of their samples.
+            int64 [number of blocks] with the number in each block, none negative (for block
+            boundaries: ``np.diff(boundaries)``).
+        window: number of blocks that are mixed at a time, 1 or more. That many are open at once.
+            The order is as random as that of a shuffle buffer holding all their samples.
 
     Raises:
         ValueError: a length or the window is out of range, or the lengths are not a list of ints.
@@ -91,7 +91,7 @@ class Blocks:
 
     @classmethod
     def of(cls, source: HasBlocks, *, window: int = DEFAULT_WINDOW) -> Blocks:
-        """Return the blocks of a source that describes them itself.
+        """Return the blocks of a source that describes them.
 
         Raises:
             TypeError: the source has no ``block_lengths()``.
@@ -110,11 +110,11 @@ class Blocks:
 
     @property
     def uneven(self) -> IndexArray:
-        """Number of samples in each block, if the blocks differ; int64 [number of blocks]."""
+        """Number of samples in each block if they differ; int64 [number of blocks]."""
         return cast(IndexArray, self.lengths)
 
     def layout(self) -> str:
-        """Return all that determines the order, as text."""
+        """Return everything that determines the order, as text."""
         lengths = f"{self.even} each" if self.even is not None else digest_of(self.uneven)
         return f"{lengths}, window {self.window}"
 
@@ -127,9 +127,9 @@ class Blocks:
 
 
 class _EvenLayout:
-    """Positions of an epoch's blocks if they have one length; uses constant memory.
+    """Positions of an epoch's blocks if all have the same length, in constant memory.
 
-    Turn t is the t-th block in the order of reading. The dataset's last block may be shorter.
+    Turn t reads the t-th block. The dataset's last block may be shorter.
     """
 
     def __init__(self, n: int, length: int, *, seed: int, epoch: int) -> None:
@@ -141,7 +141,7 @@ class _EvenLayout:
         self._end_of_shorter = (self._shorter + 1) * length - self._lacking
 
     def starts(self, turns: IndexArray) -> IndexArray:
-        """Return the positions where turns begin; turn ``num_blocks`` begins at the epoch's end."""
+        """Return the positions at which turns begin; for ``num_blocks``, the end of the epoch."""
         return turns * self._length - np.where(turns > self._shorter, self._lacking, 0)
 
     def turns(self, positions: IndexArray) -> IndexArray:
@@ -151,7 +151,7 @@ class _EvenLayout:
         return turns
 
     def first_indices(self, turns: IndexArray) -> IndexArray:
-        """Return the dataset's index of the first sample in the blocks read at the turns."""
+        """Return the index of the first sample in the blocks read at the turns."""
         return self._blocks(turns) * self._length
 
     def turns_of(self, index: int) -> IndexArray:
@@ -160,7 +160,7 @@ class _EvenLayout:
 
 
 class _UnevenLayout:
-    """As :class:`_EvenLayout`, for any lengths, with 24 bytes a block and a binary search."""
+    """Same as :class:`_EvenLayout` for any lengths, with 24 bytes a block and a binary search."""
 
     def __init__(self, lengths: IndexArray, *, seed: int, epoch: int) -> None:
         self.num_blocks = len(lengths)
@@ -172,7 +172,7 @@ class _UnevenLayout:
         return self._starts[turns]
 
     def turns(self, positions: IndexArray) -> IndexArray:
-        # This is the last turn that begins at or before the position, which skips empty blocks.
+        # This is the last turn that begins at or before the position, so empty blocks are skipped.
         return np.searchsorted(self._starts, positions, side="right").astype(np.int64) - 1
 
     def first_indices(self, turns: IndexArray) -> IndexArray:
@@ -221,7 +221,7 @@ class BlockEpoch:
         return int(self.layout.turns(np.array([position]))[0]) // self.window
 
     def indices_of(self, window: int) -> IndexArray:
-        """Return the indices of a window, block by block; int64 [0] behind the last one."""
+        """Return the indices of a window, block by block; int64 [0] beyond the last window."""
         first = window * self.window
         turns = np.arange(first, min(first + self.window, self.layout.num_blocks), dtype=np.int64)
         starts, firsts = self.layout.starts(turns), self.layout.first_indices(turns)
@@ -235,7 +235,7 @@ class BlockEpoch:
         return np.concatenate([np.empty(0, dtype=np.int64), *blocks])
 
     def positions_of(self, index: int) -> IndexArray:
-        """Return the position of an index, int64 [1], or [0] for one outside the dataset."""
+        """Return the position of an index, int64 [1], or [0] for an index outside the dataset."""
         if index >= self.n:
             return np.empty(0, dtype=np.int64)
         layout = self.layout
@@ -248,7 +248,7 @@ class BlockEpoch:
         )
 
     def _extents(self, windows: IndexArray) -> tuple[IndexArray, IndexArray]:
-        """Return the positions where windows begin and end."""
+        """Return the positions at which windows begin and end."""
         layout, first = self.layout, windows * self.window
         # (windows + 1) * window may lie beyond the last block.
         last = first + np.minimum(self.window, layout.num_blocks - first)
@@ -256,19 +256,19 @@ class BlockEpoch:
 
 
 class BlockOrder(LastEpoch):
-    """The orders of all epochs of a dataset stored in blocks.
+    """Orders of all epochs of a dataset stored in blocks.
 
-    In each epoch the blocks are permuted at random and divided into windows; the samples within a
-    window are permuted at random. At any time only the blocks of one window are read, and each
-    block belongs to one window. An index is computed in constant time and memory if all blocks have
-    one length; otherwise prefix sums over the blocks are computed once an epoch.
+    In each epoch the blocks are permuted and divided into windows, and the samples within a
+    window are permuted. Only the blocks of one window are read at any time, and each block belongs
+    to one window. If all blocks have the same length, an index takes constant time and memory;
+    otherwise prefix sums over the blocks are computed once an epoch.
 
     Args:
         data_source: the dataset.
-        blocks: how it is stored.
+        blocks: its storage layout.
 
     Raises:
-        ValueError: the lengths of the blocks do not add up to the dataset's, or there are 2**62
+        ValueError: the block lengths do not add up to the dataset's length, or there are 2**62
             samples or more.
     """
 

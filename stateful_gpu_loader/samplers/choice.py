@@ -1,4 +1,4 @@
-"""A loader's order: the default, that of a given sampler, that which a fingerprint describes."""
+"""A loader's order: the default, a given sampler's, or the one that a fingerprint describes."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ from stateful_gpu_loader.samplers.weighted import WeightedSampler
 class InOrderSampler(OrderSampler, SequentialSampler):
     """Yields the dataset's own order.
 
-    Trainers call its ``set_epoch``: augmentations depend on the epoch, even though the order does
-    not.
+    Trainers call its ``set_epoch``, because augmentations depend on the epoch.
 
     >>> list(InOrderSampler(range(3)))
     [0, 1, 2]
@@ -71,7 +70,7 @@ def default_sampler(
     num_replicas: int | str | None,
     rank: int | None,
 ) -> Sampler[int]:
-    """Return the sampler for a loader that was given none."""
+    """Return the default sampler of a loader."""
     if isinstance(dataset, MixedDataset):
         return MixtureSampler(dataset, shuffle=shuffle, seed=seed)
     if num_replicas is not None:
@@ -88,9 +87,9 @@ def is_map(dataset: Any) -> bool:
 
 
 def order_of(sampler: Any) -> PositionOrder | None:
-    """Return the order of a sampler that is addressed by position, or None for any other.
+    """Return the order of a sampler that is addressed by position, or None.
 
-    A subclass counts as any other sampler, since it may yield other indices.
+    A subclass counts as an unknown sampler, because it may yield other indices.
     """
     if type(sampler) in OWN_SAMPLERS:
         own: PositionOrder = sampler.order
@@ -160,7 +159,7 @@ _IN_WORDS = (
 
 
 def order_in_words(algorithm: str) -> str:
-    """Say for a person what kind of order the text in a fingerprint names, and repeat the text.
+    """Describe in words the order that a fingerprint's text names, followed by the text.
 
     >>> order_in_words("feistel-1"), order_in_words("another-1")
     ('shuffled (feistel-1)', 'another-1')
@@ -170,11 +169,10 @@ def order_in_words(algorithm: str) -> str:
 
 
 def order_described(algorithm: str, num_positions: int) -> PositionOrder | None:
-    """Return the order that a fingerprint describes, or None if its text does not say all of it.
+    """Return the order that a fingerprint describes, or None if its text is not sufficient.
 
-    Weights, classes, lists of indices, blocks of different lengths and the parts of a mixture are
-    in a fingerprint as a digest only, which tells two of them apart and does not hold them. What is
-    returned describes itself by the same text.
+    A fingerprint holds only a digest of weights, classes, lists of indices, blocks of different
+    lengths and the parts of a mixture. The returned order describes itself by the same text.
 
     Args:
         algorithm: :attr:`PositionOrder.algorithm`.

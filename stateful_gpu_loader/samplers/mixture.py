@@ -21,7 +21,7 @@ from stateful_gpu_loader.samplers.orders import (
 from stateful_gpu_loader.samplers.resumable import OrderSampler
 
 ALGORITHM = "mixture-1"
-"""Name and version; the version is raised when any index of any mixture, seed and epoch changes."""
+"""Name and version; the version increases when any index of any mixture, seed and epoch changes."""
 
 _NO_EPOCH = (1 << 32) - 1
 """A number that is never an epoch of a loader, so its keys are free for the seeds of the parts."""
@@ -32,14 +32,14 @@ _BLOCKS_AT_ONCE = 128
 
 
 class MixtureOrder:
-    """The orders of all epochs of a mixture.
+    """Orders of all epochs of a mixture.
 
     An epoch is divided into blocks.
     :class:`~stateful_gpu_loader.datasets.mixture.Apportionment` counts the samples of each
-    part up to both ends of a block, and so within it; their order in the block is shuffled at
-    random. The k-th sample of a part, over all epochs, is the k-th of the part's own order, in
-    epochs of its own. Every epoch of the mixture draws the same number of samples from a part, so
-    the position in it is a product and need not be stored.
+    part up to both ends of a block, and so within it. Their order in the block is random. The
+    k-th sample of a part, over all epochs, is the k-th of the part's own order, in the part's own
+    epochs. Every epoch of the mixture draws the same number of samples from a part, so the
+    position in the part is a product and need not be stored.
     """
 
     def __init__(self, dataset: MixedDataset, *, shuffle: bool) -> None:
@@ -101,7 +101,8 @@ class MixtureEpoch:
         blocks, rows = distinct_of(flat // self._block_length)
         offsets = flat - blocks[rows] * self._block_length
         drawn, counted = np.empty_like(flat), np.empty_like(flat)
-        # A rank of many needs a few places of very many blocks: these are not held all at once.
+        # One of many ranks needs a few places of very many blocks, which must not all be held at
+        # once.
         for first in range(0, len(blocks), _BLOCKS_AT_ONCE):
             parts, ordinals = self._blocks(blocks[first : first + _BLOCKS_AT_ONCE].tolist())
             chosen = np.flatnonzero((rows >= first) & (rows < first + _BLOCKS_AT_ONCE))
@@ -114,8 +115,8 @@ class MixtureEpoch:
         """Return indices in the parts.
 
         Args:
-            drawn: the part that each sample is drawn from, int64 [n].
-            counted: number of samples of that part before it in this epoch, int64 [n].
+            drawn: part that each sample is drawn from, int64 [n].
+            counted: number of samples of that part before each sample in this epoch, int64 [n].
         """
         lengths = self._lengths[drawn]
         passes, indices = np.divmod(self._first_places[drawn] + counted, lengths)
@@ -142,7 +143,7 @@ class MixtureEpoch:
         return sample_seeds(self._seed, _NO_EPOCH, [part], Stream.MIXTURE)[0]
 
     def _blocks(self, blocks: list[int]) -> tuple[IndexArray, IndexArray]:
-        """Return the part at each place of the blocks, and how many samples it gave before.
+        """Return the part at each place of the blocks, and the number of its samples before.
 
         Returns:
             Two arrays int64 [len(blocks), block_length]; entries beyond the epoch have no meaning.
@@ -209,11 +210,11 @@ class MixtureSampler(OrderSampler, Sampler[int]):
     """Yields the samples of a MixedDataset in proportion to its weights; its state is a position.
 
     *Bound.* Let p be the share of one of D parts with a weight, and L the ``block_length``. Among
-    the first n positions of any epoch, for any n, the part appears p * n times to within L * p * (1
-    - p) + (1 + p * D) / 2, or within the second term alone without shuffling. At a block's ends the
-    second term is the bound, see Apportionment; between them the count deviates most if all of the
-    part's share of the block comes first, or last. With shuffling it typically deviates by about
-    sqrt(L * p * (1 - p)) / 2.
+    the first n positions of any epoch, for any n, the part appears p * n times to within
+    ``L * p * (1 - p) + (1 + p * D) / 2``, or within the second term alone without shuffling. The second
+    term is the bound at a block's ends, see Apportionment. Between the ends the count deviates most
+    if the part's whole share of the block comes first, or last. With shuffling it typically
+    deviates by about ``sqrt(L * p * (1 - p)) / 2``.
 
     Args:
         data_source: the mixture; indices are those of its concatenation.

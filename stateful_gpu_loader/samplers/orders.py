@@ -1,6 +1,6 @@
 """Orders addressed by position: the interface between samplers and the loader.
 
-The loader, its ranks and resuming need no more of an order than :class:`PositionOrder` has.
+The loader, its ranks and resuming use only :class:`PositionOrder`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stateful_gpu_loader.randomness.permutation import Permutation
 from stateful_gpu_loader.records import IndexArray
 
 _SEARCHED_AT_ONCE = 1 << 18
-"""Number of positions that are looked up at a time in a search of all of them."""
+"""Number of positions that a full search examines at a time."""
 
 
 class EpochOrder(Protocol):
@@ -36,15 +36,15 @@ class EpochOrder(Protocol):
 
 
 def positions_of(order: EpochOrder, index: int) -> IndexArray:
-    """Return every position at which an index of the dataset stands, ascending.
+    """Return every position of an index of the dataset, ascending.
 
-    It is computed from the index alone, for any number of positions, if the order is a Permutation
-    or has a method ``positions_of(index)``. All positions are searched otherwise, a part at a time:
-    draws with replacement, for example, have no inverse.
+    If the order is a Permutation or has a method ``positions_of(index)``, the index alone suffices,
+    for any number of positions. Otherwise all positions are searched, a part at a time: draws with
+    replacement, for example, have no inverse.
 
     Args:
         order: one epoch's order.
-        index: 0 or more; one that the order never gives has no positions.
+        index: 0 or more; an index that the order never gives has no positions.
 
     Returns:
         int64 [number of occurrences].
@@ -65,12 +65,12 @@ def positions_of(order: EpochOrder, index: int) -> IndexArray:
 
 
 def has_inverse(order: EpochOrder) -> bool:
-    """Whether :func:`positions_of` need not search all positions of this order."""
+    """Whether :func:`positions_of` works without a search over all positions."""
     return isinstance(order, Permutation) or hasattr(order, "positions_of")
 
 
 def key_offset_of(indices: EpochOrder) -> int:
-    """Return what is added to an epoch's positions to get the keys of augmentations.
+    """Return the offset between an epoch's positions and the positions in augmentation keys.
 
     Shards with separate orders share a seed; their ``key_offset`` makes their augmentations differ.
     It is 0 for an order that the ranks share.
@@ -80,10 +80,10 @@ def key_offset_of(indices: EpochOrder) -> int:
 
 @runtime_checkable
 class PositionOrder(Protocol):
-    """The orders of all epochs."""
+    """Orders of all epochs."""
 
     algorithm: str
-    """Name, version, and all else that determines the order, except seed and length.
+    """Name, version, and everything else that determines the order, except seed and length.
 
     It is compared as part of the fingerprint.
     """
@@ -138,14 +138,14 @@ class Listed:
 
 
 ENDLESS = 2**62
-"""Number of positions of an epoch whose end is not known in advance."""
+"""Number of positions of an epoch whose end is unknown."""
 
 
 class CallOrder:
     """Yields the positions themselves, for samples that are made one by one and have no index.
 
     Args:
-        length: number of samples in every epoch; None if its end is not known in advance.
+        length: number of samples in every epoch; None if unknown.
     """
 
     algorithm = "called"
@@ -190,9 +190,9 @@ class ShuffledOrder(SequentialOrder):
 class LastEpoch(ABC):
     """Base of position orders that compute a table at the start of an epoch.
 
-    The table is computed when an epoch is first asked for and kept until another one is. It is not
-    pickled, so worker processes get the order without it. If several threads ask at once, each may
-    compute the same table.
+    The table is computed when an epoch is first asked for, and kept until another epoch is. It is
+    not pickled, so worker processes receive the order without it. If several threads ask at once,
+    each may compute the same table.
     """
 
     _last: tuple[tuple[int, int, int], EpochOrder] | None = None
@@ -223,7 +223,7 @@ def digest_of(array: npt.NDArray[np.generic]) -> str:
     """Return the BLAKE2b digest of an array's length and its elements as little-endian bytes.
 
     Args:
-        array: [n] of any number type; the same numbers of another type have another digest.
+        array: [n] of any number type; equal numbers of another type have another digest.
 
     Returns:
         The length and 16 hexadecimal digits.

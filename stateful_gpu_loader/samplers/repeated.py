@@ -17,7 +17,7 @@ from stateful_gpu_loader.state.schema import as_int
 
 @dataclass(frozen=True)
 class _RepeatedEpoch:
-    """One epoch's order; the copies of a sample are neighbours, or scattered."""
+    """One epoch's order; the copies of a sample are adjacent or scattered."""
 
     n: int
     length: int
@@ -49,7 +49,7 @@ class _RepeatedEpoch:
 
 
 class RepeatedOrder:
-    """The orders of all epochs; the arguments are those of :class:`RepeatedSampler`."""
+    """Orders of all epochs; arguments as for :class:`RepeatedSampler`."""
 
     def __init__(
         self,
@@ -85,11 +85,11 @@ class RepeatedSampler(OrderSampler, Sampler[int]):
     """Yields each sample several times an epoch, each time with other augmentations.
 
     This is repeated augmentation (Hoffer et al., "Augment your batch", CVPR 2020; Berman et al.,
-    "MultiGrain", 2019). By default the copies of a sample are neighbours in the order that the
+    "MultiGrain", 2019). By default the copies of a sample are adjacent in the order that the
     ranks share, so they go to different ranks, or into one batch if there is one rank.
-    ``num_samples=len(data_source)`` keeps an epoch as long as without repetition, so that it
-    contains ``1 / num_repeats`` of the dataset, as with torchvision's RASampler and timm's
-    RepeatAugSampler (which use exactly ``len(data_source) // 256 * 256``).
+    ``num_samples=len(data_source)`` keeps an epoch as long as without repetition. It then contains
+    ``1 / num_repeats`` of the dataset, as with torchvision's RASampler and timm's RepeatAugSampler
+    (which use exactly ``len(data_source) // 256 * 256``).
 
     Args:
         data_source: the dataset, of 1 sample or more.
@@ -97,7 +97,7 @@ class RepeatedSampler(OrderSampler, Sampler[int]):
         num_samples: number of samples in an epoch, all ranks together; None is ``num_repeats``
             times the dataset. Beyond that the dataset is repeated in another order.
         shuffle: whether to permute the samples in each epoch; False keeps the dataset's order.
-        adjacent: whether copies are neighbours; False scatters them over the epoch (without
+        adjacent: whether copies are adjacent; False scatters them over the epoch (without
             ``shuffle``, the whole dataset is repeated).
         seed: seed of the order; None takes that of the loader that uses the sampler, or 0.
 

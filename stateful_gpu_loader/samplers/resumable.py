@@ -1,4 +1,4 @@
-"""The base of this package's samplers, and their state when they are iterated without a loader."""
+"""Base of this package's samplers, and their state when they are iterated without a loader."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Resumable(TextState):
     """State of a sampler that is iterated without a loader: seed, epoch, position and order."""
 
     order: PositionOrder
-    """Order that is iterated; a loader takes it and divides it among ranks."""
+    """The order; a loader takes it and divides it among ranks."""
 
     seed: Any
     epoch: int
@@ -40,7 +40,7 @@ class Resumable(TextState):
         self.epoch = self.requested_epoch = as_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return seed, epoch, number of indices yielded in it, and name and length of the order."""
+        """Return seed, epoch, number of indices yielded, and the order's name and length."""
         return {
             "seed": 0 if self.seed is None else self.seed,
             "epoch": self.epoch,
@@ -104,10 +104,7 @@ class Resumable(TextState):
 
 
 class OrderSampler(Resumable):
-    """A sampler that yields a :class:`PositionOrder`, epoch after epoch.
-
-    It is the base class of this package's samplers.
-    """
+    """Base class of this package's samplers: yields a :class:`PositionOrder` epoch after epoch."""
 
     def __len__(self) -> int:
         """Return the number of samples in an epoch, all ranks together."""
@@ -122,9 +119,9 @@ class OrderSampler(Resumable):
 
 
 def settled(seed: int | None, generator: torch.Generator | None) -> int | None:
-    """Return the seed of an order: the given one, or the one that the generator would give next.
+    """Return the seed of an order: the given seed, or the next number of the generator.
 
-    It is drawn from a copy, so the generator does not advance, and it determines all epochs,
+    The number is drawn from a copy, so the generator does not advance. It determines all epochs,
     whereas torch's samplers draw from the generator in each epoch.
 
     Raises:

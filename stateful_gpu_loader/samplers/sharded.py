@@ -1,4 +1,4 @@
-"""ShardSampler: one shard of a dataset, divided as DALI's readers and its iterator do."""
+"""ShardSampler: one shard of a dataset, divided like DALI's readers and iterator."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from stateful_gpu_loader.samplers.orders import EpochOrder
 from stateful_gpu_loader.samplers.resumable import OrderSampler
 
 ALGORITHM = "shards-1"
-"""Name and version; the version is raised when any index for any arguments changes."""
+"""Name and version; the version increases when any index for any arguments changes."""
 
 _SHARD_BITS = 40
 
 
 class LastBatchPolicy(Enum):
-    """What happens to an epoch's last batch, with the names of DALI's iterator."""
+    """Treatment of an epoch's last batch, with the names of DALI's iterator."""
 
     FILL = "fill"
-    """Fill it with the samples that come next, or with repetitions of the last one."""
+    """Fill it with the next samples, or with repetitions of the last sample."""
     DROP = "drop"
     """Drop it unless it is full."""
     PARTIAL = "partial"
@@ -35,7 +35,7 @@ class LastBatchPolicy(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """The arguments of a :class:`ShardSampler`, which are those of DALI's readers."""
+    """Arguments of a :class:`ShardSampler`, named as in DALI's readers."""
 
     batch_size: int
     shard_id: int
@@ -83,8 +83,8 @@ class Sharding:
     def consumed(self, epoch: int, n: int) -> int:
         """Return the number of samples that the reader gave before an epoch, including padding.
 
-        DALI divides the endless stream of a reader into epochs; what an epoch takes and does not
-        deliver is missing in the next one. With FILL and no padding, epoch e ends with the first
+        DALI divides a reader's endless stream into epochs. Samples that an epoch takes and does not
+        deliver are missing in the next epoch. With FILL and no padding, epoch e ends with the first
         batch that takes every shard to its end for the (e + 1)th time, but has at least one batch.
         This is the closed form of DALI's counting per shard.
         """
@@ -116,16 +116,16 @@ class Sharding:
 
 
 def least_multiple(count: int, of: int) -> int:
-    """Return the least multiple of ``of`` that is not below ``count``."""
+    """Return the smallest multiple of ``of`` that is not below ``count``."""
     return -(-count // of) * of
 
 
 class ShardEpoch:
     """One epoch of one shard, as an EpochOrder: a window of the reader's endless stream.
 
-    The stream is a sequence of turns. Each turn reads one shard, then comes the next shard (or the
-    same one if it stays). With ``pad_last_batch`` its last sample is repeated until all shards have
-    filled as many batches.
+    The stream is a sequence of turns. Each turn reads one shard; the next turn reads the next shard
+    (or the same one if it stays). With ``pad_last_batch`` its last sample is repeated until all
+    shards have filled equally many batches.
     """
 
     def __init__(self, sharding: Sharding, n: int, *, seed: int, epoch: int) -> None:
@@ -177,7 +177,7 @@ class ShardEpoch:
 
 
 class ShardOrder:
-    """The orders of all epochs of a :class:`ShardSampler`.
+    """Orders of all epochs of a :class:`ShardSampler`.
 
     >>> order = ShardSampler(range(7), 2, num_shards=2, pad_last_batch=True).order
     >>> [order.of_epoch(0, epoch)(np.arange(4)).tolist() for epoch in range(3)]
@@ -220,35 +220,35 @@ class ShardOrder:
 
 
 class ShardSampler(OrderSampler, Sampler[int]):
-    """Yields one shard of a dataset, epoch by epoch, with the contents that DALI's readers give it.
+    """Yields one shard of a dataset, epoch by epoch, like DALI's readers.
 
     Arguments, defaults and meaning are those of ``nvidia.dali.fn.readers`` and of
-    ``DALIGenericIterator(reader_name=...)``, and epochs agree with DALI 2.4 batch for batch (except
-    that a batch of no samples, which DALI delivers if PARTIAL leaves nothing, is left out). This
-    includes lost samples: without ``pad_last_batch``, what DROP and PARTIAL cut off one epoch is
-    not delivered in the next one either. ``pad_last_batch=True`` with PARTIAL yields each shard
-    exactly once. Give the batch size to the loader as well: another one there divides the same
-    epochs into other batches. The state is a position in this shard alone.
+    ``DALIGenericIterator(reader_name=...)``. Epochs agree with DALI 2.4 batch for batch, except
+    that the empty batch is left out that DALI delivers if PARTIAL leaves no samples. Samples are
+    lost as in DALI: without ``pad_last_batch``, the samples that DROP and PARTIAL cut off one epoch
+    are missing in the next, too. ``pad_last_batch=True`` with PARTIAL yields each shard exactly
+    once. Pass the same batch size to the loader: another size divides the same epochs into other
+    batches. The state is a position in this shard alone.
 
     Args:
         data_source: anything with a length of at least ``num_shards``.
         batch_size: size of the batches that FILL fills and DROP drops.
         shard_id: number of this shard, counted from 0.
-        num_shards: number of shards; shard i of n samples is ``range(i * n // num_shards, (i + 1) *
-            n // num_shards)``.
-        stick_to_shard: whether every epoch reads the same shard, rather than the next one.
-        pad_last_batch: whether the last sample is repeated until all shards have filled as many
-            batches, rather than the next shard begun.
+        num_shards: number of shards. Shard i of n samples is
+            ``range(i * n // num_shards, (i + 1) * n // num_shards)``.
+        stick_to_shard: whether every epoch reads the same shard instead of the next one.
+        pad_last_batch: whether the last sample is repeated until all shards have filled equally
+            many batches, instead of beginning the next shard.
         last_batch_policy: see :class:`LastBatchPolicy`.
-        random_shuffle: whether to shuffle within the shard: each of its turns has a random
+        random_shuffle: whether to shuffle within the shard. Each of its turns has a random
             permutation, whereas DALI draws from a buffer of ``initial_fill``.
         shuffle_after_epoch: whether to shuffle the whole dataset in each epoch and then divide it,
-            always taking the same shard; all shards need one seed.
+            always taking the same shard; all shards need the same seed.
         seed: seed of the shuffling; None takes that of the loader that uses the sampler, or 0.
 
     Raises:
-        ValueError: an argument is out of range; two contradict each other, as with DALI; there are
-            more shards than samples; or DROP would drop everything.
+        ValueError: an argument is out of range; two arguments contradict each other, as in DALI;
+            there are more shards than samples; or DROP would drop everything.
         TypeError: ``last_batch_policy`` is not a LastBatchPolicy, or a number is not an integer.
 
     >>> shards = [ShardSampler(range(7), 2, shard_id=i, num_shards=2) for i in range(2)]

@@ -1,4 +1,4 @@
-"""ShuffledSampler: random orders of the whole dataset, by position; and one rank's part of them."""
+"""ShuffledSampler: random orders of a dataset, by position; and one rank's part of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from stateful_gpu_loader.state.schema import as_int
 
 @dataclass(frozen=True)
 class Rounds:
-    """Repeats ``range(length)`` in rounds, each in a random order of its own.
+    """Repeats ``range(length)`` in rounds, each in its own random order.
 
     It is an EpochOrder with constant memory.
 
@@ -68,7 +68,7 @@ class Rounds:
 
 
 class RoundsOrder:
-    """The orders of all epochs, over a part of the dataset or over several rounds of it.
+    """Orders of all epochs, over a part of the dataset or over several rounds of it.
 
     Every round contains each index once, so the counts of two indices differ by at most one.
     """
@@ -105,7 +105,7 @@ class UniformDraws:
 
 
 class ReplacementOrder:
-    """The orders of all epochs, drawn with replacement.
+    """Orders of all epochs, drawn with replacement.
 
     Args:
         data_source: the dataset.
@@ -138,7 +138,7 @@ class ShuffledSampler(OrderSampler, RandomSampler):
         replacement: whether to draw each sample from the whole dataset.
         num_samples: number of samples in an epoch; None is the dataset's length. Beyond that,
             without replacement, the dataset is repeated in another order.
-        generator: used in place of a seed; it is copied to draw one, and does not advance.
+        generator: used in place of a seed; a copy draws the seed, so it does not advance.
         seed: seed of the order; None takes that of the loader that uses the sampler, or 0.
         locality: the blocks in which the dataset is stored, for an order that reads it nearly
             sequentially; see :class:`~stateful_gpu_loader.samplers.blocks.BlockOrder`.
@@ -201,9 +201,9 @@ class DistributedShuffledSampler(Resumable, DistributedSampler):  # type: ignore
     """Yields one rank's part of an order that all ranks share.
 
     Rank r of R yields positions r, r + R, r + 2R, ... The tail wraps around to the epoch's start,
-    or is dropped, so that all ranks yield as many. The arguments are those of
-    ``torch.utils.data.DistributedSampler``; with None, ``num_replicas`` and ``rank`` are read from
-    ``torch.distributed``.
+    or is dropped, so that all ranks yield equally many. The arguments are those of
+    ``torch.utils.data.DistributedSampler``. If ``num_replicas`` and ``rank`` are None, they are
+    read from ``torch.distributed``.
 
     >>> ranks = [DistributedShuffledSampler(range(6), 2, rank, seed=3) for rank in (0, 1)]
     >>> sorted(ranks[0]) != sorted(ranks[1])

@@ -40,7 +40,7 @@ class _SubsetEpoch:
         return self.indices[places].astype(np.int64, copy=False)
 
     def positions_of(self, index: int) -> IndexArray:
-        """Return the positions of an index; a list of indices is searched for it."""
+        """Return the positions of an index; searches a list of indices."""
         if isinstance(self.indices, range):
             places = [self.indices.index(index)] if index in self.indices else []
         else:
@@ -50,7 +50,7 @@ class _SubsetEpoch:
 
 
 class SubsetOrder:
-    """The orders of all epochs of a subset.
+    """Orders of all epochs of a subset.
 
     Args:
         indices: indices of the subset, as for :class:`SubsetSampler`.
@@ -86,7 +86,7 @@ class SubsetSampler(OrderSampler, SubsetRandomSampler):
 
     Args:
         indices: indices of the dataset, none negative; any sequence or tensor of ints.
-        generator: used in place of a seed; it is copied to draw one, and does not advance.
+        generator: used in place of a seed; a copy draws the seed, so it does not advance.
         seed: seed of the order; None takes that of the loader that uses the sampler, or 0.
         shuffle: whether to permute the indices in each epoch; False keeps their order.
 

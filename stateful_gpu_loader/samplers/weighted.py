@@ -36,13 +36,13 @@ class AliasTable:
 
     The method is that of Walker, "An efficient method for generating discrete random variables with
     general distributions", ACM TOMS 3(3), 1977. The columns are filled by the sweep of
-    Hübschle-Schneider and Sanders, "Parallel weighted random sampling", ESA 2019, whose cursors are
-    searches in two prefix sums here. Column i holds index i up to its threshold, and above it an
+    Hübschle-Schneider and Sanders, "Parallel weighted random sampling", ESA 2019. Its cursors
+    become searches in two prefix sums. Column i holds index i up to its threshold, and above it an
     index of at least the mean weight, so a weight of 0 is never drawn.
 
-    Because the prefix sums are rounded, a probability may be off by at most about n * 2**-45 of
-    itself (3e-8 for a million weights) and by 2**-64. Only sums, products and quotients are used,
-    which are rounded equally on all machines.
+    Because the prefix sums are rounded, a probability has a relative error of up to about
+    n * 2**-45 (3e-8 for a million weights) and an absolute error of 2**-64. Only sums, products and
+    quotients are used, which are rounded equally on all machines.
     """
 
     thresholds: npt.NDArray[np.uint64]
@@ -63,7 +63,7 @@ class AliasTable:
         """
         n = len(weights)
         own = weights / weights.max()
-        # Sums of numbers up to 1 are not rounded above their count, so the largest stays 1 or more.
+        # A sum of numbers up to 1 is not rounded above their count, so the largest stays 1 or more.
         own *= n / np.cumsum(own)[-1]
         heavy, light = np.flatnonzero(own >= 1), np.flatnonzero(own < 1)
         excess = np.cumsum(own[heavy] - 1)
@@ -113,7 +113,7 @@ class _WeightedDraws:
 
 
 class AliasOrder:
-    """The weighted draws of all epochs, with replacement.
+    """Weighted draws of all epochs, with replacement.
 
     Args:
         weights: float64 [n], finite, none negative, at least one positive.
@@ -143,8 +143,8 @@ def exponentials(words: npt.NDArray[np.uint64]) -> FloatArray:
     """Return exponential variates, each from one word: -log(1 - word / 2**64).
 
     Only sums, products and quotients are used, which are rounded equally on all machines. The last
-    bit of NumPy's log depends on the CPU, and an order may depend on that bit. Small variates are
-    as exact as large ones, to about 1e-15 of their value.
+    bit of NumPy's log depends on the CPU, and an order may depend on that bit. The relative error
+    is about 1e-15 for variates of all sizes.
 
     Args:
         words: uint64 of any shape.
@@ -171,13 +171,13 @@ def exponentials(words: npt.NDArray[np.uint64]) -> FloatArray:
 
 
 class RaceOrder(LastEpoch):
-    """The weighted draws of all epochs, without replacement.
+    """Weighted draws of all epochs, without replacement.
 
     Each index gets an exponential variate divided by its weight, and the indices are sorted by it.
-    Each draw is so in proportion to the weights of the remaining indices (Efraimidis and Spirakis,
+    So each draw is in proportion to the weights of the remaining indices (Efraimidis and Spirakis,
     "Weighted random sampling with a reservoir", Information Processing Letters 97, 2006), as with
-    torch.multinomial. They are sorted once an epoch, in O(n log n) time and O(n) memory; the state
-    is still a position.
+    torch.multinomial. Sorting takes O(n log n) time and O(n) memory once an epoch; the state is
+    still a position.
 
     Args:
         weights: float64 [n], finite, none negative.
@@ -208,23 +208,23 @@ class RaceOrder(LastEpoch):
 class WeightedSampler(OrderSampler, WeightedRandomSampler):
     """Draws indices in proportion to weights; its state is a position.
 
-    The arguments are those of ``torch.utils.data.WeightedRandomSampler``. With replacement each
+    The arguments are those of ``torch.utils.data.WeightedRandomSampler``. With replacement, each
     position is a draw from an alias table, in constant time, for any number of weights (torch
-    allows at most 2**24). Without it the order of an epoch is sorted once, in O(n log n). A weight
-    of 0 is never drawn.
+    allows at most 2**24). Without replacement, an epoch's order is sorted once, in O(n log n). A
+    weight of 0 is never drawn.
 
     Args:
         weights: [n], one for each index of the dataset; they need not sum to 1. They are copied, so
             later changes of :attr:`weights` have no effect.
         num_samples: number of draws in an epoch, all ranks together.
         replacement: whether an index can be drawn more than once an epoch.
-        generator: used in place of a seed; it is copied to draw one, and does not advance.
+        generator: used in place of a seed; a copy draws the seed, so it does not advance.
         seed: seed of the draws; None takes that of the loader that uses the sampler, or 0.
 
     Raises:
-        ValueError: a weight is negative, infinite or NaN, or all are 0; the weights do not have one
-            dimension; ``num_samples`` is not a positive int, or without replacement exceeds the
-            number of positive weights; both seed and generator are given.
+        ValueError: the weights are negative, infinite, NaN, all 0 or not one-dimensional;
+            ``num_samples`` is not positive or, without replacement, exceeds the number of
+            positive weights; or both seed and generator are given.
 
     >>> list(WeightedSampler([0.1, 0.0, 0.9], 8, seed=1))
     [2, 2, 2, 2, 2, 2, 2, 0]

@@ -92,7 +92,7 @@ def test_nothing_is_empty(data: bytes | str) -> None:
         (WHOLE.replace(b'": ', b'" :'), "its first line is not as it was written"),
         (json.dumps(json.loads(WHOLE), indent=2), "its first line is not as it was written"),
         (json.dumps(json.loads(WHOLE), sort_keys=True), "its first line is not as it was written"),
-        (json.dumps(REVERSED), "its JSON was written anew by another program"),
+        (json.dumps(REVERSED), "its JSON was written again by another program"),
     ],
     ids=range(11),
 )

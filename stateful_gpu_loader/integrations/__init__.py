@@ -1,1 +1,1 @@
-"""What connects this package with others; each module needs its package alone."""
+"""Adapters to other packages; each module needs only its own package."""

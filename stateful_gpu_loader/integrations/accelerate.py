@@ -36,18 +36,18 @@ _with_hooks: weakref.WeakSet[Any] = weakref.WeakSet()
 def prepare_loader(accelerator: Any, loader: StatefulGPULoader[Any]) -> PreparedLoader:
     """Use this instead of ``accelerator.prepare(loader)``, which would build a plain DataLoader.
 
-    The result may be passed to ``accelerator.prepare()``, which leaves it as it is. From now on
-    ``accelerator.save_state()`` writes the loader's state after the batch that your loop works on
-    into loader_state.json, and ``accelerator.load_state()`` loads it, on any number of ranks that
-    the loader allows.
+    The result may be passed to ``accelerator.prepare()``, which leaves it unchanged. From then on
+    ``accelerator.save_state()`` writes the loader's state after the batch in use to
+    loader_state.json. ``accelerator.load_state()`` loads it, on any number of ranks that the loader
+    allows.
 
     Args:
         accelerator: an ``accelerate.Accelerator``.
-        loader: if it is not divided among ranks yet, it is divided by its own order, as with
+        loader: an undivided loader is divided among the ranks by its own order, as with
             ``num_replicas="auto"``; ``batch_size`` is that of one process.
 
     Raises:
-        TypeError: it is no StatefulGPULoader.
+        TypeError: ``loader`` is not a StatefulGPULoader.
         ValueError: the accelerator is configured to divide batches in a way that the loader does
             not support, or each process would get the same samples.
 
@@ -79,15 +79,15 @@ def prepare_loader(accelerator: Any, loader: StatefulGPULoader[Any]) -> Prepared
 
 
 class PreparedLoader(DataLoaderShard):  # type: ignore[misc]
-    """The loader in the form that Accelerate expects; :func:`prepare_loader` makes it.
+    """A loader in the form that Accelerate expects, made by :func:`prepare_loader`.
 
     Accelerate fetches one batch ahead, to synchronize gradients at the last batch of an epoch
-    without a known length. ``skip_first_batches`` counts from the beginning of the epoch; batches
-    that were delivered before a resume are skipped without being read again.
+    without a known length. ``skip_first_batches`` counts from the beginning of the epoch. Batches
+    delivered before a resume are skipped without being read again.
 
     Args:
         accelerator: an ``accelerate.Accelerator``.
-        loader: this process's.
+        loader: this process's loader.
     """
 
     def __init__(self, accelerator: Any, loader: StatefulGPULoader[Any]) -> None:
@@ -95,7 +95,8 @@ class PreparedLoader(DataLoaderShard):  # type: ignore[misc]
         self.feed = BatchFeed(loader)
         if was_loaded(loader):
             self.feed.load_state_dict(loader.state_dict())
-        # Accelerate would synchronize the order's generator, but all ranks have the same anyway.
+        # Accelerate would synchronize the order's generator, but all ranks have the same one
+        # anyway.
         kinds = [kind for kind in accelerator.rng_types if _name(kind) != "generator"]
         super().__init__(
             self.feed,
@@ -125,17 +126,17 @@ class PreparedLoader(DataLoaderShard):  # type: ignore[misc]
         )
 
     def begin(self) -> None:
-        """Called by Accelerate ahead of a pass's first batch."""
+        """Prepare a pass; Accelerate calls this before its first batch."""
         super().begin()
         self._last_batch = _last_batch(self.loader, self.feed.next_position)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass one of this epoch, as :meth:`StatefulGPULoader.set_epoch`."""
+        """Set the epoch of the next pass, as in :meth:`StatefulGPULoader.set_epoch`."""
         self.feed.set_epoch(epoch)
 
     @property
     def iteration(self) -> int:
-        """The epoch that Accelerate sets, here and in what ``skip_first_batches`` builds."""
+        """Epoch that Accelerate sets, here and in the result of ``skip_first_batches``."""
         return self.feed.next_epoch
 
     @iteration.setter
@@ -143,23 +144,23 @@ class PreparedLoader(DataLoaderShard):  # type: ignore[misc]
         """Ignored: Accelerate counts passes, and the loader knows its epoch."""
 
     def state_dict(self) -> dict[str, Any]:
-        """This process's state after the last batch that the loop was given."""
+        """Return this process's state after the last batch that the loop received."""
         references = self.gradient_state.dataloader_references
         if any(getattr(other, "dataset", None) is self.feed for other in references):
             return self.feed.state_before_the_last()
         return self.loader.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any], accept: Collection[str] = ()) -> None:
-        """Go on from a state of this loader, of a StatefulGPULoader, or of all ranks.
+        """Continue from a state of this loader, of a StatefulGPULoader, or of all ranks.
 
         Raises:
-            StateMismatch: it does not fit; nothing was changed.
+            StateMismatch: the state does not fit; nothing was changed.
         """
         self.feed.load_state_dict(state_dict, accept=accept)
 
 
 class _Hooks:
-    """The functions that an accelerator calls before it saves and loads its own files."""
+    """Functions that an accelerator calls before it saves and loads its own files."""
 
     def __init__(self, accelerator: Any) -> None:
         self._accelerator = weakref.ref(accelerator)
@@ -208,9 +209,9 @@ def _check_ways(accelerator: Any) -> None:
 
 
 def _last_batch(loader: StatefulGPULoader[Any], position: int) -> tuple[int, int]:
-    """How many samples the last global batch has, or 0 if it is full, and how many are repeated.
+    """Return the sizes of the last global batch (0 if it is full) and of its repeated part.
 
-    The ranks take samples in turn. In the last turn, ranks for which no sample is left repeat one.
+    The ranks take samples in turn. In the last turn, ranks without a sample left repeat one.
     """
     division, length = loader._engine.plan.division, loader._engine.plan.num_positions
     if division is None or length is None or division.drop_last:
@@ -220,9 +221,9 @@ def _last_batch(loader: StatefulGPULoader[Any], position: int) -> tuple[int, int
 
 
 def _get_remainder(prepared: PreparedLoader) -> int:
-    """How many samples of the last global batch ``gather_for_metrics`` keeps; 0 means all.
+    """Return how many samples of the last global batch ``gather_for_metrics`` keeps; 0 means all.
 
-    It cuts off the end of the batch. One repeated sample lies there, but several do not.
+    It cuts off the end of the batch, where one repeated sample lies, but not several.
     """
     own, repeated = prepared._last_batch
     if repeated > 1:
@@ -237,10 +238,10 @@ def _get_remainder(prepared: PreparedLoader) -> int:
 
 
 def _set_remainder(prepared: PreparedLoader, value: int) -> None:
-    """Ignored: Accelerate sets the number that it has counted itself."""
+    """Ignored: Accelerate sets its own count."""
 
 
-# Set after the class is made, because Accelerate replaces an attribute of that name in its body.
+# Set after the class is made, because Accelerate replaces an attribute of this name in its body.
 PreparedLoader.remainder = property(_get_remainder, _set_remainder)
 
 

@@ -1,4 +1,4 @@
-"""Composer's callback is a few lines of docs/trainers/composer.md, to be copied from there."""
+"""Composer's callback is not included: copy its few lines from docs/trainers/composer.md."""
 
 from __future__ import annotations
 

@@ -33,23 +33,23 @@ from stateful_gpu_loader.state.text_state import TextState
 
 
 class DALILoader(TextState):
-    """Yields the batches of a DALI pipeline, epoch by epoch, and has a state that resumes.
+    """Yields the batches of a DALI pipeline, epoch by epoch, with a state that resumes.
 
-    Each rank has a pipeline and so a loader of its own. Nothing is built before the first batch or
-    ``len()``. As with ``DALIGenericIterator``, a pipeline is one stream of batches, divided into
-    the same epochs: an iterator that begins after a ``break`` continues the present epoch. After a
-    resume an epoch has only its remainder.
+    Each rank has its own pipeline and loader. Nothing is built before the first batch or ``len()``.
+    As with ``DALIGenericIterator``, a pipeline is one stream of batches, divided into the same
+    epochs: an iterator that begins after a ``break`` continues the present epoch. After a resume,
+    an epoch has only its remainder.
 
     Args:
-        pipeline: what ``@pipeline_def`` returns, ``functools.partial`` of it, or any function that
-            passes its keyword arguments on to it. It is called with ``enable_checkpointing=True``
+        pipeline: result of ``@pipeline_def``, a ``functools.partial`` of it, or any function that
+            passes its keyword arguments to it. It is called with ``enable_checkpointing=True``
             and, to resume, with ``checkpoint=...``, because DALI restores a pipeline only while
             building it. A ``Pipeline`` itself can be iterated and saved, but not resumed.
         output_map: a name for each output, in order.
         reader_name: name of the reader that an epoch reads once. None takes the only reader or, in
             a pipeline without readers, the external source that raises StopIteration.
-        last_batch_policy: see :class:`LastBatchPolicy`; for epochs of a reader. DALI's own class of
-            this name is accepted, too.
+        last_batch_policy: see :class:`LastBatchPolicy`; for epochs of a reader. DALI's class of
+            the same name is also accepted.
 
     Raises:
         TypeError: the pipeline or the policy is of a wrong type.
@@ -98,10 +98,10 @@ class DALILoader(TextState):
         self._description: Description | None = None
         self._stream: PipelineStream | None = None
         self._started: Any = None
-        """A pipeline that is not built, but whose worker processes have started."""
+        """An unbuilt pipeline whose worker processes have started."""
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the rest of the present epoch, or the next one: tensors by their outputs' names."""
+        """Yield the rest of the present epoch, or the next one: tensors by output name."""
         stream = self._settled()
         number = stream.begin_pass()
         while (batch := stream.next(number)) is not None:
@@ -121,9 +121,9 @@ class DALILoader(TextState):
         return stream.cuts.batches(stream.place.epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state after the last delivered batch in a new dictionary; it starts nothing.
+        """Return the state after the last delivered batch in a new dictionary; starts nothing.
 
-        Before the pipeline is built, the state means "from the beginning"; a pipeline that draws
+        Before the pipeline is built, the state means "from the beginning". A pipeline that draws
         its seed then yields other batches each time.
         """
         if self._stream is None:
@@ -135,20 +135,20 @@ class DALILoader(TextState):
     def load_state_dict(self, state_dict: dict[str, Any], accept: Collection[str] = ()) -> None:
         """Resume from a state; this builds a new pipeline.
 
-        It applies to the next iterator; existing ones finish their own pipeline. Everything is
+        It applies to the next iterator; existing iterators finish their own pipeline. Everything is
         checked before anything is changed.
 
         Args:
-            state_dict: what ``state_dict()`` returned.
-            accept: arguments that may differ, such as ``{"reader.file_root", "crop.size"}``: those
-                of operators that read nothing, and those that tell which data a reader reads. The
-                number of samples must be the same nevertheless.
+            state_dict: result of ``state_dict()``.
+            accept: arguments that may differ, such as ``{"reader.file_root", "crop.size"}``:
+                arguments of operators that read nothing, and those that select a reader's data. The
+                number of samples must still be the same.
 
         Raises:
             StateMismatch: the state is damaged or belongs to another pipeline; the message names
                 the field, both values and the remedy.
             ValueError: ``accept`` contains another name.
-            LoaderError: the loader was given a built pipeline, or one that cannot be restored.
+            LoaderError: the loader has a built pipeline, or one that cannot be restored.
         """
         state = DALIState.from_dict(state_dict)
         self._check_restorable()
@@ -165,22 +165,23 @@ class DALILoader(TextState):
         self._stream, self._description = stream, description
 
     def load_checkpoint(self, checkpoint: bytes | str | os.PathLike[str]) -> None:
-        """Resume from a checkpoint of DALI's own, after the last batch that it counts.
+        """Resume from one of DALI's own checkpoints, after the last batch that it counts.
 
         It applies to the next iterator, and everything known is checked before anything is changed.
-        That is less than with :meth:`state_dict`: the names of the operators and, from each
-        reader's position, the batch size, the shards, the padding and the number of samples.
-        Changes of other arguments (shuffle, crops, angles), of seeds and of files in equal number
-        are not noticed.
+        The checks are weaker than those of :meth:`state_dict`. They cover the names of the
+        operators
+        and, from each reader's position, batch size, shards, padding and number of samples. Changes
+        of other arguments (shuffle, crops, angles), of seeds, and of files in equal number are not
+        noticed.
 
         Args:
-            checkpoint: what ``Pipeline.checkpoint()`` returned, or the path of the file that it
+            checkpoint: result of ``Pipeline.checkpoint()``, or the path of the file that it
                 wrote; ``DALIGenericIterator.checkpoints()`` has one for each pipeline.
 
         Raises:
-            StateMismatch: it is not a checkpoint, or is of another pipeline; the message names what
-                differs.
-            LoaderError: as :meth:`load_state_dict`.
+            StateMismatch: it is not a checkpoint, or belongs to another pipeline; the message
+                names the difference.
+            LoaderError: as for :meth:`load_state_dict`.
             OSError: the file cannot be read.
         """
         self._check_restorable()
@@ -191,14 +192,14 @@ class DALILoader(TextState):
         """Start the worker processes of parallel external sources, before anything uses the GPU.
 
         Forked workers must not inherit a GPU in use. These workers serve the pipeline that is built
-        next: at the first batch, or when the first state is loaded. Later pipelines start theirs
-        when they are built. If the pipeline is built already, nothing is done.
+        next: at the first batch, or when the first state is loaded. Later pipelines start their
+        workers when they are built. If the pipeline is already built, nothing happens.
 
-        :func:`stateful_gpu_loader.start_workers` calls it, together with starting the workers of
-        other loaders.
+        :func:`stateful_gpu_loader.start_workers` calls this, and starts the workers of other
+        loaders.
 
         Raises:
-            LoaderError: the workers would be forked, and CUDA has been initialised in this process.
+            LoaderError: the workers would be forked, and CUDA was initialized in this process.
         """
         if self._stream is not None or self._started is not None:
             return
@@ -217,7 +218,7 @@ class DALILoader(TextState):
             )
 
     def _settled(self) -> PipelineStream:
-        """Return the stream of batches, and build the pipeline if needed."""
+        """Return the stream of batches; build the pipeline if necessary."""
         if self._stream is None:
             self._stream, self._description = self._open(None, None, ())
         return self._stream
@@ -225,9 +226,9 @@ class DALILoader(TextState):
     def _open(
         self, place: Place | None, saved: Description | None, accept: Collection[str]
     ) -> tuple[PipelineStream, Description]:
-        """Open a stream that begins at a place of a described pipeline, or at the beginning.
+        """Open a stream at a place of a described pipeline, or at the beginning.
 
-        A place without a description is that of a checkpoint of DALI's own.
+        A place without a description comes from one of DALI's own checkpoints.
         """
         pipeline = self._pipeline
         checkpoint = None if place is None else place.checkpoint
@@ -242,7 +243,7 @@ class DALILoader(TextState):
         if place is not None and is_own:
             own_checkpoint.check_operators(place, graph)
         if saved is not None:
-            # Checked before the build, in which DALI would only say that an operator has no
+            # Check before the build, in which DALI would only report that an operator has no
             # checkpoint.
             check_accept(accept, acceptable(saved, description))
             _refuse(before_build(saved), description, accept)

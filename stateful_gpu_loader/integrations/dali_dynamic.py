@@ -1,4 +1,4 @@
-"""Readers of DALI's dynamic mode that resume an interrupted epoch with its remainder only."""
+"""Readers of DALI's dynamic mode that resume only the remainder of an interrupted epoch."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class StatefulReader(TextState):
     """Wraps a reader of ``ndd.readers`` with state methods, and with epochs that resume.
 
     A reader that DALI itself restores continues at the right sample, but its first epoch has the
-    full length again, it no longer knows which shard it reads, and it silently takes the state of a
-    reader of other data, shards or order. This class counts what it delivered: a resumed epoch has
-    only its remainder, and differences are refused by name. Its ``get_state`` and ``set_state``
-    make it usable with DALI's own ``Checkpoint``, too.
+    full length again, and it no longer knows its shard. It also accepts the state of a reader of
+    other data, shards or order without an error. This class counts delivered samples: a resumed
+    epoch has only its remainder, and differences are refused by name. ``get_state`` and
+    ``set_state`` make it usable with DALI's own ``Checkpoint``, too.
 
     Nothing is read, and no thread is started, before the first ``next()``.
 
     Args:
-        reader_type: the class of the reader, such as ``ndd.readers.File``; not a reader, because
-            DALI restores the state only of a reader that has not begun.
+        reader_type: class of the reader, such as ``ndd.readers.File``; not a reader, because
+            DALI restores only a reader that was not iterated.
         arguments: arguments of the class.
 
     Raises:
@@ -71,9 +71,9 @@ accept={'files'})
         self.arguments = {**arguments, "enable_checkpointing": True}
         self._place = Place(shard_id=int(arguments.get("shard_id") or 0))
         self._has_begun = False
-        """Whether the next pass is the one after that of the place."""
+        """Whether the next pass follows that of the place."""
         self._outputs: Generator[Any, None, None] | None = None
-        """Outputs of the last pass that was begun."""
+        """Outputs of the pass that began last."""
         self._reader: Any = self._new_reader(self._place)
 
     def next_epoch(self, batch_size: int | None = None, *, ctx: Any = None) -> Iterator[Any]:
@@ -81,19 +81,18 @@ accept={'files'})
 
         The epoch begins at the first ``next()``. Between the last batch of an epoch and the next
         request the remainder is empty, as with torchdata. An epoch that is left with ``break``
-        counts, and the next one begins with the sample that follows, both as in DALI.
+        counts, and the next one begins with the following sample, as in DALI.
 
         Args:
-            batch_size: number of samples in a batch, always the same; None yields samples one by
-                one.
+            batch_size: number of samples in a batch, always the same; None yields single samples.
             ctx: the ``EvalContext``; None is the current one.
 
         Yields:
-            What the reader yields.
+            Outputs of the reader.
 
         Raises:
             StateMismatch: the batch size changed, or the data differ from the state's.
-            LoaderError: an epoch that began later has been asked for a batch.
+            LoaderError: a later epoch was already asked for a batch.
             RuntimeError: an error of DALI. Delivered batches count, and the next epoch is the
                 remainder of this one.
         """
@@ -106,15 +105,16 @@ accept={'files'})
         return ReaderState(place=self._place, configuration=self._configuration).to_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], accept: Collection[str] = ()) -> None:
-        """Resume from what ``state_dict`` returned, whatever was read before.
+        """Resume from a result of ``state_dict``, whatever was read before.
 
         Args:
             state_dict: the state.
-            accept: arguments that tell which data are read and that may differ, such as
-                ``{"file_root"}``. The number of samples must be the same nevertheless.
+            accept: arguments that select the data and may differ, such as ``{"file_root"}``. The
+                number of samples must still be the same.
 
         Raises:
-            StateMismatch: it is not such a state, or is of another reader; nothing was changed.
+            StateMismatch: this is not such a state, or belongs to another reader; nothing was
+                changed.
             ValueError: ``accept`` contains another name.
         """
         saved = ReaderState.from_dict(state_dict)
@@ -167,7 +167,7 @@ accept={'files'})
         self._end_epoch()
 
     def _counted(self, outputs: Iterator[Any], batch_size: int | None) -> Iterator[Any]:
-        """Yield outputs, each counted before it is delivered."""
+        """Yield outputs; each is counted before it is delivered."""
         while True:
             try:
                 output = next(outputs)
@@ -187,8 +187,7 @@ accept={'files'})
                     reader=str(self._reader.get_state()),
                 )
             except BaseException:
-                # It is not known what the reader would deliver next, so a new one is made at the
-                # place.
+                # The reader's next output is unknown, so make a new reader at the place.
                 self._reader, self._has_begun = self._new_reader(self._place), False
                 raise
             yield output
@@ -230,13 +229,13 @@ accept={'files'})
 
 
 def _endless(reader: Any, how: dict[str, Any]) -> Generator[Any, None, None]:
-    """Yield outputs without end: where DALI's own epochs begin does not matter here."""
+    """Yield outputs without end; the start of DALI's own epochs does not matter here."""
     while True:
         yield from reader.next_epoch(**how)
 
 
 def _length(output: Any) -> int:
-    """Return the number of samples in an output: a tuple or dictionary of batches or of samples."""
+    """Return the number of samples in an output: a tuple or dict of batches or samples."""
     first = output[0] if isinstance(output, tuple) else next(iter(output.values()))
     return int(getattr(first, "batch_size", 1))
 
@@ -249,29 +248,29 @@ _foreign = partial(foreign, of="StatefulReader")
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The position of a reader: it counts delivered samples, but none that were prefetched."""
+    """Position of a reader: counts delivered samples, but no prefetched ones."""
 
     epoch: int = 0
-    """Number of the epoch, counted from 0; one that was left early counts."""
+    """Number of the epoch, counted from 0; an epoch that was left early counts."""
     position: int = 0
-    """Number of samples of the epoch that were delivered."""
+    """Number of delivered samples of the epoch."""
     shard_id: int = 0
     """Shard that the epoch reads."""
     batch_size: int | None = None
-    """Batch size; None before anything was delivered, 1 for samples one by one."""
+    """Batch size; None before the first delivery, 1 for single samples."""
     epoch_size: int | None = None
     """Number of samples in all shards, with DALI's padding; None before the first delivery."""
     reader: str | None = None
-    """DALI's own state; None before anything was delivered."""
+    """DALI's own state; None before the first delivery."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReaderState:
-    """The contents of ``StatefulReader.state_dict()``, which is small, flat and plain."""
+    """Contents of ``StatefulReader.state_dict()``: small, flat and plain."""
 
     place: Place
     configuration: Mapping[str, Any]
-    """What must not change, as JSON values."""
+    """Configuration that must not change, as JSON values."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return a new dictionary of plain values.
@@ -290,10 +289,10 @@ class ReaderState:
 
     @classmethod
     def from_dict(cls, state: Any) -> ReaderState:
-        """Check ``state`` and return it: DALI waits for ever for a reader with an altered state.
+        """Check ``state`` and return it: with an altered reader state, DALI may never return.
 
         Raises:
-            StateMismatch: it is not such a state, is of a later version, or was altered.
+            StateMismatch: this is not such a state, comes from a later version, or was altered.
         """
         keys = {*_TYPES, "digest"}
         check_header(state, format=FORMAT, version=VERSION, keys=keys, of="StatefulReader")
@@ -330,13 +329,13 @@ _DEFAULTS: dict[str, Any] = {
     "shuffle_after_epoch": False,
     "stick_to_shard": False,
 }
-"""DALI's own defaults: giving one of them explicitly does not change the reader."""
+"""DALI's defaults: passing one explicitly does not change the reader."""
 
 
 def configuration_of(reader_type: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return, as JSON values, all that determines what a reader delivers, before it reads.
+    """Return everything that determines a reader's outputs before it reads, as JSON values.
 
-    Paths are described by the data there; options that only change the speed are left out.
+    Paths are described by their data; options that only change the speed are left out.
 
     >>> class File: ...
     >>> configuration_of(File, {"random_shuffle": True, "seed": 7, "read_ahead": True})["seed"]

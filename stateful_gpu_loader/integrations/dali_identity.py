@@ -1,6 +1,6 @@
-"""Common parts of the states of DALI's pipelines and readers: the format, and the comparison.
+"""Common parts of the states of DALI's pipelines and readers: format and comparison.
 
-A state contains a description of its pipeline or reader as JSON values, compared field by field.
+A state describes its pipeline or reader by JSON values, which are compared field by field.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stateful_gpu_loader.errors import StateMismatch
 logger = logging.getLogger(__name__)
 
 LONGEST_VALUE = 100
-"""Largest number of characters of a value; a longer one is replaced by a digest in the state."""
+"""Maximum length of a value in a state, in characters; a digest replaces longer values."""
 
 NOT_GIVEN = "not given"
 
@@ -33,10 +33,10 @@ DATA = frozenset(
         "paths",
     }
 )
-"""Arguments of readers that tell which data they read.
+"""Arguments of readers that select their data.
 
-They may differ by ``accept=``, as a reader's position stays valid for the same number of samples of
-other data.
+They may differ by ``accept=``: a reader's position stays valid for the same number of samples
+of other data.
 """
 
 Differences = dict[str, tuple[Any, Any]]
@@ -44,16 +44,16 @@ Differences = dict[str, tuple[Any, Any]]
 
 
 def check_header(state: Any, *, format: str, version: int, keys: Collection[str], of: str) -> None:
-    """Check that a state is of a format.
+    """Check that a state has a format.
 
     Args:
         format: name of the format.
         version: the only version that can be read.
-        keys: all keys that it must have besides ``format`` and ``version``.
+        keys: all required keys except ``format`` and ``version``.
         of: class that writes such states.
 
     Raises:
-        StateMismatch: it is not.
+        StateMismatch: the state has another format, version or set of keys.
 
     >>> header = {"format": "counter", "version": 1}
     >>> check_header({**header, "n": 3}, format="counter", version=1, keys=["n"], of="Counter")
@@ -75,7 +75,7 @@ def check_header(state: Any, *, format: str, version: int, keys: Collection[str]
 
 
 def foreign(field: str, saved: Any, present: Any, *, of: str) -> StateMismatch:
-    """Return the error for a state that was altered or was never one."""
+    """Return the error for an altered or foreign state."""
     remedy = f"load what {of}.state_dict() returned, unchanged"
     return StateMismatch(field, saved=saved, present=present, remedy=remedy)
 
@@ -95,10 +95,10 @@ def differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> Differe
 
 
 def check_accept(accept: Any, acceptable: Collection[str]) -> None:
-    """Check that ``accept=`` contains only names that may be accepted.
+    """Check that all names in ``accept=`` may be accepted.
 
     Raises:
-        ValueError: it does not.
+        ValueError: a name may not be accepted.
     """
     is_collection = isinstance(accept, Collection) and not isinstance(accept, str)
     if not is_collection or set(accept) - set(acceptable):
@@ -114,7 +114,7 @@ def refuse(
     """Raise for the first difference that was not accepted.
 
     Raises:
-        StateMismatch: there is one; it names the field.
+        StateMismatch: there is such a difference; the error names the field.
     """
     for field, (before, now) in found.items():
         if field in accept:
@@ -129,13 +129,13 @@ def refuse(
 
 
 def report(found: Differences) -> None:
-    """Report accepted differences, so that nothing is silently ignored."""
+    """Log accepted differences, so that none is silently ignored."""
     for field, (before, now) in found.items():
         logger.warning("accepted another %s: %r instead of %r", field, now, before)
 
 
 def brief(value: Any) -> Any:
-    """Return the value, or the beginning of a long one with a digest of all of it."""
+    """Return the value, or the beginning of a long value with a digest of the whole."""
     text = json.dumps(value)
     if len(text) <= LONGEST_VALUE:
         return value
@@ -144,5 +144,5 @@ def brief(value: Any) -> Any:
 
 
 def digest(value: Any) -> str:
-    """Return the digest of a JSON value, 16 hexadecimal digits."""
+    """Return the digest of a JSON value: 16 hexadecimal digits."""
     return blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()

@@ -19,27 +19,28 @@ _REMEDY_FOREIGN = "load what the state_dict() of this class returned, unchanged"
 
 
 class RankedState:
-    """Wraps a loader for ``torch.distributed.checkpoint`` where its ranks have different states.
+    """Wraps a loader for ``torch.distributed.checkpoint`` if its ranks have different states.
 
-    If several ranks have the same key, DCP keeps one rank's value; it flattens nested values, and
+    If several ranks have the same key, DCP keeps one rank's value. It flattens nested values, and
     loads only keys that the loading side has. So this state has two keys with the same values on
     every rank: the number of ranks, and one JSON text with the states of all ranks. A loader of
     map-style data without states of your own objects does not need it:
     ``dcp.save({"loader": loader})``.
 
-    On the saved number of ranks each rank gets its own state back; on another number each gets
-    the merged state of all.
+    On the saved number of ranks each rank gets its own state back. On another number each rank
+    gets the merged state of all.
 
     Args:
-        loader: the loader of this rank, or any object with ``state_dict`` and ``load_state_dict``,
-            which then resumes on the same number of ranks only.
+        loader: this rank's loader, or any object with ``state_dict`` and ``load_state_dict``,
+            which then resumes only on the same number of ranks.
         group: the data-parallel group, ``mesh["dp"].get_group()``; None is the default group.
-        dp_rank, dp_world_size: the data-parallel rank and the number of those ranks, needed where
-            ``group`` also contains ranks of tensor or pipeline parallelism, whose loaders deliver
-            the same. None takes both from the group.
+        dp_rank, dp_world_size: data-parallel rank and number of data-parallel ranks. They are
+            needed if ``group`` also contains ranks of tensor or pipeline parallelism, whose loaders
+            deliver the same batches. None takes both from the group.
 
     Raises:
-        ValueError: only one of ``dp_rank`` and ``dp_world_size`` is given, or they are no rank.
+        ValueError: only one of ``dp_rank`` and ``dp_world_size`` is given, or ``dp_rank`` is out of
+            range.
 
     >>> from stateful_gpu_loader import StatefulGPULoader
     >>> state = RankedState(StatefulGPULoader([1, 2, 3], seed=1)).state_dict()
@@ -64,12 +65,12 @@ class RankedState:
         self.dp_world_size = dp_world_size
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all ranks, on every rank: a collective call, as ``dcp.save`` is.
+        """Return the states of all ranks, on every rank; a collective call like ``dcp.save``.
 
         Raises:
-            ValueError: the data-parallel ranks of the group are not all ranks, each once.
-            StateMismatch: ranks that should deliver the same have different states.
-            TypeError: a state holds an object of yours that has no form in JSON.
+            ValueError: the group does not contain every data-parallel rank.
+            StateMismatch: ranks that should deliver the same batches have different states.
+            TypeError: a state holds an object of yours that has no JSON form.
         """
         rank, size = self._place()
         found = gathered((rank, size, self.loader.state_dict()), self.group)
@@ -93,14 +94,15 @@ class RankedState:
         return {WORLD_SIZE: size, RANKS: write(ranks)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load this rank's state, or, on another number of ranks, the merged state of all.
+        """Load this rank's state or, on another number of ranks, the merged state of all.
 
         Args:
-            state_dict: what :meth:`state_dict` returned; an empty one changes nothing.
+            state_dict: result of :meth:`state_dict`; an empty one changes nothing.
 
         Raises:
-            StateMismatch: it is no such state, does not fit the loader, or its ranks' states
-                belong to their number of ranks. The loader is unchanged.
+            StateMismatch: this is not such a state, it does not fit the loader, or its ranks'
+                states
+                cannot be merged for another number of ranks. The loader is unchanged.
         """
         if not state_dict:
             return
@@ -111,7 +113,7 @@ class RankedState:
             try:
                 self.loader.load_state_dict(_decoded(ranks[_key(rank)]))
             except StateMismatch as error:
-                # For another batch size the position follows from the states of all ranks only.
+                # For another batch size the position follows only from the states of all ranks.
                 refused = error
             if refused is None:
                 return
@@ -131,7 +133,7 @@ class RankedState:
         self.loader.load_state_dict(merged)
 
     def _place(self) -> tuple[int, int]:
-        """This process's data-parallel rank, and the number of data-parallel ranks."""
+        """Return this process's data-parallel rank, and the number of data-parallel ranks."""
         if self.dp_rank is not None and self.dp_world_size is not None:
             return self.dp_rank, self.dp_world_size
         if dist.is_available() and dist.is_initialized():
@@ -152,10 +154,10 @@ def _check_rank(dp_rank: int | None, dp_world_size: int | None) -> None:
 
 
 def _checked(state: Any) -> tuple[int, dict[str, Any]]:
-    """The number of ranks and the encoded state of each.
+    """Return the number of ranks and the encoded state of each.
 
     Raises:
-        StateMismatch: it is no state of all ranks.
+        StateMismatch: this is not a state of all ranks.
     """
     if not isinstance(state, Mapping) or set(state) != {WORLD_SIZE, RANKS}:
         keys = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__

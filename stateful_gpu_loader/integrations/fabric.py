@@ -1,6 +1,6 @@
-"""``fabric.setup_dataloaders`` for StatefulGPULoaders, whose resume is exact in every epoch.
+"""``fabric.setup_dataloaders`` for StatefulGPULoaders, with exact resume in every epoch.
 
-This file imports nothing of Lightning: it is given a Fabric object.
+This file imports nothing from Lightning: the caller passes a Fabric object.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ def setup_dataloaders(
     """Use this instead of ``fabric.setup_dataloaders(*dataloaders)``, with the same arguments.
 
     Fabric's own function counts epochs from 0 in every process, divides an undivided loader by
-    torch's DistributedSampler, and saves the state of rank 0 only.
+    torch's DistributedSampler, and saves only the state of rank 0.
 
     Args:
         fabric: a launched ``lightning.fabric.Fabric``.
-        dataloaders: one or more.
-        use_distributed_sampler: divide loaders that are not divided yet, by their own order, among
-            the data-parallel ranks of Fabric's strategy: any number of ranks then delivers the
-            same global batches. ``False`` leaves the loaders as they are.
+        dataloaders: one or more loaders.
+        use_distributed_sampler: divide undivided loaders, by their own order, among the
+            data-parallel ranks of Fabric's strategy. Any number of ranks then delivers the same
+            global batches. ``False`` leaves the loaders unchanged.
         move_to_device: move batches to ``fabric.device``.
 
     Returns:
         A :class:`FabricLoader`, or a list of them for several loaders.
 
     Raises:
-        TypeError: one of them is no StatefulGPULoader.
-        ValueError: none is given, or a sampler of yours would give every rank the same samples.
+        TypeError: a loader is not a StatefulGPULoader.
+        ValueError: no loader is given, or your sampler would give every rank the same samples.
         RuntimeError: ``fabric.launch()`` was not called.
 
     >>> from lightning.fabric import Fabric
@@ -78,16 +78,16 @@ def setup_dataloaders(
 
 
 class FabricLoader:
-    """A loader that belongs to a Fabric; :func:`setup_dataloaders` makes it.
+    """A loader that belongs to a Fabric, made by :func:`setup_dataloaders`.
 
     Iterate it, and put it into the dictionary for ``fabric.save`` and ``fabric.load``. From a
-    sharded checkpoint (a folder, of FSDP and ModelParallelStrategy) Fabric restores only the value
-    in the dictionary: call ``loader.load_state_dict(state["loader"])`` after ``fabric.load``. All
-    other attributes are those of the StatefulGPULoader.
+    sharded checkpoint (a folder, as of FSDP and ModelParallelStrategy) Fabric restores only the
+    value in the dictionary: call ``loader.load_state_dict(state["loader"])`` after ``fabric.load``.
+    All other attributes are those of the StatefulGPULoader.
 
     Args:
         fabric: a ``lightning.fabric.Fabric``.
-        loader: this rank's.
+        loader: this rank's loader.
         move_to_device: whether batches are moved to ``fabric.device``.
     """
 
@@ -100,11 +100,11 @@ class FabricLoader:
         self._next_epoch = 0
 
     def __len__(self) -> int:
-        """Batches of a whole epoch on this rank."""
+        """Return the number of batches of a whole epoch on this rank."""
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
-        """A new pass; a sampler of the user's is told its epoch, as Fabric does."""
+        """Begin a new pass; the user's samplers receive its epoch, as with Fabric."""
         for sampler in _samplers_of(self._loader):
             sampler.set_epoch(self._next_epoch)
         self._next_epoch += 1
@@ -117,12 +117,12 @@ class FabricLoader:
         return getattr(self._loader, name)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass one of this epoch, as :meth:`StatefulGPULoader.set_epoch`."""
+        """Set the epoch of the next pass, as in :meth:`StatefulGPULoader.set_epoch`."""
         self._loader.set_epoch(epoch)
         self._next_epoch = epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all ranks after the last delivered batch: a collective call.
+        """Return the state of all ranks after the last delivered batch; a collective call.
 
         Raises:
             StateMismatch: the ranks are not at the same step.
@@ -130,11 +130,11 @@ class FabricLoader:
         return state_of_all_ranks(self._loader)
 
     def load_state_dict(self, state_dict: dict[str, Any], accept: Collection[str] = ()) -> None:
-        """Go on from a state, on any number of ranks, in its epoch.
+        """Continue from a state, in its epoch, on any number of ranks.
 
         Args:
-            state_dict: of a FabricLoader or a StatefulGPULoader.
-            accept: as :meth:`StatefulGPULoader.load_state_dict`.
+            state_dict: state of a FabricLoader or a StatefulGPULoader.
+            accept: as for :meth:`StatefulGPULoader.load_state_dict`.
 
         Raises:
             StateMismatch: the state is damaged, or belongs to another loader; nothing was changed.
@@ -144,7 +144,7 @@ class FabricLoader:
 
 
 def _samplers_of(loader: StatefulGPULoader[Any]) -> list[Any]:
-    """The user's samplers with ``set_epoch``; those of this package get the loader's epoch."""
+    """Return the user's samplers with ``set_epoch``; this package's get the loader's epoch."""
     given = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
     found = {id(sampler): sampler for sampler in given if hasattr(sampler, "set_epoch")}
     return [sampler for sampler in found.values() if not isinstance(sampler, OWN_SAMPLERS)]

@@ -1,8 +1,8 @@
-"""Workers of a loader as actors of a Ray cluster, which make its batches on any of its machines.
+"""Workers of a loader as actors of a Ray cluster, on any of its machines.
 
-``StatefulGPULoader(..., num_workers=64, worker_type="ray")`` is all that is needed; with
-:class:`RayWorkers` in place of the name, one says what each worker needs and where it may run. The
-stream is the same as with any other workers, whoever dies.
+``StatefulGPULoader(..., num_workers=64, worker_type="ray")`` is sufficient. Pass
+:class:`RayWorkers` instead of the name to set the needs and placement of each worker. The stream is
+the same as with any other workers, even if workers die.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from stateful_gpu_loader.engine.workers.worker_main import WorkerAdapter, Worker
 from stateful_gpu_loader.errors import MissingDependency
 
 _SECONDS_BETWEEN_CHECKS = 5.0
-"""How often the head of the cluster is looked for."""
+"""Interval between checks of the cluster's head."""
 _SECONDS_WITHOUT_HEAD = 30.0
-"""A head may be restarted within this time; Ray ends a process that has none for 60 seconds."""
+"""Time in which a head may restart; Ray ends a process that has had none for 60 seconds."""
 _POLL_SECONDS = 0.05
-"""How long a message that is sent meanwhile may wait until its answer is waited for."""
+"""Longest delay before the answer to a message sent meanwhile is waited for."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayWorkers:
-    """What the workers of a loader are in a Ray cluster; pass it as ``worker_type``.
+    """Configuration of a loader's workers in a Ray cluster; pass it as ``worker_type``.
 
     >>> RayWorkers(num_cpus=4, threads=4).threads
     4
@@ -58,19 +58,19 @@ class RayWorkers:
     """``"spread"`` over the nodes, ``"default"``, or one of Ray's scheduling strategies, such as
     ``PlacementGroupSchedulingStrategy``."""
     runtime_env: Mapping[str, Any] | None = None
-    """Environment of the workers, as Ray defines it; None is that of the job."""
+    """Environment of the workers, as defined by Ray; None is that of the job."""
     threads: int = 1
     """Number of batches that a worker makes at a time, each in a thread. More than one needs a
-    Source and recipes, whose work releases the GIL."""
+    Source and recipes, which release the GIL."""
     max_in_flight: int | None = None
-    """Largest number of batches that are being made or wait for the loop, which bounds the memory;
+    """Maximum number of batches that are being made or wait for the loop, to limit memory;
     None is ``prefetch_factor + threads - 1`` for each worker."""
     decode_on: str = "device"
-    """With a GPU as ``device=``: ``"device"`` leaves decoding and augmenting to it, and the workers
-    only read files; ``"workers"`` has them do it on their CPUs."""
+    """With a GPU as ``device=``: ``"device"`` decodes and augments there, and the workers only
+    read files; with ``"workers"`` they do all this on their CPUs."""
     address: str | None = None
-    """Address of the cluster, as for ``ray.init()``. None is the one that the process is connected
-    to, else that of ``RAY_ADDRESS``, else one that is started on this machine."""
+    """Address of the cluster, as for ``ray.init()``. None is the cluster that the process is
+    connected to, else that of ``RAY_ADDRESS``, else a new one on this machine."""
 
     def __post_init__(self) -> None:
         if importlib.util.find_spec("ray") is None:
@@ -89,14 +89,14 @@ class RayWorkers:
 
     @property
     def pickler(self) -> type[pickle.Pickler]:
-        """Ray's own, which knows the classes of a script that is run."""
+        """Ray's pickler, which handles classes of the script that is run."""
         from ray import cloudpickle
 
         kind: type[pickle.Pickler] = cloudpickle.Pickler
         return kind
 
     def connect(self, adapter: WorkerAdapter, *, num_workers: int, base_seed: int) -> RayCluster:
-        """Connect this process to the cluster and put there, once, what all workers need.
+        """Connect this process to the cluster, and store there once what all workers need.
 
         Raises:
             ConnectionError: there is no cluster at the address.
@@ -121,7 +121,7 @@ class RayCluster:
             local = {"include_dashboard": False} if address == "local" else {}
             ray.init(address=address, log_to_driver=False, **local)
         self._head = _Head(ray.get_runtime_context().gcs_address)
-        # As bytes: arrays that actors of one node share would be read-only.
+        # As bytes, because arrays shared by actors of one node would be read-only.
         self._work = ray.put(ray.cloudpickle.dumps(adapter))
         self._of_all = num_workers, base_seed
         scheduling = options.scheduling
@@ -134,12 +134,12 @@ class RayCluster:
             max_restarts=0,
             max_task_retries=0,
         )
-        # Re-entrant: the garbage collector may end the loader's workers within it.
+        # Re-entrant, because the garbage collector may end the loader's workers within it.
         self._lock = threading.RLock()
         self._has_more = threading.Event()
         self._actors: dict[int, Any] = {}
         self._expected: dict[Any, tuple[int, int | None]] = {}
-        """What is waited for: its worker, and the number of the request; None is the start."""
+        """Worker and request number of each expected answer; the number is None for its start."""
         self._arrived: deque[Severed | tuple[Any, int, int | None]] = deque()
         self._is_closed = False
 
@@ -173,7 +173,7 @@ class RayCluster:
             if not references:
                 self._has_more.wait(seconds)
                 continue
-            # They are brought to this machine while they are waited for.
+            # Answers are transferred to this machine during the wait.
             ready, _ = self._ray.wait(
                 references, num_returns=1, timeout=_POLL_SECONDS, fetch_local=True
             )
@@ -214,7 +214,7 @@ class RayCluster:
         self._has_more.set()
         if self._ray.is_initialized():
             for worker in list(self._actors):
-                with suppress(Exception):  # one of them that is gone keeps none of the others
+                with suppress(Exception):  # a dead actor must not block the others
                     self.kill(worker)
         self._actors.clear()
 
@@ -252,7 +252,7 @@ class RayWorker:
     """The actor: makes batches, and lives as long as the loader's iterator needs it.
 
     Args:
-        worker: its number among those of the loader.
+        worker: number of the worker in the loader.
         num_workers, base_seed: as in torch's worker processes.
         work: the pickled :class:`WorkerAdapter`.
     """
@@ -270,7 +270,7 @@ class RayWorker:
             self._refusal = as_text(error)
 
     def has_started(self) -> str | None:
-        """Return, as soon as it has started, what kept it from being made, if something did."""
+        """Return, once the actor has started, the reason why it could not be made, or None."""
         return self._refusal
 
     def answer(self, number: int, message: WorkerMessage, first: int) -> Any:
@@ -296,7 +296,7 @@ class RayWorker:
 
 
 class _Head:
-    """Whether the head of the cluster can be reached, without which Ray ends this process."""
+    """Checks whether the cluster's head can be reached; without a head Ray ends this process."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -304,11 +304,11 @@ class _Head:
         self._place = host.strip("[]"), int(port)
         self._checked = time.monotonic()
         self._missed_since: float | None = None
-        """When it was first not reached; None while it is."""
+        """Time of the first failed try; None while the head can be reached."""
         self.is_lost = False
 
     def check(self) -> Severed | None:
-        """Try to reach it, every few seconds; return that it is lost once it is."""
+        """Try to reach the head every few seconds; return an event once it is lost."""
         now = time.monotonic()
         if self.is_lost or now - self._checked < _SECONDS_BETWEEN_CHECKS:
             return None
@@ -316,7 +316,8 @@ class _Head:
         try:
             socket.create_connection(self._place, timeout=_SECONDS_BETWEEN_CHECKS).close()
         except OSError as error:
-            # From the first try that failed: this process may itself have been stopped before.
+            # Count from the first failed try, because this process itself may have been stopped
+            # before.
             if self._missed_since is None:
                 self._missed_since = now
             if now - self._missed_since < _SECONDS_WITHOUT_HEAD:
@@ -333,6 +334,6 @@ class _Head:
 
 
 def _first_lines(error: BaseException) -> str:
-    """Return the beginning of one of Ray's long messages, in one line."""
+    """Return the beginning of one of Ray's long messages as one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:500]}"

@@ -1,4 +1,4 @@
-"""ParallelAwareLoader: our loader in the place of torchtitan's ParallelAwareDataloader."""
+"""ParallelAwareLoader: this package's loader in place of torchtitan's ParallelAwareDataloader."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from stateful_gpu_loader.loader import StatefulGPULoader
 class ParallelAwareLoader(RankedState):
     """The dataloader that torchtitan iterates and saves in its checkpoints.
 
-    Like ``ParallelAwareDataloader`` it keeps one state for each data-parallel rank, which ranks of
-    tensor and pipeline parallelism share, and ignores an empty state. Unlike it, the state can be
-    resumed on another data-parallel degree or is refused with both numbers named, a missing state
-    of a rank is an error instead of a warning, and nothing is pickled.
+    Like ``ParallelAwareDataloader``, it keeps one state for each data-parallel rank, which ranks of
+    tensor and pipeline parallelism share, and ignores an empty state. Unlike it, the state resumes
+    on another data-parallel degree, or is refused with both numbers named. A rank's missing state
+    is an error instead of a warning, and nothing is pickled.
 
-    torchtitan iterates a loader once and has no epochs: give the loader a sampler as long as the
+    torchtitan iterates a loader once and has no epochs, so give the loader a sampler as long as the
     run, ``ShuffledSampler(dataset, num_samples=steps * global_batch_size)``.
 
     Args:
         loader: built with ``rank=dp_rank, num_replicas=dp_world_size``.
-        dp_rank, dp_world_size: as torchtitan hands them to what builds its dataloader.
-        group: for the exchange of states; None is all processes. A smaller one is enough if each
-            data-parallel rank is in it: ``mesh["dp"].get_group()``.
+        dp_rank, dp_world_size: the values that torchtitan passes to the dataloader's builder.
+        group: for the exchange of states; None is all processes. A smaller group is sufficient if
+            it contains each data-parallel rank: ``mesh["dp"].get_group()``.
 
     Raises:
-        ValueError: ``dp_rank`` is no rank.
+        ValueError: ``dp_rank`` is out of range.
 
     >>> from stateful_gpu_loader import StatefulGPULoader
     >>> def build_dataloader(dp_world_size, dp_rank):

@@ -52,26 +52,26 @@ class TrainLoaderMixin:
     """Lets a subclass of Trainer train on a loader: ``class Mine(TrainLoaderMixin, MyTrainer)``.
 
     Each checkpoint folder gets a loader_state.json, which is complete before the Trainer writes its
-    own trainer_state.json. At a resume the Trainer skips the batches that were trained on, and none
-    of them is read. A checkpoint saved in the middle of a step has the loader's state after the
-    last complete step. Evaluation is left to the Trainer, with ``data_collator``.
+    own trainer_state.json. At a resume the Trainer skips the trained batches, and none of them is
+    read. A checkpoint saved within a step has the loader's state after the last complete step.
+    Evaluation is left to the Trainer, with ``data_collator``.
 
     Args:
-        train_loader: in place of ``train_dataset`` and its collator. Its batches are what the
-            model takes, for example ``{"pixel_values": ..., "labels": ...}`` by a
-            ``batch_transform``. If it is not divided among ranks yet, it is divided by its own
-            order, as with ``num_replicas="auto"``.
-        args, kwargs: as Trainer.
+        train_loader: replaces ``train_dataset`` and its collator. Its batches are the model's
+            inputs, for example ``{"pixel_values": ..., "labels": ...}`` from a
+            ``batch_transform``. An undivided loader is divided among the ranks by its own order,
+            as with ``num_replicas="auto"``.
+        args, kwargs: as for Trainer.
 
     Raises:
-        TypeError: ``train_loader`` is no StatefulGPULoader.
+        TypeError: ``train_loader`` is not a StatefulGPULoader.
         ValueError: an argument of the Trainer contradicts the loader, or each process would get
             the same samples.
     """
 
     _feed: BatchFeed
     _trained: tuple[int, dict[str, Any]] | None
-    """The number of steps, and the loader's state before the next step's batches are fetched."""
+    """Number of steps, and the loader's state before the next step's batches are fetched."""
     _iterator: weakref.ref[Any] | None
     _whole_epochs: bool
 
@@ -100,7 +100,7 @@ class TrainLoaderMixin:
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """Train, as :meth:`transformers.Trainer.train`; the loader's state is checked first.
+        """Train, as with :meth:`transformers.Trainer.train`; the loader's state is checked first.
 
         Raises:
             StateMismatch: the checkpoint does not fit the loader or the training arguments, or
@@ -119,11 +119,12 @@ class TrainLoaderMixin:
         return super().train(folder or resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """The loader's batches, in a DataLoader that the Trainer can build anew."""
+        """Return the loader's batches in a DataLoader that the Trainer can rebuild."""
         return DataLoader(self._feed, **self._feed.arguments())
 
     def get_batch_samples(self, epoch_iterator: Any, *args: Any, **kwargs: Any) -> Any:
-        """The batches of a step, as Trainer; the state before them is kept for a checkpoint."""
+        """Return a step's batches, as Trainer does; the state before them is kept for a
+        checkpoint."""
         last = None if self._iterator is None else self._iterator()
         if self._iterator is not None and last is not epoch_iterator:
             length = self._feed.numbers.length
@@ -262,7 +263,7 @@ def _length(loader: StatefulGPULoader[Any]) -> int | None:
 
 
 def _check_arguments(arguments: TrainingArguments, loader: StatefulGPULoader[Any]) -> None:
-    """Refuse arguments of the Trainer that contradict the loader, or warn that they are not used.
+    """Refuse Trainer arguments that contradict the loader, and warn about unused ones.
 
     Raises:
         ValueError: the data would differ from what the arguments ask for.

@@ -212,9 +212,9 @@ class MixtureSampler(OrderSampler, Sampler[int]):
     *Bound.* Let p be the share of one of D parts with a weight, and L the ``block_length``. Among
     the first n positions of any epoch, for any n, the part appears p * n times to within
     ``L * p * (1 - p) + (1 + p * D) / 2``, or within the second term alone without shuffling. The
-    second term is the bound at a block's ends, see Apportionment. Between the ends the
-    count deviates most if the part's whole share of the block comes first, or last. With shuffling it typically
-    deviates by about ``sqrt(L * p * (1 - p)) / 2``.
+    second term is the bound at a block's ends, see Apportionment. Between the ends the count
+    deviates most if the part's whole share of the block comes first, or last. With shuffling it
+    typically deviates by about ``sqrt(L * p * (1 - p)) / 2``.
 
     Args:
         data_source: the mixture; indices are those of its concatenation.

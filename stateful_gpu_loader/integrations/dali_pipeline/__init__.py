@@ -1,1 +1,1 @@
-"""The parts of a DALI pipeline as a loader: its graph, its data, its batches and its state."""
+"""Parts of a DALI pipeline as a loader: its graph, data, batches and state."""

@@ -1,10 +1,11 @@
-"""Describes a pipeline by what must not change, to be compared field by field with a state.
+"""Description of what must not change in a pipeline, for comparison with a state.
 
-That is its graph, and the data at the paths given to its readers. The graph is read from
-``Pipeline.serialize()``, a protocol buffer, of which these fields are used: of the pipeline 2
-(batch size), 5 (operators), 7 (outputs) and 9 (seed); of an operator 1 (kind), 2 (inputs), 4
-(arguments) and 5 (name); of an argument 1 (name), 3 (float), 4 (int), 5 (string), 6 (bool) and 7
-(elements).
+It covers the graph, and the data at the paths given to readers. The graph is read from
+``Pipeline.serialize()``, a protocol buffer. The fields used are:
+
+- of the pipeline: 2 (batch size), 5 (operators), 7 (outputs) and 9 (seed);
+- of an operator: 1 (kind), 2 (inputs), 4 (arguments) and 5 (name);
+- of an argument: 1 (name), 3 (float), 4 (int), 5 (string), 6 (bool) and 7 (elements).
 """
 
 from __future__ import annotations
@@ -32,31 +33,30 @@ from stateful_gpu_loader.integrations.dali_identity import (
 )
 
 LONGEST_TEXT = 8192
-"""Largest number of characters of a description.
+"""Maximum length of a description, in characters.
 
-In a longer one, operators other than readers are replaced by digests.
+In a longer description, digests replace operators other than readers.
 """
 
 NO_OPERATOR = "no such operator"
 
 _NUMBERED = re.compile(r"__(?P<kind>.+)_(?P<number>\d+)")
-"""Matches the name that DALI gives to an operator without one."""
+"""Matches the name that DALI gives to an unnamed operator."""
 
 _OPERATOR, _LENGTH, _READER_NAME = "operator ", ".epoch_size", "reader_name"
 
 Description = dict[str, Any]
 """JSON values by field.
 
-Fields are ``batch_size``; the kind of an operator as ``operator reader``, because an operator may
-have any name; its arguments as ``reader.initial_fill``.
+Fields are ``batch_size`` and similar; the kind of an operator as ``operator reader``, because an
+operator may have any name; its arguments as ``reader.initial_fill``.
 """
 
 
 def describe(graph: Graph, *, last_batch_policy: str) -> Description:
-    """Describe all that determines the batches, as far as it is known before the pipeline is built.
+    """Describe everything that determines the batches and is known before the pipeline is built.
 
-    The number of threads, the number of the device and the depth of queues may change, and are left
-    out.
+    The number of threads, the device number and the depth of queues may change, and are left out.
     """
     described: Description = {
         "batch_size": graph.batch_size,
@@ -77,10 +77,10 @@ def describe(graph: Graph, *, last_batch_policy: str) -> Description:
 
 
 def of_readers(metas: Mapping[str, Mapping[str, int]], reader_name: str | None) -> Description:
-    """Describe what is known of the readers once the pipeline is built.
+    """Describe the properties of readers that are known once the pipeline is built.
 
     Args:
-        metas: what ``Pipeline.reader_meta()`` returned.
+        metas: result of ``Pipeline.reader_meta()``.
         reader_name: name of the reader that ends epochs.
     """
     lengths = {f"{name}{_LENGTH}": meta["epoch_size"] for name, meta in metas.items()}
@@ -88,7 +88,7 @@ def of_readers(metas: Mapping[str, Mapping[str, int]], reader_name: str | None) 
 
 
 def before_build(description: Description) -> Description:
-    """Return a description without what is known only after the build."""
+    """Return a description without the fields that are known only after the build."""
     return {
         field: value
         for field, value in description.items()
@@ -111,8 +111,8 @@ def from_text(text: str) -> Description:
 def changes(saved: Description, present: Description) -> Differences:
     """Return the differences between two descriptions, operators first.
 
-    A seed that was not given is not compared, as DALI's checkpoint contains the state of every
-    generator.
+    A seed that was not given is not compared, because DALI's checkpoint contains the state of
+    every generator.
     """
     found = differences(saved, present)
     if None in found.get("seed", ()):
@@ -121,7 +121,7 @@ def changes(saved: Description, present: Description) -> Differences:
         if field.startswith(_OPERATOR):
             before, now = (NO_OPERATOR if kind == NOT_GIVEN else kind for kind in found[field])
             found[field] = before, now
-    # An additional or missing operator renames others, and DALI identifies them by name.
+    # An additional or missing operator renames others, and DALI identifies operators by name.
     names = [_operator_names(description) for description in (saved, present)]
     missing, new = unmatched(*names)
     at_fault = {f"{_OPERATOR}{name}" for name in missing + new}
@@ -133,10 +133,10 @@ def changes(saved: Description, present: Description) -> Differences:
 
 
 def unmatched(saved: Sequence[str], present: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the operators of the saved pipeline that are missing, and those that are new.
+    """Return the missing operators of the saved pipeline, and the new ones.
 
-    An additional or missing operator renumbers later ones; these are returned only if there are no
-    others.
+    An additional or missing operator renumbers later ones; renumbered operators are returned only
+    if there are no others.
 
     >>> unmatched(["__Image_0", "__Rotate_1", "__Resize_2"], ["__Image_0", "__Resize_1"])
     (['__Rotate_1'], [])
@@ -151,9 +151,9 @@ def unmatched(saved: Sequence[str], present: Sequence[str]) -> tuple[list[str], 
 
 
 def acceptable(*descriptions: Description) -> set[str]:
-    """Return the fields that may change without affecting the readers' position and the generators.
+    """Return the fields that may change without affecting reader positions and generators.
 
-    These are arguments of operators that read nothing, and those that tell which data readers read.
+    These are arguments of operators that read nothing, and arguments that select a reader's data.
     The number of samples is a separate field.
     """
     found = set()
@@ -178,7 +178,7 @@ def _kind(name: str) -> str:
 
 
 def _number(name: str) -> tuple[int, str]:
-    """Return a key that sorts operators in the order of their creation, named ones first."""
+    """Return a key that sorts operators in order of creation, named ones first."""
     numbered = _NUMBERED.fullmatch(name)
     return (-1, name) if numbered is None else (int(numbered["number"]), "")
 
@@ -195,7 +195,7 @@ def _arguments(operator: Operator) -> dict[str, Any]:
 
 
 SMALL = 1 << 20
-"""Largest size in bytes of files that are compared by content: lists, indices, annotations."""
+"""Maximum size, in bytes, of files compared by content: lists, indices, annotations."""
 
 _PATHS = sorted(DATA - {"files", "labels"})
 
@@ -212,11 +212,12 @@ Matches = Callable[[str], object]
 
 
 def contents_of(operator: Operator) -> dict[str, str]:
-    """Return a description of the data at each path of a reader, by the argument's name.
+    """Return a description of the data at each path of a reader, by argument name.
 
-    It replaces the path, as data may be moved. A file is described by its name, its size and, up to
-    1 MiB, its content; a folder by the names of the files that the reader takes from it and from
-    its subfolders; a folder of LMDB by the size of its data. Paths that do not exist are left out.
+    It replaces the path, because data may be moved. A file is described by its name, its size and,
+    up to 1 MiB, its content. A folder is described by the names of the files that the reader takes
+    from it and its subfolders, and an LMDB folder by the size of its data. Paths that do not exist
+    are left out.
 
     >>> reader = Operator("reader", "readers.File", (), {"file_root": "/nowhere", "num_shards": 2})
     >>> contents_of(reader)
@@ -230,7 +231,7 @@ def contents_of(operator: Operator) -> dict[str, str]:
         if not operator.kind.startswith("readers.") or not all(map(_exists, paths)) or not paths:
             continue
         if name == "file_root" and listed:
-            # Another argument tells which files are read; this is only the folder they are in.
+            # Another argument selects the files; this is only their folder.
             found[name] = "a folder"
         else:
             contents = [_content(path, operator) for path in paths]
@@ -240,7 +241,7 @@ def contents_of(operator: Operator) -> dict[str, str]:
 
 
 def _exists(path: Any) -> bool:
-    """Whether a file or folder is there; reading a named pipe would wait for its writer."""
+    """Whether a path is a file or folder; reading a named pipe would wait for its writer."""
     return isinstance(path, str) and (os.path.isfile(path) or os.path.isdir(path))
 
 
@@ -260,13 +261,13 @@ def _content(path: str, operator: Operator) -> str:
 
 
 def _read_names(root: str, operator: Operator) -> Iterator[str]:
-    """Yield the names that a reader takes from a folder; others must not count as changed data.
+    """Yield the names that a reader takes from a folder; other names must not count as changes.
 
-    Hidden files are taken like others.
+    Hidden files are included.
     """
     arguments = operator.arguments
     if operator.kind == "readers.File":
-        # Empty folders count, too, as they are labels.
+        # Empty folders count, too, because they are labels.
         exact = bool(arguments.get("case_sensitive_filter"))
         is_file = _matches(arguments.get("file_filters", _KNOWN_FILES), exact=exact)
         is_folder = _matches(arguments.get("dir_filters", "*"), exact=exact)
@@ -284,7 +285,7 @@ def _read_names(root: str, operator: Operator) -> Iterator[str]:
 
 
 def _file_names(folder: str, below: str, is_file: Matches) -> Iterator[str]:
-    """Yield the names of matching files in a folder; DALI does not look into subfolders of it."""
+    """Yield the names of matching files in a folder; DALI does not look into its subfolders."""
     for entry in _sorted_entries(folder):
         if is_file(entry.name) and not entry.is_dir():
             yield os.path.join(below, entry.name)
@@ -296,15 +297,15 @@ def _sorted_entries(folder: str) -> list[os.DirEntry[str]]:
 
 
 def _matches(patterns: str | list[str] | tuple[str, ...], *, exact: bool) -> Matches:
-    """Return a function that tells whether one of DALI's patterns matches a name.
+    """Return a function that returns whether one of DALI's patterns matches a name.
 
     Args:
         exact: whether matching is case-sensitive.
     """
     patterns = [patterns] if isinstance(patterns, str) else patterns
     if any(sign in pattern for pattern in patterns for sign in "\\^"):
-        # These signs mean other things to DALI than to Python: rather match too many names than too
-        # few.
+        # DALI interprets these characters differently from Python; match too many names rather
+        # than too few.
         return bool
     expressions = "|".join(map(fnmatch.translate, patterns))
     return re.compile(expressions, 0 if exact else re.IGNORECASE).match
@@ -320,7 +321,7 @@ def _digest(parts: Iterable[str]) -> str:
 IGNORED = frozenset(
     {
         "preserve_name",
-        # These change the speed, but not the batches.
+        # These arguments change the speed, but not the batches.
         "bytes_per_sample_hint",
         "dont_use_mmap",
         "lazy_init",
@@ -333,7 +334,7 @@ IGNORED = frozenset(
 """Arguments that change no batch.
 
 Arguments that begin with an underscore are ignored, too: they contain source lines, and a comment
-above the pipeline must not make it another one.
+above the pipeline must not change its identity.
 """
 
 
@@ -342,13 +343,13 @@ class Operator:
     """One operator of a pipeline."""
 
     name: str
-    """The user's name, or one like ``__Rotate_3``; DALI's checkpoints identify operators by it."""
+    """The user's name, or a name like ``__Rotate_3``, which DALI's checkpoints use."""
     kind: str
     """Kind of operator, such as ``readers.File``."""
     inputs: tuple[str, ...]
-    """Edges that it takes; ``angle=__Uniform_2`` for one that is an argument."""
+    """Input edges; ``angle=__Uniform_2`` for an argument."""
     arguments: dict[str, Any]
-    """Arguments that were given and that change the batches."""
+    """Given arguments that change the batches."""
 
 
 @dataclass(frozen=True)
@@ -363,7 +364,7 @@ class Graph:
 
     @classmethod
     def from_serialized(cls, serialized: bytes) -> Graph:
-        """Read what ``Pipeline.serialize()`` returned."""
+        """Read the result of ``Pipeline.serialize()``."""
         batch_size, seed = 0, None
         operators, outputs = [], []
         for number, _, value in fields(serialized):
@@ -401,7 +402,7 @@ def _value(message: memoryview) -> Any:
 
 
 def _values(message: memoryview) -> Iterator[Any]:
-    """Yield the value of an argument, or its list of elements, or nothing if that is empty."""
+    """Yield the value of an argument, or its list of elements, or nothing if the list is empty."""
     elements = []
     for number, _, value in fields(message):
         if isinstance(value, memoryview):

@@ -1,4 +1,4 @@
-"""Makes, checks and builds a DALI pipeline that can be saved and restored."""
+"""Makes, checks and builds DALI pipelines that can be saved and restored."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from stateful_gpu_loader.integrations.dali_pipeline.description import Graph
 from stateful_gpu_loader.integrations.dali_pipeline.state import WRITER, Place
 
 Factory = Callable[..., Any]
-"""A function that returns a ``Pipeline`` that is not built.
+"""A function that returns an unbuilt ``Pipeline``.
 
-It takes the keyword arguments ``enable_checkpointing`` and ``checkpoint``, as what
-``@pipeline_def`` returns does.
+Like the result of ``@pipeline_def``, it takes ``enable_checkpointing`` and ``checkpoint``.
 """
 
 _NO_CHECKPOINTS = (
@@ -35,7 +34,7 @@ _KINDS = {
 
 
 def make_pipeline(factory: Factory, checkpoint: bytes | None) -> Any:
-    """Return a pipeline that is not built yet.
+    """Return an unbuilt pipeline.
 
     Raises:
         TypeError: the function does not take the arguments.
@@ -56,7 +55,7 @@ def start_py_workers(pipeline: Any) -> None:
     """Start the worker processes of a pipeline's parallel external sources.
 
     Raises:
-        LoaderError: they would be forked, and CUDA has been initialised in this process.
+        LoaderError: the workers would be forked, and CUDA was initialized in this process.
     """
     if _forks(pipeline) and torch.cuda.is_initialized():  # DALI checks this after forking, or never
         raise LoaderError(
@@ -69,9 +68,9 @@ def start_py_workers(pipeline: Any) -> None:
 
 
 def put_checkpoint(pipeline: Any, checkpoint: bytes | None) -> Any:
-    """Give a pipeline that is not built yet the checkpoint to restore from, if there is one."""
-    # A private attribute of DALI, which takes the checkpoint when the pipeline is made; its workers
-    # may have been started since.
+    """Set the checkpoint, if there is one, from which an unbuilt pipeline is restored."""
+    # DALI takes the checkpoint when the pipeline is made, but its workers may have started since.
+    # So this private attribute is set.
     pipeline._checkpoint = checkpoint
     return pipeline
 
@@ -80,11 +79,11 @@ def graph_of(pipeline: Any) -> Graph:
     """Return the graph of a pipeline, without building it.
 
     Raises:
-        LoaderError: the pipeline has an operator that DALI cannot serialize, or an external source
-            whose state it cannot save.
+        LoaderError: DALI cannot serialize an operator, or cannot save the state of an external
+            source.
     """
     with warnings.catch_warnings():
-        # DALI warns of the external sources that are refused below.
+        # DALI warns about the external sources that are refused below.
         warnings.filterwarnings("ignore", message="Checkpointing enabled in a pipeline")
         graph = Graph.from_serialized(_serialized(pipeline))
     _refuse_sources(pipeline, graph)
@@ -92,7 +91,7 @@ def graph_of(pipeline: Any) -> Graph:
 
 
 def build(pipeline: Any, place: Place | None) -> None:
-    """Build a pipeline, at a place if one is given.
+    """Build a pipeline, at a place if there is one.
 
     Raises:
         StateMismatch: DALI cannot restore the place's checkpoint.
@@ -119,7 +118,7 @@ def build(pipeline: Any, place: Place | None) -> None:
 
 
 def beginning_of(pipeline: Any) -> Place:
-    """Return the place of a pipeline that has not been run.
+    """Return the place of a pipeline that was not run.
 
     Raises:
         LoaderError: the pipeline was made without checkpoints, or was run.
@@ -178,7 +177,7 @@ def _forks(pipeline: Any) -> bool:
 
 
 def _collect_before_fork(pipeline: Any) -> None:
-    """Collect garbage now: a forked worker would destroy other pipelines in it, and die of that."""
+    """Collect garbage now: other pipelines, destroyed in a forked worker, would kill it."""
     if _forks(pipeline):
         gc.collect()
 
@@ -198,7 +197,7 @@ def _serialized(pipeline: Any) -> bytes:
 
 
 def _refuse_sources(pipeline: Any, graph: Graph) -> None:
-    # Private in DALI, whose public names only tell that there is an external source.
+    # Private in DALI, whose public names only show that there is an external source.
     fed = set()
     for group in pipeline._input_callbacks:
         names = [instance.name for instance in group.instances]

@@ -1,9 +1,9 @@
-"""Reads DALI's own checkpoints: what ``Pipeline.checkpoint()`` returned or wrote to a file.
+"""Reads DALI's own checkpoints, from ``Pipeline.checkpoint()`` or the file that it wrote.
 
 A checkpoint is a protocol buffer: field 1 for each operator (1 its name, 2 its state), field 2 for
 other data. It contains the names of the operators and the positions of the readers, but no
-arguments. A reader's state contains in its field 1 the number of its generator (1), its epoch (2),
-and the number of samples taken from that (3).
+arguments. Field 1 of a reader's state contains the number of its generator (1), its epoch (2), and
+the number of samples taken from this epoch (3).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stateful_gpu_loader.integrations.dali_pipeline.state import Place
 from stateful_gpu_loader.samplers.sharded import least_multiple
 
 _INSERTED = re.compile(r"__(Copy|MakeContiguous)_[CG]puTo[CG]pu_")
-"""Matches the names of operators that DALI adds itself."""
+"""Matches the names of operators that DALI adds."""
 
 _MAX_FILE_BYTES = 1 << 30
 
@@ -41,10 +41,10 @@ _mismatch = partial(StateMismatch, remedy=_REMEDY)
 
 
 def read(checkpoint: bytes | str | os.PathLike[str]) -> Place:
-    """Return the place in a checkpoint or its file, as that of an external source.
+    """Return the place in a checkpoint or its file, counted as for an external source.
 
     Raises:
-        StateMismatch: it is not a checkpoint of DALI.
+        StateMismatch: this is not a DALI checkpoint.
         OSError: the file cannot be read.
     """
     if isinstance(checkpoint, bytes):
@@ -65,9 +65,9 @@ def read(checkpoint: bytes | str | os.PathLike[str]) -> Place:
 
 
 def check_operators(place: Place, graph: Graph) -> None:
-    """Check what can be known before the pipeline is built.
+    """Check everything that is known before the pipeline is built.
 
-    DALI would at best name an operator, and might never return from an altered state of a reader.
+    DALI would at best name an operator, and might never return if a reader's state was altered.
 
     Raises:
         StateMismatch: the pipeline has other operators, a reader's state is not understood, or a
@@ -92,10 +92,10 @@ def check_operators(place: Place, graph: Graph) -> None:
 
 
 def check_readers(place: Place, graph: Graph, metas: Mapping[str, Mapping[str, int]]) -> None:
-    """Check that each reader is where the number of batches brings a reader of this pipeline.
+    """Check that each reader's place follows from the number of batches of this pipeline.
 
     Args:
-        metas: what ``Pipeline.reader_meta()`` returned.
+        metas: result of ``Pipeline.reader_meta()``.
 
     Raises:
         StateMismatch: batch size, shards, padding or the number of samples differ.
@@ -118,7 +118,7 @@ def _place_after(
 ) -> tuple[int, int]:
     """Return a reader's epoch and the number of samples taken from it.
 
-    A shard is left as soon as all of its samples are taken.
+    A shard is left as soon as all its samples are taken.
     """
     n, shards, shard = meta["epoch_size"], meta["number_of_shards"], meta["shard_id"]
     taken = runs * batch_size
@@ -151,7 +151,7 @@ def _reader_place(name: str, state: bytes) -> tuple[int, int]:
         if [number for number, _, _ in found] != [1, 2, 3]:
             raise ValueError
         generator, epoch, taken = (value for _, _, value in found)
-        # With another number, a linear congruential generator may repeat that number for ever.
+        # With another value, a linear congruential generator may repeat that value forever.
         is_one = isinstance(generator, memoryview) and 0 < int(bytes(generator)) < _MODULUS
         if not (is_one and isinstance(epoch, int) and isinstance(taken, int)):
             raise ValueError

@@ -1,4 +1,4 @@
-"""The state of a DALI pipeline as a loader: its schema and its checks."""
+"""State of a DALI pipeline as a loader: its schema and its checks."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _KEYS = ("epoch", "position", *_TEXTS)
 
 @dataclass(frozen=True)
 class Place:
-    """The position of a stream of batches."""
+    """Position in a stream of batches."""
 
     epoch: int
     position: int
-    """Number of batches of the epoch that were delivered."""
+    """Number of delivered batches of the epoch."""
     checkpoint: bytes
-    """DALI's checkpoint with the last of them."""
+    """DALI's checkpoint at the last delivered batch."""
 
     @property
     def runs(self) -> int:
-        """Number of batches that the pipeline has given since it was built, or its source ended."""
+        """Number of batches of the pipeline since it was built, or since its source last ended."""
         return _pipeline_data(self.checkpoint)[0]
 
     @property
@@ -46,14 +46,14 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class DALIState:
-    """The contents of ``DALILoader.state_dict()``, which is small, flat and plain."""
+    """Contents of ``DALILoader.state_dict()``: small, flat and plain."""
 
     place: Place | None
     """Position of the stream; None before the pipeline was built."""
     description: Description | None
     """Description of the pipeline; None before it was built."""
     dali: str | None
-    """Version of DALI; a different one causes a warning."""
+    """Version of DALI; another version causes a warning."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return a new dictionary of plain values."""
@@ -74,7 +74,7 @@ class DALIState:
         """Check every field of ``state`` and return it.
 
         Raises:
-            StateMismatch: it is not such a state, is of a later version, or a value is damaged.
+            StateMismatch: this is not such a state, comes from a later version, or is damaged.
         """
         check_header(state, format=FORMAT, version=VERSION, keys=_KEYS, of=WRITER)
         for name, highest in (("epoch", MAX_EPOCH), ("position", MAX_POSITION)):
@@ -103,9 +103,9 @@ class DALIState:
 
 
 def checksum(checkpoint: bytes) -> str:
-    """Return the digest of a checkpoint, which DALI itself does not check.
+    """Return the digest of a checkpoint, because DALI does not check it.
 
-    A changed byte can make DALI skip 10**18 samples.
+    One changed byte can make DALI skip 10**18 samples.
     """
     return blake2b(checkpoint, digest_size=8).hexdigest()
 
@@ -114,7 +114,7 @@ def _pipeline_data(checkpoint: bytes) -> tuple[int, int]:
     """Return the iteration and the epoch in a checkpoint: JSON in field 1 of field 2.
 
     Raises:
-        ValueError: it is not a checkpoint of DALI.
+        ValueError: this is not a DALI checkpoint.
     """
     noted = b""
     for number, _, value in fields(checkpoint):

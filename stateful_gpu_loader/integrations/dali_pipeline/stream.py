@@ -22,9 +22,9 @@ class Cuts:
     """Divides a reader's endless stream into epochs, as DALI's iterator does.
 
     Args:
-        meta: what ``Pipeline.reader_meta(name)`` returned.
+        meta: result of ``Pipeline.reader_meta(name)``.
         batch_size: batch size of the pipeline.
-        last_batch_policy: what happens to an epoch's last batch.
+        last_batch_policy: treatment of an epoch's last batch.
 
     Raises:
         LoaderError: nothing would be left of an epoch.
@@ -61,7 +61,8 @@ class Cuts:
         return self._sharding.consumed(epoch, self._n) // self._sharding.batch_size
 
     def place_after(self, runs: int) -> tuple[int, int]:
-        """Return the epoch after so many batches of the pipeline, and the number of its batches."""
+        """Return the epoch after ``runs`` batches of the pipeline, and the number of its
+        batches."""
         begun = bisect_right(range(runs + 1), runs, key=self.runs_before)
         return begun - 1, runs - self.runs_before(begun - 1)
 
@@ -75,7 +76,7 @@ def check_place(place: Place, cuts: Cuts | None) -> None:
     """Check that a place belongs to a stream with these epochs.
 
     Raises:
-        StateMismatch: it does not.
+        StateMismatch: the place does not belong to such a stream.
     """
     epoch, position = place.epoch, place.position
     runs, longest = (position, position)
@@ -95,13 +96,13 @@ def check_place(place: Place, cuts: Cuts | None) -> None:
 class PipelineStream:
     """Delivers the batches of one built pipeline.
 
-    It gets DALI's checkpoint with each batch that it delivers, before it starts another one, so
+    It takes DALI's checkpoint with each delivered batch, before it starts another batch, so
     batches computed ahead do not count.
 
     Args:
-        pipeline: the pipeline, built and not run since.
+        pipeline: a built pipeline that has not run since.
         names: names of its outputs.
-        cuts: epochs of the reader that ends them; None if an external source does.
+        cuts: epochs of the reader that ends them; None if an external source ends them.
         place: position of the pipeline.
         loaded: whether the place comes from a state.
     """
@@ -122,15 +123,15 @@ class PipelineStream:
         self._num_passes = 0
         self._is_scheduled = False
         self._held: Any = None
-        """Outputs of an external source that were taken to see whether its epoch goes on."""
+        """Outputs of an external source that were taken to find out whether its epoch continues."""
         self._failure: BaseException | None = None
         self._failed_ahead: Exception | None = None
 
     def begin_pass(self) -> int:
-        """Begin a pass, in the next epoch if this one was delivered; return the number of the pass.
+        """Begin a pass, in the next epoch if this one was delivered; return its number.
 
-        After loading a state saved between an epoch's last batch and its end, the rest of that
-        epoch is empty, as with StatefulGPULoader.
+        If the state was saved between an epoch's last batch and its end, the rest of the epoch is
+        empty, as with StatefulGPULoader.
         """
         with self._unbroken():
             # A source that yields nothing in an epoch gives an empty pass, which is not skipped.
@@ -148,7 +149,7 @@ class PipelineStream:
 
         Raises:
             LoaderError: a later pass has begun; or an earlier call failed or was interrupted, after
-                which DALI may continue without that batch.
+                which DALI may continue without its batch.
         """
         if number != self._num_passes:
             raise LoaderError(
@@ -168,8 +169,8 @@ class PipelineStream:
             reason = str(self._failure).partition("\n")[0]
             raise LoaderError(
                 f"the pipeline cannot go on after {type(self._failure).__name__}: {reason}. "
-                "Remedy: mend what failed, and load_state_dict(state_dict()), which goes on behind "
-                "the last batch that was delivered"
+                "Remedy: fix the cause, then load_state_dict(state_dict()), which continues after "
+                "the last delivered batch"
             ) from self._failure
         try:
             yield
@@ -207,7 +208,7 @@ class PipelineStream:
         else:
             runs = self.cuts.runs_before(epoch + 1) - self.cuts.runs_before(epoch)
             for _ in range(runs - position):
-                # These batches are dropped by the policy.
+                # The policy drops these batches.
                 self._take()
                 checkpoint = self._pipeline.checkpoint()
                 self._schedule()
@@ -236,7 +237,7 @@ class PipelineStream:
             self._run_ahead()
 
     def _run_ahead(self) -> None:
-        """Start a run; if that fails, raise the exception later, in place of its batch."""
+        """Start a run; if it fails, raise the exception later, in place of the batch."""
         try:
             self._pipeline.schedule_run()
         except Exception as error:
@@ -246,13 +247,13 @@ class PipelineStream:
 def to_tensors(
     outputs: Sequence[Any], names: Sequence[str], *, own_memory: bool
 ) -> dict[str, torch.Tensor]:
-    """Return each output of a batch as a tensor [batch_size, ...], on the device where it is.
+    """Return each output of a batch as a tensor [batch_size, ...] on its device.
 
     Args:
-        outputs: what ``Pipeline.share_outputs()`` returned.
-        names: a name for each of them.
+        outputs: result of ``Pipeline.share_outputs()``.
+        names: a name for each output.
         own_memory: whether outputs keep their memory as long as they are referenced, as with
-            ``exec_dynamic``. Other DALI executors overwrite them with a later batch, so they are
+            ``exec_dynamic``. Other DALI executors reuse it for a later batch, so the outputs are
             copied.
 
     Raises:
@@ -277,7 +278,7 @@ def to_tensors(
         if not own_memory:
             tensor = tensor.clone()
             if tensor.is_cuda:
-                # DALI writes on a stream of its own, which does not wait for the copy.
+                # DALI writes on its own stream, which does not wait for the copy.
                 torch.cuda.current_stream(tensor.device).synchronize()
         tensors[name] = tensor
     return tensors

@@ -1,4 +1,4 @@
-"""Lightning: a callback that keeps the loaders' states as the training loop has come to them."""
+"""Lightning: a callback that saves and restores the loaders' states at the training's progress."""
 
 from stateful_gpu_loader.integrations.lightning.callback import LoaderStateCallback
 

@@ -1,9 +1,9 @@
-"""LoaderStateCallback: the one file that imports Lightning.
+"""LoaderStateCallback: the only file that imports Lightning.
 
-Lightning saves a train loader's state as it is, but resumes exactly only where the loader is where
-the training is. The callback writes what the training has used: Lightning counts the used batches,
-and ``loader.state_dict(batches_ago=n)`` is the state before the n batches that were fetched beyond
-them. At a resume it puts the loaders there before Lightning fetches.
+Lightning saves a train loader's present state, so it resumes exactly only if the loader has
+delivered exactly the batches that were used. The callback saves the state after the used batches:
+Lightning counts them, and ``loader.state_dict(batches_ago=n)`` is the state before the n batches
+fetched beyond them. At a resume it loads these states before Lightning fetches.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ except ModuleNotFoundError:
 
 
 class LoaderStateCallback(Callback):  # type: ignore[misc]
-    """Every checkpoint of the trainer resumes the loaders exactly after the last step.
+    """Makes every checkpoint of the trainer resume the loaders exactly after the last step.
 
-    Give it to the Trainer that saves and to the one that resumes; nothing else changes. It keeps
-    the state of every StatefulGPULoader among the training and the validation loaders, on all
-    ranks; other loaders are left to Lightning.
+    Pass it to the Trainer that saves and to the one that resumes; nothing else changes. It saves
+    the state of every StatefulGPULoader among the training and validation loaders, on all
+    ranks. Lightning handles other loaders.
 
     Raises:
         MissingDependency: neither ``lightning`` nor ``pytorch_lightning`` is installed.
@@ -56,37 +56,38 @@ class LoaderStateCallback(Callback):  # type: ignore[misc]
 
     def _forget(self) -> None:
         self._saved: Saved | None = None
-        """Of the checkpoint that this fit resumes, until training starts."""
+        """State from the checkpoint that this fit resumes, until training starts."""
         self._of_others: list[Any] = []
-        """What Lightning has saved of all train loaders."""
+        """States that Lightning has saved for all train loaders."""
         self._validation = NONE
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """A fit begins; what an earlier fit was to resume is forgotten."""
+        """Forget the state of an earlier fit when a fit begins."""
         if stage == "fit":
             self._forget()
             for one in (self._train, self._val):
                 one.begin_fit()
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Take what this callback saved, in place of what Lightning saved of the same loaders.
+        """Take the state that this callback saved, and remove Lightning's state of the same
+        loaders.
 
         Raises:
-            StateMismatch: it is damaged, or was not saved by this callback.
+            StateMismatch: the state is damaged, or was not saved by this callback.
         """
         saved = checkpoint["callbacks"].get(self.state_key)
         if saved is None or not _is_fitting(trainer):
             return
         self._saved = Saved.from_dict(saved)
         if not trainer.enable_validation or trainer._val_check_time_interval is not None:
-            # Lightning does not go on with a validation that was interrupted.
+            # Lightning does not continue an interrupted validation.
             self._saved = replace(self._saved, validation=NONE)
         loops = checkpoint["loops"]["fit_loop"]
         correct_counters(loops, self._saved)
         self._of_others = loops["state_dict"].pop("combined_loader", [])
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Put the loaders where the checkpoint says, before a batch is used.
+        """Load the checkpoint's states into the loaders before a batch is used.
 
         Raises:
             StateMismatch: the loaders are others, or a state does not fit its loader; no loader
@@ -95,33 +96,34 @@ class LoaderStateCallback(Callback):  # type: ignore[misc]
         self._watch(trainer)
         if self._saved is not None:
             self._take(self._saved, trainer)
-            # The batch whose step failed comes again, and val_check_interval counts it once.
+            # The batch of a failed step comes again, and val_check_interval counts it once.
             total = trainer.fit_loop.epoch_loop.batch_progress.total
             total.ready = total.started = total.processed
-        # Otherwise Lightning takes an earlier fit's validation for one of the resumed epoch.
+        # Otherwise Lightning takes an earlier fit's validation for that of the resumed epoch.
         _val_loop(trainer)._has_run = False
         self._train.follow()
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Follow Lightning to loaders that it has just asked the user's hook for."""
+        """Follow Lightning if the user's hook has just returned other loaders."""
         if self._train.watch(trainer.fit_loop):
             self._train.follow()
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
-        """From here on the epoch is under way, and an interrupted validation does not go on."""
+        """Note that the epoch is in progress, so that an interrupted validation is not
+        continued."""
         self._train.begin_batch(trainer)
         self._val.give_up()
         self._validation = NONE
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Note where the next epoch begins, unless this one was stopped before its end."""
+        """Note the start of the next epoch, unless this epoch was stopped before its end."""
         if self._train.is_over:
             self._train.end_run()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Put the loaders where the last validation, or a checkpoint, has left them."""
+        """Move the loaders to the end of the last validation, or to a checkpoint."""
         if not _is_fitting(trainer):
             return
         loop = _val_loop(trainer)
@@ -132,25 +134,25 @@ class LoaderStateCallback(Callback):  # type: ignore[misc]
         load([self._val])
         self._val.follow()
         if self._val.has_to_load:
-            # Lightning has counted them, and the fetcher has begun to count anew.
+            # Lightning has counted these batches, but the new fetcher counts from 0.
             loop._data_fetcher.fetched += resumed_at
         self._validation = NONE
 
     def on_validation_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """From here on the validation is under way; the batches of a sanity check come again."""
+        """Note that the validation is in progress; the batches of a sanity check come again."""
         if _is_fitting(trainer) and not trainer.sanity_checking:
             self._val.begin_batch(trainer)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Note where the next validation begins."""
+        """Note the start of the next validation."""
         if _is_fitting(trainer):
             self._val.end_run()
             self._validation = NONE if trainer.sanity_checking else DONE
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Write where the loaders stand; Lightning calls it on all ranks."""
+        """Save the places of the loaders; Lightning calls this on all ranks."""
         saved = self._saved or self._now(trainer)
         if saved is not None:
             checkpoint["callbacks"][self.state_key] = saved.to_dict()
@@ -175,7 +177,7 @@ class LoaderStateCallback(Callback):  # type: ignore[misc]
         )
 
     def _watch(self, trainer: Any) -> None:
-        """Know the loaders; another callback may save before this one's hook is called."""
+        """Register the loaders; another callback may save before this one's hook is called."""
         if trainer.fit_loop._data_fetcher is not None:
             self._train.watch(trainer.fit_loop)
         if _val_loop(trainer)._combined_loader is not None:
@@ -199,7 +201,7 @@ class LoaderStateCallback(Callback):  # type: ignore[misc]
         self._validation, self._saved = saved.validation, None
 
     def _with_states(self, trainer: Any) -> list[tuple[Any, Any]]:
-        """The train loaders that are not ours, with what Lightning saved of them."""
+        """Return the other train loaders, with the states that Lightning saved for them."""
         states, self._of_others = self._of_others, []
         loaders = trainer.fit_loop._combined_loader.flattened
         if all(isinstance(loader, StatefulGPULoader) for loader in loaders):
@@ -228,7 +230,7 @@ def _is_validating(trainer: Any) -> bool:
 
 
 def _is_validation_due(trainer: Any) -> bool:
-    """Whether Lightning, done with a training step, is about to validate."""
+    """Whether Lightning has finished a training step and is about to validate."""
     loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
     batches = loop.batch_progress.current
     is_after_step = batches.ready == batches.processed == batches.completed + 1

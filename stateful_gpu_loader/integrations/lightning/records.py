@@ -1,8 +1,8 @@
-"""What the callback writes into a checkpoint: the loaders' states, and counters that agree.
+"""The callback's part of a checkpoint: the loaders' states, and consistent counters.
 
-Lightning resumes by counters: which epoch, which batch of it, whether a validation was under way.
-In some hooks it saves counters of which only some are increased already. They are corrected where
-they contradict the loaders' states.
+Lightning resumes by counters: epoch, batch in the epoch, validation in progress. In some hooks it
+saves counters of which only some were already increased. They are corrected if they contradict the
+loaders' states.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ _REMEDY_SAME = "give the trainer the loaders that the checkpoint was saved with,
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Where one loader stands in a run: a training epoch, or a validation."""
+    """Place of one loader in a run, which is a training epoch or a validation."""
 
     state: dict[str, Any]
-    """After the last batch that was used; of this rank's loader, or of those of all ranks."""
+    """State after the last used batch, of this rank's loader or of the loaders of all ranks."""
     batches: int = 0
-    """Used batches of the pass under way; 0 between two passes."""
+    """Number of used batches of the pass in progress; 0 between two passes."""
     ended: bool = False
-    """Whether the loader has come to its end in this run; it may have begun again since."""
+    """Whether the loader has reached its end in this run; it may have begun again since."""
     replay: bool = False
-    """Whether the loader left its last pass before the pass's end. The state is then that before
-    the pass's last batch: to resume, take one batch, drop it, and begin the next pass. So the
-    user's own objects hold what they held."""
+    """Whether the loader left its last pass before the pass's end. The state is then the one before
+    the pass's last batch. To resume, take one batch, drop it, and begin the next pass, which brings
+    the user's own objects to the same state."""
 
     @property
     def is_at_start(self) -> bool:
-        """Whether the run has used nothing of the loader."""
+        """Whether the run has used no batch of the loader."""
         return not (self.batches or self.ended or self.replay)
 
     def with_state(self, state: dict[str, Any]) -> Record:
-        """The same place, by another state."""
+        """Return the same place with another state."""
         return replace(self, state=state)
 
     def given_up(self) -> Record:
-        """Where the next run begins, if this one does not go on."""
+        """Return the start of the next run if this run is not continued."""
         if self.batches:
             return Record(state=self.state, replay=True)
         return replace(self, ended=False)
@@ -53,21 +53,22 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """Where all loaders of a trainer stand."""
+    """Places of all loaders of a trainer."""
 
     epoch: int
-    """The trainer's epoch to which the next training batch belongs."""
+    """The trainer's epoch of the next training batch."""
     batches: int
-    """Used training batches of that epoch."""
+    """Number of used training batches of that epoch."""
     validated: int
-    """Used batches of the validation under way; 0 if there is none."""
+    """Number of used batches of the validation in progress; 0 if there is none."""
     validation: str = NONE
     """``"due"``: a validation, or its rest, comes next; ``"done"``: its last batch was used."""
     train: Mapping[str, Record] = field(default_factory=dict)
     val: Mapping[str, Record] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values only, because trainers load checkpoints with ``weights_only=True``."""
+        """Return plain values only, because trainers load checkpoints with
+        ``weights_only=True``."""
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -84,7 +85,7 @@ class Saved:
         """Read back :meth:`to_dict`.
 
         Raises:
-            StateMismatch: ``saved`` is no such dictionary.
+            StateMismatch: ``saved`` is not such a dictionary.
 
         >>> saved = Saved(epoch=1, batches=0, validated=0, train={"0": Record(state={})})
         >>> Saved.from_dict(saved.to_dict()) == saved
@@ -106,7 +107,7 @@ class Saved:
 
 
 def check_names(stage: str, saved: Mapping[str, Record], present: Mapping[str, Any]) -> None:
-    """Check that these are the loaders that the checkpoint was saved with.
+    """Check that the loaders are those of the checkpoint.
 
     Raises:
         StateMismatch: there are more or fewer loaders, or they have other names.
@@ -154,14 +155,14 @@ _VAL = "epoch_loop.val_loop.batch_progress"
 
 
 def correct_counters(loops: dict[str, Any], saved: Saved) -> None:
-    """Make the counters of the fit loop agree with the loaders' states.
+    """Correct the counters of the fit loop so that they agree with the loaders' states.
 
-    - The fit was stopped in the middle of an epoch (``max_steps``, ``max_time``, early stopping):
-      Lightning counts the epoch as done. Corrected, the resumed fit finishes it.
-    - At the end of an epoch: in some cases Lightning goes on counting batches of that epoch.
-      Corrected, the next epoch begins with its first batch, once the validation is done.
-    - Before a validation, or between two of its batches: Lightning skips the rest of the
-      validation. Corrected, the resumed fit finishes it.
+    - The fit was stopped within an epoch (``max_steps``, ``max_time``, early stopping): Lightning
+      counts the epoch as done. After the correction, the resumed fit finishes it.
+    - The fit ended with an epoch: in some cases Lightning continues to count batches of that epoch.
+      After the correction, the next epoch begins with its first batch, after the validation.
+    - The fit was stopped before or within a validation: Lightning skips the rest of the
+      validation. After the correction, the resumed fit finishes it.
     """
     epoch, batch = loops[_EPOCH], loops[_BATCH]
     if saved.validation == DUE:
@@ -183,7 +184,7 @@ def correct_counters(loops: dict[str, Any], saved: Saved) -> None:
 
 
 def _set(progress: dict[str, Any], *, ready: int, processed: int) -> None:
-    """Set the epochs begun and done in this fit; keep what earlier fits added to the total."""
+    """Set the epochs begun and done in this fit; keep the totals of earlier fits."""
     current, total = progress["current"], progress["total"]
     earlier = total["processed"] - current["processed"]
     for counts, offset in ((current, 0), (total, earlier)):

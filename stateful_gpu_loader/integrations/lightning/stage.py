@@ -1,7 +1,7 @@
-"""The loaders of Lightning's training, or of its validation: what was fetched, and what was used.
+"""The loaders of Lightning's training or validation, with counts of fetched and used batches.
 
-A state has to speak of the batches that were used. Lightning counts those; how many more were
-fetched (Lightning fetches one ahead of a loader without length) is counted here, loader by loader.
+A state has to describe the used batches. Lightning counts them. The batches fetched beyond them
+(Lightning fetches one ahead from a loader without length) are counted here, for each loader.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from stateful_gpu_loader.samplers import OWN_SAMPLERS
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where the loaders of a stage stand, on all ranks."""
+    """Places of a stage's loaders on all ranks."""
 
     records: Mapping[str, Record]
     epoch: int
-    """Of the trainer, to which the next batches belong."""
+    """The trainer's epoch of the next batches."""
     batches: int
-    """Of that epoch, or of a validation under way, that were used."""
+    """Number of batches used so far in this epoch or validation."""
     is_over: bool = False
     """Whether the last run is over, so that the next batch begins another."""
 
 
 class Stage(Iterator[Any]):
-    """Stands in for the CombinedLoader that Lightning's data fetcher fetches from.
+    """Replaces the CombinedLoader that Lightning's data fetcher fetches from.
 
-    A run is one training epoch or one validation. Until a batch of it is used, a run can be begun
-    again: Lightning does so at the beginning of a second fit, and after its sanity check.
+    A run is one training epoch or one validation. Until one of its batches is used, a run can begin
+    again: Lightning does this at the start of a second fit, and after its sanity check.
 
     Args:
         name: ``"train"`` or ``"val"``.
@@ -50,46 +50,46 @@ class Stage(Iterator[Any]):
     def __init__(self, name: str) -> None:
         self.name = name
         self.saved: Place | None = None
-        """Of a checkpoint, until the loaders are known that it has to fit."""
+        """Place from a loaded checkpoint, held until the loaders are known."""
         self.counted: dict[str, Counted] = {}
         self.has_to_load = False
-        """Whether the loaders have to be put where the run begins, before its first batch."""
+        """Whether the loaders have to be moved to the start of the run before its first batch."""
         self.epoch = 0
-        """Of the trainer, to which the run belongs."""
+        """The trainer's epoch of the run."""
         self._combined: Any = None
         self._original: Any = None
-        """Lightning's CombinedLoader, of which ``_combined`` is a copy with counted loaders."""
+        """Lightning's CombinedLoader; ``_combined`` is a copy with counted loaders."""
         self._fetcher: Any = None
         self._progress: Any = None
         self._resumed_at = 0
-        """Batches of this run that were used before it was resumed."""
+        """Number of batches of this run that were used before it was resumed."""
         self._has_run = False
         """Whether a batch was used in this fit."""
         self._marks: deque[list[int]] = deque(maxlen=16)  # as far back as batches_ago= reaches
-        """Before each fetch of this run, how many batches each loader had delivered."""
+        """Number of batches that each loader had delivered before each fetch of this run."""
         self._clear()
 
     def _clear(self) -> None:
         self._fetched = 0
         self._is_exhausted = False
         self._processed_before: int | None = None
-        """Lightning's count of batches when the first one of this run was used."""
+        """Lightning's batch count when the first batch of this run was used."""
         self._marks.clear()
 
     def begin_fit(self) -> None:
-        """The next run begins where an earlier fit has left the loaders."""
+        """Start the next run where an earlier fit has left the loaders."""
         self.saved, self._has_run = None, False
         self.end_run()
 
     def watch(self, loop: Any) -> bool:
-        """Count what this loop of Lightning's fetches from now on.
+        """Count the batches that a Lightning loop fetches from now on.
 
         Args:
-            loop: Lightning's, with its CombinedLoader and its data fetcher, which may have fetched
-                a batch already.
+            loop: Lightning's loop, with its CombinedLoader and its data fetcher, which may have
+                fetched a batch already.
 
         Returns:
-            Whether it fetches in another way than when it was looked at before.
+            Whether the CombinedLoader or the fetcher has changed since the last call.
         """
         combined, fetcher = loop._combined_loader, loop._data_fetcher
         if combined is self._original and fetcher is self._fetcher:
@@ -106,13 +106,13 @@ class Stage(Iterator[Any]):
             loader = flattened[place]
             each = known.get(id(loader))
             if each is None and self.has_to_load and name in before:
-                # Lightning has built the loaders anew after a checkpoint was loaded into them.
+                # Lightning has built new loaders after a checkpoint was loaded into the old ones.
                 each = Counted(loader, before[name].start)
             elif each is None:
                 state = loader.state_dict(batches_ago=prefetched) if prefetched else None
                 each = Counted(loader, None if state is None else Record(state=state))
                 if self._has_run:
-                    # They go on with the trainer's epoch, as the loaders before them would.
+                    # Continue with the trainer's epoch, as the loaders before them would.
                     each.number_passes_from(self.epoch)
                     has_to_load = True
             has_limit = is_sequential and combined.limits is not None
@@ -126,7 +126,7 @@ class Stage(Iterator[Any]):
         return True
 
     def _go_on(self, places: dict[str, int], prefetched: int) -> None:
-        """Take over the iterators of Lightning's CombinedLoader, and what they have fetched."""
+        """Take over the iterators of Lightning's CombinedLoader and their fetched batches."""
         mode = self._combined._iterator
         mode.iterables = self._combined.flattened
         for name, place in places.items():
@@ -142,7 +142,7 @@ class Stage(Iterator[Any]):
         self._marks.extend([[0] * len(places)] * prefetched)
 
     def follow(self) -> None:
-        """Let Lightning's data fetcher fetch from here, from where the run begins."""
+        """Let Lightning's data fetcher fetch from this stage, from the start of the run."""
         self._fetcher.setup(self)
         if self.has_to_load:
             iter(self._fetcher)
@@ -177,7 +177,7 @@ class Stage(Iterator[Any]):
         return len(self._combined)
 
     def reset(self) -> None:
-        """As :meth:`CombinedLoader.reset`: let go of the iterators and of workers that wait."""
+        """Same as :meth:`CombinedLoader.reset`: release iterators and waiting workers."""
         self._combined.reset()
         self._original.reset()
         for each in self.counted.values():
@@ -189,20 +189,20 @@ class Stage(Iterator[Any]):
 
     @property
     def _has_begun(self) -> bool:
-        """Whether a batch of this run is in use, or was."""
+        """Whether a batch of this run is, or was, in use."""
         return self._processed_before is not None
 
     def begin_batch(self, trainer: Any) -> None:
-        """A batch is about to be used: the run cannot be begun again."""
+        """Note that a batch is about to be used, so that the run cannot begin again."""
         if self._processed_before is None:
             self._processed_before = self._progress.current.processed
             self.epoch = int(trainer.current_epoch)
             self.has_to_load, self._has_run = False, True
 
     def end_run(self) -> None:
-        """The next run begins where this one has left the loaders.
+        """Start the next run where this one has left the loaders.
 
-        A run of which no batch was used, although some were fetched, will be begun again.
+        If batches of the run were fetched but none was used, the run will begin again.
         """
         is_empty = self._is_exhausted and not self._fetched
         if self._has_begun or is_empty:
@@ -216,7 +216,7 @@ class Stage(Iterator[Any]):
         self._clear()
 
     def give_up(self) -> None:
-        """Begin the next run anew, where it was to go on with one that was broken off."""
+        """Start the next run from the beginning, instead of continuing an interrupted one."""
         if self.saved is not None:
             records = {name: record.given_up() for name, record in self.saved.records.items()}
             self.saved = replace(self.saved, records=records, batches=0)
@@ -228,21 +228,21 @@ class Stage(Iterator[Any]):
     @property
     def is_over(self) -> bool:
         """Whether all batches of the run were used."""
-        # A loader may end before Lightning expects it to: is_last_batch was not set then.
+        # A loader may end before Lightning expects it, so that is_last_batch was not set.
         has_ended = self._is_exhausted or (self._has_begun and self._progress.is_last_batch)
         in_hand = self._fetched - len(getattr(self._fetcher, "batches", ())) - self._num_used
         return bool(has_ended and in_hand <= 0)
 
     @property
     def _num_used(self) -> int:
-        """Batches of this run that were used, since it was begun or resumed."""
+        """Number of used batches of this run since it began or was resumed."""
         before = self._processed_before
         return 0 if before is None else int(self._progress.current.processed) - before
 
     def place(self) -> Place | None:
-        """Where the loaders stand after the last batch that was used: a collective call.
+        """Return the places of the loaders after the last used batch; a collective call.
 
-        What was fetched beyond the end of a run is lost, as it is without a checkpoint.
+        Batches fetched beyond the end of a run are lost, as without a checkpoint.
         """
         if self.saved is not None or self._combined is None:
             return self.saved
@@ -274,13 +274,13 @@ class Stage(Iterator[Any]):
 
 
 def load(stages: Iterable[Stage]) -> None:
-    """Put the loaders that are known where a checkpoint says.
+    """Move the loaders that are known to the places in a checkpoint.
 
     Args:
-        stages: those that go on from the same checkpoint.
+        stages: the stages that resume from the same checkpoint.
 
     Raises:
-        StateMismatch: a state does not fit; every loader is as it was.
+        StateMismatch: a state does not fit; every loader is unchanged.
     """
     found = [(stage, stage.saved) for stage in stages if stage.counted and stage.saved is not None]
     for stage, saved in found:
@@ -298,9 +298,9 @@ def load(stages: Iterable[Stage]) -> None:
 
 
 def _places_of(combined: Any) -> dict[str, int]:
-    """For each StatefulGPULoader its name, the path of keys to it, and its index among all.
+    """Return, by the path of keys to each StatefulGPULoader, its index among all loaders.
 
-    A loader alone is named as the only one of a list.
+    A single loader is named like the only one in a list.
     """
     names = {id(loader): path for path, loader in _leaves(combined.iterables, "")}
     places: dict[str, int] = {}
@@ -325,43 +325,43 @@ def _leaves(iterables: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 class Counted(Iterator[Any]):
-    """Stands in for a loader in Lightning's CombinedLoader and counts what is fetched of it.
+    """Replaces a loader in Lightning's CombinedLoader and counts the fetched batches.
 
     A run is one training epoch or one validation. During a run Lightning may begin several passes
-    over the loader (it cycles the shorter of two) or leave a pass before its end (because of a
+    over the loader (it cycles the shorter of two), or leave a pass before its end (because of a
     limit, or because another loader has ended).
 
     Args:
         loader: the StatefulGPULoader.
-        start: where its first run begins; None is where the loader stands.
+        start: start of its first run; None is the loader's present place.
     """
 
     def __init__(self, loader: StatefulGPULoader[Any], start: Record | None) -> None:
         self.loader = loader
         self.limit: float = float("inf")
-        """Batches of a pass after which Lightning fetches no more of it."""
+        """Number of batches of a pass after which Lightning fetches no more."""
         self._takes_trainers_epoch = isinstance(loader.sampler, OWN_SAMPLERS)
         self._batches: Iterator[Any] = iter(())
         self._may_be_empty = False
         self.begin_run(start)
 
     def begin_run(self, start: Record | None) -> None:
-        """Begin to count anew; ``start`` is where the first batch of the run comes from."""
+        """Reset the counts; ``start`` is the place of the run's first batch."""
         self._start = start
         self.begin_again()
 
     def begin_again(self) -> None:
-        """Begin to count anew, from where the present run began."""
+        """Reset the counts to the start of the present run."""
         self.delivered = 0
         self._ends: list[int] = []
-        """For each end of a pass in this run, how many batches were delivered before it."""
+        """Number of delivered batches at each end of a pass in this run."""
 
     @property
     def start(self) -> Record:
-        """Where the first batch of the run comes from.
+        """Place of the run's first batch.
 
-        The loader is asked no sooner than before its first batch: its state settles a seed that is
-        not decided, and whatever draws random numbers until then would change the order.
+        The loader's state is requested only just before its first batch: the request settles an
+        undecided seed, and random numbers drawn earlier would change the order.
         """
         if self._start is None:
             self._start = Record(state=self.loader.state_dict())
@@ -372,22 +372,22 @@ class Counted(Iterator[Any]):
         self._start = start
 
     def go_on_with(self, batches: Iterator[Any], delivered: int) -> None:
-        """Take over an iterator from which so many batches were fetched without being counted."""
+        """Take over an iterator that has already delivered batches without being counted."""
         self._batches, self.delivered = batches, delivered
 
     def __iter__(self) -> Counted:
         if self.start.ended and not self._ends:
-            # The loader had ended before the run was resumed: Lightning has to see that again.
+            # The loader had ended before the run was resumed, and Lightning has to see this again.
             self._batches = iter(())
         else:
-            # A loader that was saved after the last batch of a repeated pass has nothing left in
-            # that pass, where Lightning expects a batch.
+            # A loader saved after the last batch of a repeated pass has nothing left in that pass,
+            # but Lightning expects a batch.
             self._may_be_empty = self.start.ended and not self.delivered
             self._batches = iter(self.loader)
         return self
 
     def __next__(self) -> Any:
-        # Which asks for the start, before the first batch.
+        # This also requests the start, before the first batch.
         if self._used(self.delivered) >= self.limit:
             self._batches = iter(())
             raise StopIteration
@@ -407,15 +407,15 @@ class Counted(Iterator[Any]):
         return len(self.loader)
 
     def release(self) -> None:
-        """Let go of the iterator, and so of the loader's workers."""
+        """Release the iterator and the loader's workers."""
         self._batches = iter(())
 
     def record(self, delivered: int, *, is_over: bool) -> Record:
-        """Where the loader stood after the first so many batches of this run.
+        """Return the loader's place after the first ``delivered`` batches of this run.
 
         Args:
-            delivered: how many of the fetched batches were used.
-            is_over: whether the run is over, so that the next batch is the first of a new pass.
+            delivered: number of used batches among the fetched ones.
+            is_over: whether the run is over, so that the next batch begins a new pass.
         """
         ends = self._ends_until(delivered)
         if not delivered and len(ends) <= self.start.ended:
@@ -429,13 +429,13 @@ class Counted(Iterator[Any]):
         return Record(state=state, batches=used, ended=bool(ends))
 
     def check(self, record: Record, epoch: int) -> Record:
-        """Load a record of a checkpoint.
+        """Load a record from a checkpoint.
 
         Returns:
-            The record with the state of this rank alone.
+            The record with only this rank's state.
 
         Raises:
-            StateMismatch: it is no state of this loader; nothing was changed.
+            StateMismatch: the state does not fit this loader; nothing was changed.
         """
         state = record.state
         if record.is_at_start and self._takes_trainers_epoch:
@@ -444,10 +444,10 @@ class Counted(Iterator[Any]):
         return record.with_state(self.loader.state_dict())
 
     def load(self, epoch: int) -> None:
-        """Put the loader where the run begins.
+        """Move the loader to the start of the run.
 
         Args:
-            epoch: of the trainer, which samplers of this package follow.
+            epoch: the trainer's epoch, which samplers of this package follow.
         """
         self.check(self.start, epoch)
         if self.start.replay:
@@ -459,12 +459,12 @@ class Counted(Iterator[Any]):
             self._tell_sampler(epoch)
 
     def number_passes_from(self, epoch: int) -> None:
-        """Let a loader that replaces another begin with this epoch instead of its first one."""
+        """Let a loader that replaces another begin with this epoch instead of its first."""
         if not self._takes_trainers_epoch:
             self.start = self.start.with_state(in_epoch(self.start.state, epoch))
 
     def skip_epoch_under_way(self) -> None:
-        """Make the next pass one of the next epoch, although Lightning has just asked for this one.
+        """Set the next epoch for the next pass, although Lightning has just set the present one.
 
         Lightning fetches the first batch of a fit before it sets the sampler's epoch.
         """
@@ -472,7 +472,7 @@ class Counted(Iterator[Any]):
             self.loader.set_epoch(self.loader.state_dict()["epoch"] + 1)
 
     def _tell_sampler(self, epoch: int) -> None:
-        """Tell the user's sampler its epoch, as Lightning did before the state was loaded."""
+        """Set the epoch of the user's sampler, as Lightning did before the state was loaded."""
         batch_sampler = getattr(self.loader, "batch_sampler", None)
         samplers = [self.loader.sampler, getattr(batch_sampler, "sampler", None)]
         for sampler in {id(sampler): sampler for sampler in samplers}.values():
@@ -480,7 +480,7 @@ class Counted(Iterator[Any]):
                 sampler.set_epoch(epoch)
 
     def _used(self, delivered: int) -> int:
-        """How many batches of its pass the batch with this number, from 1, completes."""
+        """Return the number of batches of its pass up to the given batch, counted from 1."""
         ends = self._ends_until(delivered)
         if len(ends) == self.start.ended:
             return self.start.batches + delivered
@@ -490,10 +490,10 @@ class Counted(Iterator[Any]):
         return [end for end in self._ends if end <= delivered]
 
     def _after_left_pass(self, ago: int, *, ended: bool) -> Record:
-        """The beginning of the next pass, where the present one is left before its end."""
+        """Return the start of the next pass if the present one is left before its end."""
         state = self.loader.state_dict(batches_ago=ago)
         if state.get("user", 0) is not None or any(key.startswith("lane_") for key in state):
-            # What a dataset or sampler holds when its pass is left, only leaving it can tell.
+            # Only leaving the pass shows what the user's dataset or sampler then holds.
             before = self.loader.state_dict(batches_ago=ago + 1)
             return Record(state=before, ended=ended, replay=True)
         start = {"epoch": state["epoch"] + 1, "position": 0, "ahead": None, "index_digest": None}
@@ -501,7 +501,7 @@ class Counted(Iterator[Any]):
 
 
 def in_epoch(state: dict[str, Any], epoch: int) -> dict[str, Any]:
-    """A state between two passes as that of another epoch; it may hold a state for each rank."""
+    """Return a state between two passes with another epoch, or such states of each rank."""
     if "epoch" in state:
         return {**state, "epoch": epoch}
     return {

@@ -1,1 +1,1 @@
-"""What the adapters of several trainers share; none of it imports a trainer."""
+"""Common parts of several trainers' adapters; nothing here imports a trainer."""

@@ -1,9 +1,9 @@
-"""A dataset whose samples are the batches of a loader, for trainers that build DataLoaders anew.
+"""A dataset whose samples are a loader's batches, for trainers that rebuild DataLoaders.
 
 Accelerate's ``skip_first_batches``, and so the Trainer of transformers, builds another DataLoader
-from a loader's dataset and batch sampler. With the dataset and the batch sampler of this file that
-DataLoader delivers the loader's own batches. It skips what was delivered before a resume without
-reading it.
+from a loader's dataset and batch sampler. With the dataset and batch sampler of this file, that
+DataLoader delivers the loader's own batches. Batches delivered before a resume are skipped without
+being read.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from stateful_gpu_loader.loader import StatefulGPULoader
 
 
 class BatchFeed(Dataset[Any]):
-    """The batches of a loader's passes, each by its number in its epoch.
+    """Batches of a loader's passes, each by its number in its epoch.
 
     Args:
-        loader: this rank's.
+        loader: this rank's loader.
 
     >>> loader = StatefulGPULoader(range(6), batch_size=2)
     >>> feed = BatchFeed(loader)
@@ -37,9 +37,10 @@ class BatchFeed(Dataset[Any]):
         self.loader = loader
         self.numbers = BatchNumbers(self)
         self.passed_over = 0
-        """Batches of the next pass that were delivered before the resume."""
+        """Number of batches of the next pass that were delivered before the resume."""
         self.num_batches = 0
-        """Batches of the present epoch that were handed out or delivered before the resume."""
+        """Number of batches of the present epoch that were handed out, or delivered before the
+        resume."""
         self._is_resumed = False
         self._run: weakref.ref[Any] | None = None
         self._requested: int | None = None
@@ -48,7 +49,7 @@ class BatchFeed(Dataset[Any]):
         self._after_last: dict[str, Any] = {}
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments for a DataLoader of this dataset; it draws from a generator of its own."""
+        """Return the arguments for a DataLoader of this dataset, with a private generator."""
         return {
             "batch_sampler": self.numbers,
             "collate_fn": only_one,
@@ -56,20 +57,21 @@ class BatchFeed(Dataset[Any]):
         }
 
     def __len__(self) -> int:
-        """The number of samples, not of batches: users and trainers expect that of a dataset."""
+        """Return the number of samples, not of batches, as users and trainers expect of a
+        dataset."""
         return len(self.loader.dataset)
 
     def __getattr__(self, name: str) -> Any:
-        """An attribute of the loader's own dataset, such as its ``classes``."""
+        """Return an attribute of the loader's own dataset, such as its ``classes``."""
         if name.startswith("_") or name == "loader":
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self.loader.dataset, name)
 
     def __getitem__(self, number: int) -> Any:
-        """The batch that :meth:`run` has just fetched.
+        """Return the batch that :meth:`run` has just fetched.
 
         Raises:
-            LoaderError: another batch is asked for, such as one delivered before the resume.
+            LoaderError: another batch is requested, such as one delivered before the resume.
         """
         if self._held is not None and self._held[0] == number:
             (_, batch), self._held = self._held, None
@@ -86,7 +88,7 @@ class BatchFeed(Dataset[Any]):
         )
 
     def run(self) -> Iterator[list[int]]:
-        """The numbers of the batches of one pass; with each number its batch is fetched.
+        """Yield the numbers of one pass's batches; each batch is fetched with its number.
 
         Raises:
             LoaderError: more batches were skipped than were delivered before the resume.
@@ -97,17 +99,17 @@ class BatchFeed(Dataset[Any]):
         first, is_first = self.passed_over, True
         yield from ([number] for number in range(first))
         if self._requested is None:
-            # Trainers tell samplers their epoch, and those of the user rely on it.
+            # Trainers set the epoch of samplers, and the user's samplers rely on it.
             self.loader.set_epoch(self.next_epoch)
         self.passed_over, self._is_resumed, self._requested = 0, False, None
         run = iter(self.loader)
-        # A weak reference, so that a pass that the trainer leaves early frees its workers.
+        # A weak reference, so that a pass that the trainer leaves early releases its workers.
         self._run, self.num_batches = weakref.ref(run), first
         while True:
             try:
                 batch = next(run)
             except StopIteration:
-                # A consumer that fetches one batch ahead has the last batch in hand now.
+                # A consumer that fetches one batch ahead holds the last batch now.
                 self._before_last, self._run = self._after_last, None
                 return
             before = self.loader.state_dict(batches_ago=1) if is_first else self._after_last
@@ -119,36 +121,36 @@ class BatchFeed(Dataset[Any]):
             if is_resumed and self._held is not None:
                 raise LoaderError(
                     f"batch {self._held[0]} of the epoch was skipped, and the checkpoint was saved "
-                    f"behind {first} of them: it would be lost. Remedy: skip as many, or do not "
+                    f"after {first} of them: it would be lost. Remedy: skip as many, or do not "
                     "skip at all"
                 )
 
     def state_before_the_last(self) -> dict[str, Any]:
-        """The state for a consumer that fetches one batch ahead of the one it works on."""
+        """Return the state for a consumer that fetches one batch ahead of the batch in use."""
         return dict(self._before_last or self.loader.state_dict())
 
     def finish(self) -> None:
-        """End the pass of a consumer that has got all batches that it counts on in this epoch."""
+        """End the pass of a consumer that has received all batches it expects in this epoch."""
         run = None if self._run is None else self._run()
         if run is not None:
             deque(run, maxlen=0)
             self._run = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass one of this epoch, as :meth:`StatefulGPULoader.set_epoch`."""
+        """Set the epoch of the next pass, as in :meth:`StatefulGPULoader.set_epoch`."""
         self.loader.set_epoch(epoch)
         self._requested = epoch
 
     @property
     def next_epoch(self) -> int:
-        """The epoch of the next pass."""
+        """Epoch of the next pass."""
         if self._requested is not None:
             return self._requested
         return int(self.loader.state_dict()["epoch"]) + self._follows_an_epoch
 
     @property
     def next_position(self) -> int:
-        """The position in its epoch's order at which the next pass begins."""
+        """Position in its epoch's order at which the next pass begins."""
         return 0 if self._follows_an_epoch else int(self.loader.state_dict()["position"])
 
     @property
@@ -159,10 +161,10 @@ class BatchFeed(Dataset[Any]):
         return self.loader.epoch > int(self.loader.state_dict()["epoch"])
 
     def load_state_dict(self, state: Mapping[str, Any], accept: Collection[str] = ()) -> None:
-        """Go on from a state of the loader, or of the loaders of all ranks.
+        """Continue from a state of the loader, or of the loaders of all ranks.
 
         Raises:
-            StateMismatch: it does not fit; nothing was changed.
+            StateMismatch: the state does not fit; nothing was changed.
         """
         load_own_state(self.loader, dict(state), accept=accept)
         self._run, self._held, self._requested = None, None, None
@@ -172,18 +174,19 @@ class BatchFeed(Dataset[Any]):
 
 
 class BatchNumbers(Sampler[list[int]]):
-    """The batch sampler of a :class:`BatchFeed`, which yields one number for each batch."""
+    """Batch sampler of a :class:`BatchFeed`, which yields one number for each batch."""
 
     def __init__(self, feed: BatchFeed) -> None:
         self.feed = feed
         self.length: int | None = None
-        """Batches of every epoch, for a trainer that counts on the length of the first one."""
+        """Number of batches of every epoch, for a trainer that relies on the first epoch's
+        length."""
 
     def __iter__(self) -> Iterator[list[int]]:
         return self.feed.run()
 
     def __len__(self) -> int:
-        """Batches of an epoch.
+        """Return the number of batches of an epoch.
 
         Raises:
             TypeError: the loader has no length.
@@ -192,11 +195,11 @@ class BatchNumbers(Sampler[list[int]]):
 
     @property
     def batch_size(self) -> int | None:
-        """Samples of all ranks in one step: trainers understand a prepared loader's this way."""
+        """Number of samples of all ranks in one step, as trainers expect of a prepared loader."""
         size: int | None = self.feed.loader.state_dict()["global_batch_size"]
         return size
 
 
 def only_one(batches: list[Any]) -> Any:
-    """The collate_fn: a number of the batch sampler stands for one whole batch."""
+    """Collate function: each number of the batch sampler stands for one whole batch."""
     return batches[0]

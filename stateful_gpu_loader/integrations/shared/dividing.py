@@ -1,4 +1,4 @@
-"""Builds an undivided loader again as the loader of one rank, from its public attributes."""
+"""Rebuilds an undivided loader as the loader of one rank, from its public attributes."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _Loader = TypeVar("_Loader", bound=StatefulGPULoader[Any])
 
 
 def divided(loader: _Loader, *, num_replicas: int, rank: int) -> _Loader:
-    """The loader itself if it is divided among ranks already, otherwise one like it for this rank.
+    """Return the loader if it is already divided among ranks, else one like it for this rank.
 
-    A loader counts as divided if it was given a number of ranks, a DistributedSampler, or an
-    iterable dataset of the user's, which has to divide itself. The new loader takes over a state
-    that was loaded and an epoch that was set, but not a pass that is under way.
+    A loader counts as divided if it has a number of ranks, a DistributedSampler, or the user's
+    iterable dataset, which has to divide itself. The new loader takes over a loaded state and a
+    set epoch, but not a pass in progress.
 
     Args:
-        loader: with ``num_replicas=None`` or ``"auto"``.
-        num_replicas: the ranks that get different samples.
-        rank: this one.
+        loader: a loader with ``num_replicas=None`` or ``"auto"``.
+        num_replicas: number of ranks that get different samples.
+        rank: this rank.
 
     Raises:
-        ValueError: a sampler of the user's would give every rank the same samples.
+        ValueError: the user's sampler would give every rank the same samples.
         TypeError: the loader is of a subclass whose constructor cannot be called again.
-        StateMismatch: the state that was loaded does not fit this number of ranks.
+        StateMismatch: the loaded state does not fit this number of ranks.
 
     >>> loader = StatefulGPULoader(range(8), batch_size=2, shuffle=True, seed=1)
     >>> both = [divided(loader, num_replicas=2, rank=rank) for rank in (0, 1)]
@@ -50,7 +50,7 @@ def divided(loader: _Loader, *, num_replicas: int, rank: int) -> _Loader:
             "rank=; or a DistributedSampler, of which one that divides itself can be a subclass"
         )
     arguments = _arguments_of(loader, {"num_replicas": num_replicas, "rank": rank})
-    # The loader has made this sampler itself, and makes one for these ranks if none is given.
+    # The loader made this sampler itself, and makes one for these ranks if it gets none.
     stands_in = in_lanes or bool(loader.shuffle) or _is_stand_in(loader)
     arguments |= {
         "sampler": None if stands_in else loader.sampler,
@@ -65,7 +65,7 @@ def divided(loader: _Loader, *, num_replicas: int, rank: int) -> _Loader:
 
 
 def was_loaded(loader: StatefulGPULoader[Any]) -> bool:
-    """Whether a state was loaded, which a loader that is built from this one has to take over.
+    """Whether a state was loaded that a loader built from this one has to take over.
 
     >>> loader = StatefulGPULoader(range(8))
     >>> was_loaded(loader)
@@ -78,12 +78,12 @@ def was_loaded(loader: StatefulGPULoader[Any]) -> bool:
 
 
 def check_divides_itself(loader: StatefulGPULoader[Any], num_replicas: int) -> None:
-    """Check that an iterable dataset, if several processes read it, divides itself among them.
+    """Check that an iterable dataset that several processes read divides itself among them.
 
     Otherwise the trainer would divide it, in a way that cannot be resumed.
 
     Raises:
-        ValueError: it has no attribute ``num_replicas``.
+        ValueError: the dataset has no attribute ``num_replicas``.
 
     >>> check_divides_itself(StatefulGPULoader(range(8)), num_replicas=2)
     """
@@ -111,7 +111,7 @@ def _is_stand_in(loader: StatefulGPULoader[Any]) -> bool:
 
 
 def _carry_over(loader: StatefulGPULoader[Any], rank_loader: StatefulGPULoader[Any]) -> None:
-    """Give the new loader the state or the epoch that was set; a seed of None stays open."""
+    """Give the new loader the loaded state or the set epoch; a seed of None stays undecided."""
     loader._engine.take_requested_epoch()
     epoch = loader._engine.passes.address().epoch  # state_dict() would settle the seed
     if was_loaded(loader):
@@ -133,7 +133,7 @@ def _built(kind: Any, arguments: dict[str, Any]) -> Any:
 
 
 def _arguments_of(loader: StatefulGPULoader[Any], ranks: dict[str, int]) -> dict[str, Any]:
-    """All arguments of the loader, which keeps each as an attribute of the same name."""
+    """Return all arguments of the loader, which it keeps as attributes of the same names."""
     parameters = dict(inspect.signature(type(loader)).parameters)
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         parameters |= inspect.signature(StatefulGPULoader).parameters

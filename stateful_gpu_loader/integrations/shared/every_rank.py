@@ -24,20 +24,20 @@ VERSION = 1
 def state_of_all_ranks(
     loader: StatefulGPULoader[Any], batches_ago: int = 0, *, state: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The states of the loaders of all ranks as one, the same on every rank: a collective call.
+    """Return the states of all ranks' loaders as one, equal on every rank; a collective call.
 
-    Where the loader divides its samples among the ranks itself, that is a loader's own state, which
-    loads on any number of ranks; ranks of one tensor-parallel group count once. Where the user's
-    own objects have a different state on each rank, it holds the state of every rank, and loads
-    on the same number of ranks only.
+    If the loader itself divides its samples among the ranks, this is a loader's own state, which
+    loads on any number of ranks; ranks of one tensor-parallel group count once. If the user's
+    objects have a different state on each rank, it holds the state of every rank, and loads only
+    on the same number of ranks.
 
     Args:
-        loader: of this rank.
+        loader: this rank's loader.
         batches_ago: as in :meth:`StatefulGPULoader.state_dict`.
-        state: what this rank's loader returned earlier; None is its present state.
+        state: earlier state of this rank's loader; None is its present state.
 
     Raises:
-        StateMismatch: the ranks are not at the same step; on every rank.
+        StateMismatch: the ranks are not at the same step; raised on every rank.
 
     >>> from stateful_gpu_loader import StatefulGPULoader
     >>> loader = StatefulGPULoader([1, 2, 3])
@@ -66,7 +66,7 @@ def state_of_all_ranks(
 def state_for_all_ranks(
     loader: StatefulGPULoader[Any], state: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """As :func:`state_of_all_ranks`, without a collective call where this rank's state says it all.
+    """Same as :func:`state_of_all_ranks`, but local if this rank's state is sufficient.
 
     Scripts may save such a loader on the main process alone.
     """
@@ -76,13 +76,13 @@ def state_for_all_ranks(
 
 
 def load_all(loads: Iterable[tuple[Any, Callable[[], _Result]]]) -> list[_Result]:
-    """Load the states of several loaders, or, if one of them is refused, none.
+    """Load the states of several loaders, or none if one is refused.
 
     Args:
         loads: each loader, and a function that loads its state.
 
     Returns:
-        What the functions returned.
+        Results of the functions.
     """
     loaded: list[tuple[Any, dict[str, Any]]] = []
     results = []
@@ -101,12 +101,12 @@ def load_all(loads: Iterable[tuple[Any, Callable[[], _Result]]]) -> list[_Result
 def load_own_state(
     loader: StatefulGPULoader[Any], state: dict[str, Any], accept: Collection[str] = ()
 ) -> None:
-    """Load what :func:`state_of_all_ranks` returned, or any state of a loader.
+    """Load a result of :func:`state_of_all_ranks`, or any state of a loader.
 
     Raises:
-        StateMismatch: it does not fit, or it holds a state for each of another number of ranks;
+        StateMismatch: the state does not fit, or holds the states of another number of ranks;
             nothing was changed.
-        ValueError: as :meth:`StatefulGPULoader.load_state_dict`.
+        ValueError: as for :meth:`StatefulGPULoader.load_state_dict`.
     """
     if isinstance(state, Mapping) and state.get("format") == FORMAT:
         state = _own_part(state)
@@ -114,9 +114,9 @@ def load_own_state(
 
 
 def is_same_on_all_ranks(loader: StatefulGPULoader[Any]) -> bool:
-    """Whether a rank's own state says where all ranks stand, so that no rank has to be asked.
+    """Whether a rank's own state determines the places of all ranks, without communication.
 
-    Then one rank alone can save: after an exception, or with ``if is_main_process``.
+    One rank alone can then save: after an exception, or with ``if is_main_process``.
 
     >>> from stateful_gpu_loader import StatefulGPULoader
     >>> is_same_on_all_ranks(StatefulGPULoader(range(4), shuffle=True))
@@ -160,9 +160,9 @@ def _own_part(state: Mapping[str, Any]) -> Any:
 
 
 def _divides(loader: StatefulGPULoader[Any]) -> bool:
-    """Whether the loader divides the samples and each rank delivers them in order.
+    """Whether the loader divides the samples, and each rank delivers them in order.
 
-    The states of all ranks must be those of one step, then.
+    The states of all ranks must then be from the same step.
     """
     if isinstance(loader.dataset, ShardedDataset):
         return True
@@ -172,7 +172,7 @@ def _divides(loader: StatefulGPULoader[Any]) -> bool:
 
 
 def _place(loader: StatefulGPULoader[Any], rank: int) -> int:
-    """The data-parallel rank, which processes of one tensor-parallel group share."""
+    """Return the data-parallel rank, which processes of one tensor-parallel group share."""
     return loader.rank if isinstance(loader.rank, int) else rank
 
 
@@ -192,7 +192,7 @@ def _once_each(places: list[Any]) -> dict[int, dict[str, Any]]:
 
 
 def _differing(one: dict[str, Any], other: dict[str, Any]) -> str | None:
-    """The first field that differs, but for the bad samples, which each rank records for itself."""
+    """Return the first field that differs, except for bad samples, which are recorded per rank."""
     for field in sorted({*one, *other} - {"bad_samples"}):
         # States of the user's objects may hold tensors, which == compares element by element.
         same = comparable if field == "user" else _as_it_is
@@ -217,11 +217,11 @@ _LOADERS, _FACTS = "loaders", "trainer"
 def write_states(
     folder: str | os.PathLike[str], states: Sequence[Any], facts: Mapping[str, Any] | None = None
 ) -> str:
-    """Write the file atomically; one process does it for all ranks.
+    """Write the file atomically; one process writes for all ranks.
 
     Args:
-        folder: of the checkpoint.
-        states: of all loaders, in the order in which they were given to the trainer.
+        folder: folder of the checkpoint.
+        states: states of all loaders, in the order in which the trainer received them.
         facts: further values that the trainer's adapter needs at a resume.
 
     Raises:
@@ -243,25 +243,25 @@ def write_states(
 def read_states(
     folder: str | os.PathLike[str], number: int, *, saved_by: str
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The states and the facts of :func:`write_states`.
+    """Return the states and the facts of :func:`write_states`.
 
     Args:
-        folder: of the checkpoint.
-        number: how many loaders there are now.
-        saved_by: the function or class that writes the file, for the error message.
+        folder: folder of the checkpoint.
+        number: present number of loaders.
+        saved_by: function or class that writes the file, for the error message.
 
     Raises:
         CheckpointNotFound: the checkpoint has no such file.
         CheckpointError: the file is truncated, altered or foreign.
-        StateMismatch: it holds the states of another number of loaders.
+        StateMismatch: the file holds the states of another number of loaders.
     """
     checkpoint = Checkpoint()
     try:
         checkpoint.load(os.path.join(_plain(folder), FILE_NAME))
     except CheckpointNotFound:
         raise CheckpointNotFound(
-            f"{os.fspath(folder)!r} has no {FILE_NAME}, so nobody knows where {number} loaders "
-            f"stood. Remedy: resume from a checkpoint that was saved with {saved_by}"
+            f"{os.fspath(folder)!r} has no {FILE_NAME}, so the places of {number} loaders are "
+            f"unknown. Remedy: resume from a checkpoint that was saved with {saved_by}"
         ) from None
     states = list(checkpoint.get_state(_LOADERS).values())
     if len(states) != number:
@@ -275,5 +275,5 @@ def read_states(
 
 
 def _plain(folder: str | os.PathLike[str]) -> str:
-    """The path with its braces escaped, which Checkpoint would read as a pattern."""
+    """Return the path with escaped braces, because Checkpoint would read them as a pattern."""
     return os.fspath(folder).replace("{", "{{").replace("}", "}}")

@@ -257,7 +257,7 @@ class Checkpoint:
         """
         if name not in self._states:
             what = "was collected yet" if name in self._objects else "is known"
-            held = f"states are held of {list(self._states)}" if self._states else "none is held"
+            held = f"there are states of {list(self._states)}" if self._states else "there are none"
             raise CheckpointError(
                 f"no state of {name!r} {what}; {held}, registered are {list(self._objects)}. "
                 "Remedy: collect() or load() first, and pass one of these names"
@@ -285,7 +285,7 @@ class Checkpoint:
             )
         if not isinstance(object_type, (type, str, type(None))):
             raise CheckpointError(
-                f"{object_type = } is no class. Remedy: pass a class, or its name with its module"
+                f"{object_type = } is not a class. Remedy: pass a class or its full name"
             )
         named = type_name(object_type) if isinstance(object_type, type) else object_type
         if named is not None:
@@ -424,7 +424,7 @@ class Checkpoint:
     def _check_open(self, stateful: Stateful) -> None:
         if self._is_complete:
             raise CheckpointError(
-                f"{stateful} comes too late, the states of {list(self._objects)} are collected. "
+                f"{stateful} comes too late: the states of {list(self._objects)} are collected. "
                 "Remedy: register all objects before collect(), or clear() and register them again"
             )
         if self._is_loaded and stateful.name not in self._states:
@@ -449,7 +449,7 @@ class Checkpoint:
 def _check_text(name: object) -> None:
     if not isinstance(name, str) or not name or not is_text(name):
         raise CheckpointError(
-            f"{name = } is no name for an object. Remedy: pass a str with at least one character "
+            f"{name = } is not a valid name. Remedy: pass a str with at least one character "
             "and no surrogates"
         )
 
@@ -459,10 +459,10 @@ def _check_keep(keep: int | None, pattern: Pattern) -> None:
         return
     if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
         raise CheckpointError(
-            f"{keep = } is no number of files to keep. Remedy: pass an int of 1 or more, or None"
+            f"{keep = } is not a number of files. Remedy: pass an int of 1 or more, or None"
         )
     if not pattern.is_numbered:
         raise CheckpointError(
-            f"{keep = } says how many numbered files to keep, and {pattern.text!r} is one file. "
+            f"{keep = } counts numbered files, but {pattern.text!r} is a single file. "
             "Remedy: leave keep out, or put {seq} into the name"
         )

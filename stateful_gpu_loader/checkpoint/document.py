@@ -143,7 +143,7 @@ at its end. Remedy: load the one before, or a copy
         return _states(_parsed(data, version))
     except ValueError as error:
         raise CheckpointError(
-            f"the checkpoint is whole, and holds what cannot be read here: {error}. Remedy: "
+            f"the checkpoint is intact, but this installation cannot read it: {error}. Remedy: "
             "install the versions of libraries that its second line names, or load the one before"
         ) from error
 
@@ -163,7 +163,9 @@ def _text(states: Mapping[str, SavedState], raw: bytearray | None) -> bytes:
     lines = []
     for name, saved in states.items():
         if not isinstance(name, str) or not typed_json.is_text(name):
-            raise TypeError(f"{name!r} is no name of a state. Remedy: use str without surrogates")
+            raise TypeError(
+                f"{name!r} is not a name of a state. Remedy: use str without surrogates"
+            )
         entry = {"type": saved.type_name, "state": saved.form}
         lines.append(f"{typed_json.write(name)}: {typed_json.write(entry, raw)}")
     time = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -241,7 +243,7 @@ def _altered(reason: str) -> CheckpointError:
 
 def _foreign(reason: str) -> CheckpointError:
     return CheckpointError(
-        f"the text is no checkpoint of stateful_gpu_loader: {reason}. "
+        f"the text is not a checkpoint of stateful_gpu_loader: {reason}. "
         "Remedy: pass what Checkpoint.save() wrote"
     )
 

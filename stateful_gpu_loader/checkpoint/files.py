@@ -82,7 +82,7 @@ class Pattern:
         """
         text = path if isinstance(path, str) else getattr(path, "__fspath__", lambda: None)()
         if not _is_path(text):
-            raise _refused(path, "it is no path", "pass a str or pathlib.Path")
+            raise _refused(path, "it is not a path", "pass a str or pathlib.Path")
         found = _PATTERN.fullmatch(text)
         if found is None or "/" in (found["after"] or ""):
             raise _refused(
@@ -350,7 +350,9 @@ def _unescaped(text: str) -> str:
 
 
 def _refused(path: object, reason: str, remedy: str) -> CheckpointError:
-    return CheckpointError(f"the path {path!r} names no checkpoint: {reason}. Remedy: {remedy}")
+    return CheckpointError(
+        f"the path {path!r} is not valid for a checkpoint: {reason}. Remedy: {remedy}"
+    )
 
 
 def _write(pattern: Pattern, data: bytes) -> tuple[int, str]:
@@ -384,7 +386,7 @@ def _check_replaceable(path: str) -> None:
     if not stat.S_ISREG(mode):
         # A rename would replace a device, which other programs use, by a file.
         raise CheckpointError(
-            f"{path!r} is no regular file, and nothing was written. Remedy: pass the path of a file"
+            f"{path!r} is not a regular file; nothing was written. Remedy: pass the path of a file"
         )
 
 
@@ -526,11 +528,11 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     try:
         file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115
     except IsADirectoryError:
-        raise NotRegular("no regular file but a folder") from None
+        raise NotRegular("not a regular file but a folder") from None
     mode = os.fstat(file.fileno()).st_mode
     if not stat.S_ISREG(mode):
         file.close()
-        raise NotRegular(f"no regular file but {kind_of(mode)}")
+        raise NotRegular(f"not a regular file but {kind_of(mode)}")
     return file
 
 
@@ -555,7 +557,7 @@ def read_regular(path: str | os.PathLike[str], most: int) -> bytes:
     >>> read_regular("/dev/zero", 100)
     Traceback (most recent call last):
         ...
-    stateful_gpu_loader.checkpoint.files.NotRegular: no regular file but a device
+    stateful_gpu_loader.checkpoint.files.NotRegular: not a regular file but a device
     """
     with open_regular(path) as file:
         size = size_of(file)

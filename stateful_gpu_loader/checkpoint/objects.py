@@ -83,7 +83,7 @@ class Stateful:
                 self.object._enable_checkpointing()
             except Exception as error:
                 raise CheckpointError(
-                    f"{self} cannot be registered, its state can no longer be had: {error} "
+                    f"{self} cannot be registered, its state is no longer available: {error} "
                     "Remedy: register it before its first iteration"
                 ) from error
 
@@ -113,7 +113,7 @@ class Stateful:
         if saved.type_name is not None and not _is_of(saved.type_name, self.object):
             raise CheckpointError(
                 f"the state of {self.name!r} is of type {saved.type_name}, and the object of type "
-                f"{self.type_name}. Remedy: register the object that it was saved of"
+                f"{self.type_name}. Remedy: register an object of the saved type"
             )
         if isinstance(self.object, np.random.Generator):
             algorithm = type(self.object.bit_generator).__name__
@@ -125,8 +125,8 @@ class Stateful:
                 )
         if _is_dali(self.object) and getattr(self.object, "_op_backend", None) is not None:
             raise CheckpointError(
-                f"{self} has begun: DALI puts a state only into a reader that was not iterated. "
-                "Remedy: build it anew, and load() and register() before the first iteration"
+                f"{self} was already iterated, and DALI restores only a reader that was not. "
+                "Remedy: build it again, and load() and register() before the first iteration"
             )
 
     def put(self, saved: SavedState) -> None:
@@ -186,16 +186,16 @@ def put_all(objects: Mapping[str, Stateful], states: Mapping[str, SavedState]) -
             sentences = [
                 (True, f"{stateful} refused its state: {type(error).__name__}: {error}"),
                 (is_unchanged, "It is unchanged."),
-                (before, f"{before} had been restored before it."),
+                (before, f"{before} had already been restored."),
                 (back, f"The former state is back in {[other.name for other in back]}."),
                 (
                     detached,
-                    f"Iterators of {detached} that were under way do not move its state any more. "
-                    "Remedy: begin new ones",
+                    f"Iterators of {detached} in progress no longer move its state. "
+                    "Remedy: start new iterators",
                 ),
                 (
                     lost,
-                    f"The former state of {lost} could not be put back. Remedy: build these anew",
+                    f"The former state of {lost} could not be restored. Remedy: build these again",
                 ),
             ]
             text = "\n".join(text for holds, text in sentences if holds)
@@ -301,7 +301,7 @@ def _methods(thing: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
             present, absent = names if callable(take) else reversed(names)
             lacking.append(f"{present}() without {absent}()")
     raise CheckpointError(
-        f"{type_name(thing)} has no state that can be taken and put back"
+        f"{type_name(thing)} has no state that can be saved and restored"
         f"{': ' + ', '.join(lacking) if lacking else ''}. Remedy: {_ADVICE}"
     )
 

@@ -61,7 +61,7 @@ def prepare_loader(accelerator: Any, loader: StatefulGPULoader[Any]) -> Prepared
         return loader
     if not isinstance(loader, StatefulGPULoader):
         raise TypeError(
-            f"{type(loader).__name__} is no StatefulGPULoader. Remedy: accelerator.prepare() is "
+            f"{type(loader).__name__} is not a StatefulGPULoader. Remedy: accelerator.prepare() is "
             "for other loaders"
         )
     ranks = {"num_replicas": accelerator.num_processes, "rank": accelerator.process_index}
@@ -198,13 +198,14 @@ def _check_ways(accelerator: Any) -> None:
     for name, (value, remedy) in asked.items():
         if value:
             raise ValueError(
-                f"DataLoaderConfiguration({name}={value}), and this loader delivers to each "
-                f"process batches of its own. Remedy: {name}=False, and {remedy}"
+                f"DataLoaderConfiguration({name}={value}), but this loader delivers separate "
+                f"batches to each process. Remedy: {name}=False, and {remedy}"
             )
     if not accelerator.even_batches:
         raise ValueError(
-            "DataLoaderConfiguration(even_batches=False), and this loader gives every process as "
-            "many samples in every step. Remedy: even_batches=True; drop_last=True repeats nothing"
+            "DataLoaderConfiguration(even_batches=False), but this loader gives every process "
+            "equally many samples in every step. Remedy: even_batches=True; with drop_last=True "
+            "nothing is repeated"
         )
 
 
@@ -228,9 +229,9 @@ def _get_remainder(prepared: PreparedLoader) -> int:
     own, repeated = prepared._last_batch
     if repeated > 1:
         warnings.warn(
-            f"the last batch of all ranks has {own} samples and {repeated} that are repeated, "
-            "between the others: gather_for_metrics() keeps them all. Remedy: evaluate as many "
-            "samples as the number of processes divides, or drop_last=True",
+            f"the last batch of all ranks has {own} samples and {repeated} repeated ones between "
+            "them: gather_for_metrics() keeps them all. Remedy: evaluate a number of samples that "
+            "the number of processes divides, or drop_last=True",
             stacklevel=3,
         )
         return 0

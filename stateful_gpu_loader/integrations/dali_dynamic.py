@@ -62,7 +62,7 @@ class StatefulReader(TextState):
         ...
     stateful_gpu_loader.errors.StateMismatch: files differs: the state has ['a.jpg', 'b.jpg'], \
 expected was ['b.jpg', 'a.jpg']. Remedy: build the reader as it was when the state was saved: DALI \
-would go on in another one without a word; if it is meant to differ, load_state_dict(state, \
+would silently continue in another one; if it is meant to differ, load_state_dict(state, \
 accept={'files'})
     """
 

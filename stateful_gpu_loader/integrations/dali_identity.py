@@ -120,8 +120,8 @@ def refuse(
         if field in accept:
             continue
         remedy = (
-            f"build the {what} as it was when the state was saved: DALI would go on in another "
-            "one without a word"
+            f"build the {what} as it was when the state was saved: DALI would silently continue "
+            "in another one"
         )
         if field in acceptable:
             remedy += f"; if it is meant to differ, load_state_dict(state, accept={{{field!r}}})"

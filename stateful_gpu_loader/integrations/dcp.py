@@ -88,8 +88,8 @@ class RankedState:
         if len(sizes) > 1 or list(ranks) != [_key(n) for n in range(size)]:
             raise ValueError(
                 f"the group has the ranks {[*ranks]}, and a number of ranks of {sorted(sizes)}. "
-                "Remedy: give a group in which each data-parallel rank is, with its dp_rank and "
-                "the dp_world_size of all"
+                "Remedy: give a group that contains each data-parallel rank, with its dp_rank "
+                "and the dp_world_size of all"
             )
         return {WORLD_SIZE: size, RANKS: write(ranks)}
 
@@ -128,7 +128,7 @@ class RankedState:
                 saved=saved_size,
                 present=size,
                 remedy=f"resume on {saved_size} data-parallel ranks: their states cannot be "
-                f"merged, {error.field!r} is another on each",
+                f"merged, {error.field!r} differs between them",
             ) from error
         self.loader.load_state_dict(merged)
 
@@ -148,7 +148,7 @@ def _key(rank: int) -> str:
 def _check_rank(dp_rank: int | None, dp_world_size: int | None) -> None:
     if dp_rank is None or dp_world_size is None or not 0 <= dp_rank < dp_world_size:
         raise ValueError(
-            f"{dp_rank = } of {dp_world_size = } is no rank. Remedy: give both, as "
+            f"{dp_rank = } of {dp_world_size = } is not a rank. Remedy: give both, as "
             'mesh["dp"].get_local_rank() and mesh["dp"].size(), or neither'
         )
 

@@ -54,9 +54,9 @@ def setup_dataloaders(
     for loader in dataloaders:
         if not isinstance(loader, StatefulGPULoader):
             raise TypeError(
-                f"{type(loader).__name__} is no StatefulGPULoader. Remedy: give the loader itself, "
+                f"{type(loader).__name__} is not a StatefulGPULoader. Remedy: pass the loader "
                 "before Fabric or this function has wrapped it; "
-                "fabric.setup_dataloaders() is for others"
+                "fabric.setup_dataloaders() is for other loaders"
             )
     if fabric.world_size > 1 and not dist.is_initialized():
         raise RuntimeError(

@@ -78,8 +78,9 @@ class TrainLoaderMixin:
     def __init__(self, *args: Any, train_loader: StatefulGPULoader[Any], **kwargs: Any) -> None:
         if not isinstance(train_loader, StatefulGPULoader):
             raise TypeError(
-                f"train_loader is a {type(train_loader).__name__}, no StatefulGPULoader. Remedy: "
-                "build the loader itself, and give a dataset as train_dataset to a plain Trainer"
+                f"train_loader is a {type(train_loader).__name__}, not a StatefulGPULoader. "
+                "Remedy: build the loader itself, or pass a dataset as train_dataset to a plain "
+                "Trainer"
             )
         super().__init__(*args, **kwargs)
         given: Any = self
@@ -207,8 +208,8 @@ class TrainLoaderMixin:
                 saved=self._feed.passed_over,
                 present=skipped,
                 remedy=f"the Trainer counts {skipped} by its {steps} steps of epochs of {length} "
-                "batches, and would skip as many: let train() begin with a loader at an epoch's "
-                "start, whose dataset has as many samples as its len() says",
+                "batches, and would skip them: let train() begin with a loader at an epoch's "
+                "start, and with a dataset whose len() is correct",
             )
 
 
@@ -251,7 +252,7 @@ def _global_step(folder: str) -> int:
         raise CheckpointNotFound(f"{folder!r} has no {_STATE_FILE}. {remedy}") from None
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise CheckpointError(
-            f"{path!r} does not tell the steps trained ({error!r}). {remedy}"
+            f"{path!r} does not contain the number of trained steps ({error!r}). {remedy}"
         ) from error
 
 
@@ -287,7 +288,7 @@ def _check_arguments(arguments: TrainingArguments, loader: StatefulGPULoader[Any
         if getattr(config, name, False):
             raise ValueError(
                 f"accelerator_config has {name}=True, with a loader. Remedy: leave it out; each "
-                "process has a loader of its own, with batch_size for one process"
+                "process has its own loader, with batch_size for one process"
             )
     if not getattr(config, "even_batches", True):
         _warn("even_batches", False, "drop_last", loader)

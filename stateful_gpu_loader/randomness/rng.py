@@ -203,7 +203,7 @@ class RNG:
         """
         if not (low <= high and math.isfinite(high - low)):
             raise ValueError(
-                f"{low = } and {high = } bound no interval. Remedy: pass finite low <= high"
+                f"{low = } and {high = } do not bound an interval. Remedy: pass finite low <= high"
             )
         _check_dtype(dtype, _FLOATS, low, high)
         numbers = low + (high - low) * self._units(_count(size))
@@ -242,7 +242,8 @@ class RNG:
         """
         if not (math.isfinite(mean) and math.isfinite(std) and std >= 0):
             raise ValueError(
-                f"{mean = } and {std = } define no normal law. Remedy: pass them finite, std >= 0"
+                f"{mean = } and {std = } define no normal distribution. Remedy: pass finite "
+                "numbers, std >= 0"
             )
         reach = _GREATEST_NORMAL * std
         _check_dtype(dtype, _FLOATS, mean - reach, mean + reach)
@@ -322,7 +323,9 @@ class RNG:
         array([False,  True, False, False])
         """
         if not 0 <= probability <= 1:
-            raise ValueError(f"{probability = } is no probability. Remedy: pass one in [0, 1]")
+            raise ValueError(
+                f"{probability = } is not a probability. Remedy: pass a number in [0, 1]"
+            )
         _check_dtype(dtype, _FLAGS, 0, 1)
         return _given(self._units(_count(size)) < probability, size, dtype)
 
@@ -430,7 +433,7 @@ def _check_dtype(
     )
     if not isinstance(dtype, torch.dtype) or dtype not in allowed:
         names = ", ".join(map(str, allowed))
-        raise ValueError(f"{dtype = } is none for these numbers. Remedy: pass None or {names}")
+        raise ValueError(f"{dtype = } does not suit these numbers. Remedy: pass None or {names}")
     if dtype == torch.bool:
         return
     limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)

@@ -139,7 +139,7 @@ _IN_WORDS = (
     (r"sequential", "the dataset's own"),
     (r"feistel-\d+", "shuffled"),
     (r"called", "calls of your function, counted up"),
-    (r"rounds-\d+ .*", "shuffled anew in each round over the dataset"),
+    (r"rounds-\d+ .*", "shuffled again in each round over the dataset"),
     (r"uniform-\d+ .*", "drawn with replacement"),
     (r"repeated-\d+ over sequential.*", "each sample several times"),
     (r"repeated-\d+ .*", "shuffled, each sample several times"),

@@ -240,7 +240,7 @@ class MixtureSampler(OrderSampler, Sampler[int]):
     ) -> None:
         if not isinstance(data_source, MixedDataset):
             raise TypeError(
-                f"{type(data_source).__name__} is no MixedDataset. Remedy: "
+                f"{type(data_source).__name__} is not a MixedDataset. Remedy: "
                 "MixtureSampler(MixedDataset(datasets, weights))"
             )
         self.order = MixtureOrder(data_source, shuffle=shuffle)

@@ -138,7 +138,7 @@ def settled(seed: int | None, generator: torch.Generator | None) -> int | None:
         return seed
     if seed is not None:
         raise ValueError(
-            f"{seed = } and a generator were given, and either decides the order. Remedy: leave "
-            "one of them out"
+            f"{seed = } and a generator were given, and each decides the order. Remedy: omit "
+            "one of them"
         )
     return SettledSeed(None, generator).value

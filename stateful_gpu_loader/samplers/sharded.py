@@ -208,7 +208,7 @@ class ShardOrder:
         if n < num_shards:
             raise ValueError(
                 f"{n} samples cannot be divided into {num_shards = }: some would be empty. "
-                "Remedy: as many shards as samples at most"
+                "Remedy: at most as many shards as samples"
             )
         if not self._sharding.most_delivered(n):
             raise ValueError(

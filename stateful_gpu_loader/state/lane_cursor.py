@@ -61,7 +61,7 @@ class LaneCursor:
         """
         numbers = [int(part) for part in text.split(":")] if _TEXT.fullmatch(text) else []
         if not numbers or max(numbers) >= _END or numbers[4] > numbers[1]:
-            raise ValueError(f"{text!r} is no lane's cursor: five numbers with colons between them")
+            raise ValueError(f"{text!r} is not a lane's cursor of five numbers with colons between")
         turns, count, shard, offset, taken = numbers
         return cls(turns=turns, count=count, shard=shard, offset=offset, taken=taken)
 

@@ -64,8 +64,8 @@ def states_go_on() -> None:
     late.load(PATTERN)
     text = error_of(lambda: late.register(fresh, "reader"))
     assert "'reader'" in text
-    assert "has begun" in text
-    assert "Remedy: build it anew" in text
+    assert "was already iterated" in text
+    assert "Remedy: build it again" in text
     assert late.names == ()
 
 
@@ -80,7 +80,7 @@ def started_reader_without_its_state_is_refused() -> None:
     labels(iter(enabled.next_epoch(batch_size=2)), 1)
     checkpoint.register(enabled, "reader")
     checkpoint.collect()
-    assert "has begun" in error_of(checkpoint.restore), "before anything is changed"
+    assert "was already iterated" in error_of(checkpoint.restore), "before anything is changed"
 
 
 def other_type_is_refused() -> None:
@@ -100,7 +100,7 @@ def refused_state_leaves_a_reader_at_its_beginning() -> None:
     checkpoint.set_state("one", held.get_state("reader"))
     checkpoint.set_state("two", 7)
     text = error_of(checkpoint.restore)
-    assert "['one'] had been restored" in text
+    assert "['one'] had already been restored" in text
     assert "back in ['one', 'two']" in text
     assert labels(iter(one.next_epoch(batch_size=2)), 3) == labels(
         iter(reader().next_epoch(batch_size=2)), 3
@@ -124,7 +124,7 @@ def refused_state_leaves_loaders_as_they_are() -> None:
             lambda checkpoint=checkpoint, thing=thing: checkpoint.register(thing, "loader")
         )
         assert "It is unchanged" in text, text
-        assert "build these anew" not in text
+        assert "build these again" not in text
         before = thing.state_dict()
         next(batches)
         assert thing.state_dict() != before, "its iterator moves its state"

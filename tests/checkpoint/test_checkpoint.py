@@ -332,7 +332,7 @@ def test_set_state_refuses_what_no_object_can_have() -> None:
         checkpoint.set_state("a", {}, 3)  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match=r"'a' .*object"):
         checkpoint.set_state("a", {"x": object()})
-    with pytest.raises(CheckpointError, match="no name"):
+    with pytest.raises(CheckpointError, match="not a valid name"):
         checkpoint.set_state("", {})
     assert checkpoint.get_state("a")["count"] == 1
 

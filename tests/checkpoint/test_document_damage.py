@@ -116,7 +116,7 @@ def test_a_text_that_another_program_wrote_anew_is_altered(data: bytes, reason: 
 )
 def test_what_never_was_a_checkpoint_is_foreign(data: bytes | str, reason: str) -> None:
     message = refusal(data)
-    assert "the text is no checkpoint of stateful_gpu_loader: " in message
+    assert "the text is not a checkpoint of stateful_gpu_loader: " in message
     assert reason in message
 
 
@@ -210,7 +210,7 @@ def test_ranges_of_raw_bytes_are_of_version_2_alone() -> None:
 def test_a_forged_content_is_refused(rest: str) -> None:
     """The checksum is no signature, so what follows it is trusted no more."""
     message = refusal(forged(rest))
-    assert "is whole, and holds what cannot be read here: " in message
+    assert "is intact, but this installation cannot read it: " in message
     assert "Remedy: install the versions" in message
     assert len(message) < 1000
 

@@ -57,10 +57,10 @@ BRACES = "one {seq}, or {seq:04d}"
         ("runs/", "names no file"),
         ("", "names no file"),
         ("..", "names no file"),
-        ("run_\0.json", "is no path"),
-        ("run_\ud800_{seq}.json", "is no path"),
-        (b"run.json", "is no path"),
-        (None, "is no path"),
+        ("run_\0.json", "is not a path"),
+        ("run_\ud800_{seq}.json", "is not a path"),
+        (b"run.json", "is not a path"),
+        (None, "is not a path"),
     ],
 )
 def test_other_braces_or_no_name_are_refused(text: Any, reason: str) -> None:
@@ -143,7 +143,7 @@ def test_file_that_is_there_is_read_whatever_braces_it_has(tmp_path: Path) -> No
         assert (pattern.path(), pattern.is_numbered) == (str(path), False)
     assert Pattern.to_read(tmp_path / "run_{seq}.json").is_numbered
     # The number of an open file, too, is a file to the operating system.
-    with path.open() as file, pytest.raises(CheckpointError, match="is no path"):
+    with path.open() as file, pytest.raises(CheckpointError, match="is not a path"):
         Pattern.to_read(file.fileno())  # type: ignore[arg-type]
 
 

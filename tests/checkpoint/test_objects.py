@@ -84,7 +84,7 @@ class OnlyTakes:
 
 def test_object_without_a_state_is_refused_by_name() -> None:
     for thing, reason in (
-        (None, "builtins.NoneType has no state that can be taken and put back"),
+        (None, "builtins.NoneType has no state that can be saved and restored"),
         ({"a": 1}, "builtins.dict has no state"),
         (torch.zeros(2), "torch.Tensor has no state"),
         (torch.utils.data.DataLoader([1]), "torch.utils.data.DataLoader has no state"),

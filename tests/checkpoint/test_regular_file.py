@@ -83,5 +83,5 @@ def test_a_pipe_is_no_checkpoint_of_dali(tmp_path: Path) -> None:
 def test_a_pipe_is_no_state_of_a_trainer(tmp_path: Path) -> None:
     trainers = pytest.importorskip("stateful_gpu_loader.integrations.transformers")
     os.mkfifo(tmp_path / "trainer_state.json")
-    with pytest.raises(CheckpointError, match="no regular file but a named pipe"):
+    with pytest.raises(CheckpointError, match="not a regular file but a named pipe"):
         trainers._global_step(str(tmp_path))

@@ -62,7 +62,7 @@ def test_object_that_refuses_leaves_all_as_they_were() -> None:
     assert (
         "'c' (tests.checkpoint.counters.Counter) refused its state: ValueError: count = -1" in text
     )
-    assert "['a', 'b'] had been restored before it" in text
+    assert "['a', 'b'] had already been restored" in text
     assert "The former state is back in ['a', 'b', 'c']" in text
     assert "Remedy: register 'c' built as it was" in text
     assert isinstance(caught.value.__cause__, ValueError)
@@ -133,7 +133,7 @@ def test_object_that_cannot_be_put_back_is_named() -> None:
         checkpoint.restore()
     text = str(caught.value)
     assert "back in ['b']" in text
-    assert "former state of ['a', 'c'] could not be put back. Remedy: build these anew" in text
+    assert "former state of ['a', 'c'] could not be restored. Remedy: build these again" in text
     assert objects["b"].count == 1
 
 
@@ -207,7 +207,7 @@ def test_loader_that_refuses_goes_on_with_its_iterator() -> None:
     checkpoint = with_states({"loader": numbers(2).state_dict(), "text": "after"}, {})
     with pytest.raises(CheckpointError, match=r"seed") as caught:
         checkpoint.register(loader, "loader")
-    assert "begin new ones" not in str(caught.value)
+    assert "start new iterators" not in str(caught.value)
     next(batches)
     assert loader.state_dict()["position"] == 8
 
@@ -230,7 +230,7 @@ def test_loaders_are_put_last_where_others_may_still_refuse() -> None:
     checkpoint = with_states({"loader": loader.state_dict(), "counter": BAD}, objects)
     with pytest.raises(CheckpointError, match=r"'counter'") as caught:
         checkpoint.restore()
-    assert "begin new ones" not in str(caught.value)
+    assert "start new iterators" not in str(caught.value)
     next(batches)
     assert loader.state_dict()["position"] == 8
 
@@ -248,8 +248,8 @@ def test_iterators_that_a_refusal_cut_off_are_named(last: Any) -> None:
         with_states({**states, "other": bad}, objects).restore()
     text = str(caught.value)
     assert "The former state is back in ['rng', 'one']" in text
-    assert "Iterators of ['one'] that were under way do not move its state" in text
-    assert "Remedy: begin new ones" in text
+    assert "Iterators of ['one'] in progress no longer move its state" in text
+    assert "Remedy: start new iterators" in text
     assert one.state_dict() == before
 
 

@@ -66,13 +66,13 @@ DAMAGES: list[tuple[Callable[[Path], None], str]] = [
     (truncate, "truncated: 9 bytes are missing"),
     (flip, "altered: its checksum does not fit"),
     (empty, "empty"),
-    (make_foreign, "no checkpoint of stateful_gpu_loader: JSON of another format"),
+    (make_foreign, "not a checkpoint of stateful_gpu_loader: JSON of another format"),
     (write_in_future, "of version 99"),
-    (make_folder, "is no regular file"),
-    (make_pipe, "is no regular file"),
+    (make_folder, "is not a regular file"),
+    (make_pipe, "is not a regular file"),
     (make_dangling, "there is no file"),
     (make_enormous, "bytes follow its end"),
-    (make_enormous_and_foreign, "no checkpoint of stateful_gpu_loader"),
+    (make_enormous_and_foreign, "not a checkpoint of stateful_gpu_loader"),
 ]
 
 
@@ -256,7 +256,7 @@ def test_keep_is_one_or_more(tmp_path: Path, keep: Any) -> None:
 
 
 def test_keep_needs_numbers(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is one file"):
+    with pytest.raises(CheckpointError, match="is a single file"):
         collected(counter=1).save(tmp_path / "last.json", keep=1)
     assert not os.listdir(tmp_path)
 

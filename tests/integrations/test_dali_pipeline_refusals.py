@@ -219,7 +219,7 @@ def test_pipelines_that_cannot_be_saved_are_refused(datasets: dict[str, Argument
     used.share_outputs()
     refused: list[tuple[Any, str]] = [
         (whole(), "has no checkpoints.*Remedy: make it with enable_checkpointing=True"),
-        (used, "has given 1 batches already.*Remedy: pass the function"),
+        (used, "has already given 1 batches.*Remedy: pass the function"),
         (lambda **options: whole(), "has no checkpoints.*hand its keyword arguments on"),
     ]
     for pipeline, text in refused:

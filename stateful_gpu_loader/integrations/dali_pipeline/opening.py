@@ -132,8 +132,8 @@ def beginning_of(pipeline: Any) -> Place:
         ) from error
     if place.runs:
         raise LoaderError(
-            f"the pipeline has given {place.runs} batches already, and which epoch they were of is "
-            "not known. Remedy: pass the function that makes it"
+            f"the pipeline has already given {place.runs} batches, and their epoch is "
+            "unknown. Remedy: pass the function that makes the pipeline"
         )
     return place
 
@@ -151,8 +151,8 @@ def ending_reader(pipeline: Any, metas: Mapping[str, Any], reader_name: str | No
     """
     if reader_name is not None and reader_name not in metas:
         raise LoaderError(
-            f"{reader_name = } is no reader of the pipeline, which has {sorted(metas)}. Remedy: "
-            "the name= of a reader"
+            f"{reader_name = } is not a reader of the pipeline, which has {sorted(metas)}. "
+            "Remedy: pass the name= of a reader"
         )
     if reader_name is None and len(metas) > 1:
         raise LoaderError(
@@ -162,7 +162,7 @@ def ending_reader(pipeline: Any, metas: Mapping[str, Any], reader_name: str | No
     if reader_name is None and not metas and not pipeline._input_callbacks:
         raise LoaderError(
             "nothing ends an epoch of the pipeline: it has no reader and no external source. "
-            "Remedy: give it one of them"
+            "Remedy: add one"
         )
     return reader_name or next(iter(metas), None)
 
@@ -190,8 +190,8 @@ def _serialized(pipeline: Any) -> bytes:
             raise
         reason = str(error).partition("\n")[0]
         raise LoaderError(
-            "a pipeline with such an operator has no state: DALI cannot save what Python does in "
-            f"it, nor say which pipeline it is ({reason}). Remedy: do the operator's work on the "
+            "a pipeline with such an operator has no state: DALI can neither save what Python does "
+            f"in it nor identify the pipeline ({reason}). Remedy: do the operator's work on the "
             "loader's batches, or with DALI's own operators"
         ) from error
 
@@ -207,9 +207,9 @@ def _refuse_sources(pipeline: Any, graph: Graph) -> None:
             continue
         raise LoaderError(
             f"DALI cannot save the state of the external source {', '.join(names)}, "
-            f"{_KINDS.get(kind, kind)}: resumed, it would begin again. Remedy: give it a function "
-            "of one argument (SampleInfo, BatchInfo or the number of the batch) that finds what it "
-            "returns from that alone, or use StatefulGPULoader with a CallableSource"
+            f"{_KINDS.get(kind, kind)}: after a resume it would begin again. Remedy: give it a "
+            "function of one argument (SampleInfo, BatchInfo or the batch number) whose result "
+            "depends only on that, or use StatefulGPULoader with a CallableSource"
         )
     for operator in graph.operators:
         if operator.kind == "ExternalSource" and operator.name not in fed:

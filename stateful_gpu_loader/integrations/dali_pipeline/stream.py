@@ -168,7 +168,7 @@ class PipelineStream:
         if self._failure is not None:
             reason = str(self._failure).partition("\n")[0]
             raise LoaderError(
-                f"the pipeline cannot go on after {type(self._failure).__name__}: {reason}. "
+                f"the pipeline cannot continue after {type(self._failure).__name__}: {reason}. "
                 "Remedy: fix the cause, then load_state_dict(state_dict()), which continues after "
                 "the last delivered batch"
             ) from self._failure

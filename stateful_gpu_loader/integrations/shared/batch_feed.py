@@ -79,7 +79,7 @@ class BatchFeed(Dataset[Any]):
         if isinstance(number, int) and number < self.passed_over:
             raise LoaderError(
                 f"batch {number} of the epoch was delivered before the checkpoint, which has "
-                f"{self.passed_over} of them. Remedy: skip as many, or do not skip at all"
+                f"{self.passed_over} of them. Remedy: skip exactly these, or do not skip at all"
             )
         raise LoaderError(
             f"[{number!r}] of a {type(self).__name__}, which has the batch that a pass has just "

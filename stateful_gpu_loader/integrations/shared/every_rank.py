@@ -146,8 +146,8 @@ def _own_part(state: Mapping[str, Any]) -> Any:
             "number of ranks",
             saved=state.get("num_ranks"),
             present=num_ranks,
-            remedy="resume on as many ranks as saved: objects of yours have another state on each. "
-            "A ShardedDataset or a sampler of this package goes on on any number",
+            remedy="resume on as many ranks as saved: your objects have different states on them. "
+            "A ShardedDataset or a sampler of this package resumes on any number",
         )
     if _rank_key(rank) not in state:
         raise StateMismatch(

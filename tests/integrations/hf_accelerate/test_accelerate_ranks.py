@@ -34,7 +34,7 @@ def test_metrics_have_each_sample_once_where_one_is_repeated(tmp_path: Path) -> 
     for found, told in on_ranks(metrics_of_several, 4):
         assert set(found) == set(range(13))
         assert len(found) == 16
-        assert "5 samples and 3 that are repeated" in told
+        assert "5 samples and 3 repeated ones" in told
 
 
 def refused(rank: int, datasets: list[Any]) -> list[str]:

@@ -1,22 +1,22 @@
 """Images in Caffe's and Caffe2's LMDBs: a batch of each as a picture, saved and resumed.
 
-After DALI's notebook "Data Loading: LMDB Database" (`fn.readers.caffe`, `fn.readers.caffe2`,
+Based on DALI's notebook "Data Loading: LMDB Database" (`fn.readers.caffe`, `fn.readers.caffe2`,
 `fn.decoders.image`, `fn.crop_mirror_normalize` at random places). As there, the first batch of
-each format is drawn: nine crops of 224 pixels, float32 from 0 to 255. Each image is brought to 256
-first, as those of Caffe's ImageNet database were, so that none is smaller than its crop.
+each format is drawn: nine crops of 224 pixels, float32 from 0 to 255. Each image is first resized
+to 256, like those of Caffe's ImageNet database, so that none is smaller than its crop.
 
 Safer here:
-- A state taken after any batch brings back the rest bit for bit, crops included, on any number of
-  workers. It seeks; DALI's reader skips through the records that were read already.
-- A state of another database, or of one that was written anew with other labels, is refused by
-  name. DALI restores it without a word.
+- A state taken after any batch restores the rest bit for bit, including crops, on any number of
+  workers. It seeks; DALI's reader skips through the records that were already read.
+- A state of another database, or of one rewritten with other labels, is refused by name. DALI
+  restores it silently.
 - A damaged record is named with its key, or replaced or dropped (`on_bad_sample`), and the loader
-  goes on. It ends a DALI pipeline for good.
+  continues. In DALI it ends the pipeline permanently.
 - `shuffle=True` permutes the whole database. DALI's `random_shuffle` draws from a buffer of 1024.
 
     python -m examples.caffe_lmdb [--databases CAFFE CAFFE2] [--output FOLDER]
 
-writes lmdb_caffe.png and lmdb_caffe2.png; without paths, it writes two small databases first.
+writes lmdb_caffe.png and lmdb_caffe2.png; without paths, it first writes two small databases.
 Needs `pip install stateful_gpu_loader[lmdb,demo]`.
 """
 
@@ -80,7 +80,7 @@ def show(images: torch.Tensor, labels: torch.Tensor, path: Path) -> None:
 
 
 def write_databases(folder: Path, files_per_class: int = 4) -> tuple[Path, Path]:
-    """Photographs that ship with scikit-image and scikit-learn, as Caffe and Caffe2 store them."""
+    """Write photographs of scikit-image and scikit-learn as Caffe and Caffe2 store them."""
     write_photographs(folder / "photographs", files_per_class=files_per_class)
     classes = sorted((folder / "photographs").iterdir())
     files = [(path, label) for label, each in enumerate(classes) for path in sorted(each.iterdir())]
@@ -99,18 +99,18 @@ def write_databases(folder: Path, files_per_class: int = 4) -> tuple[Path, Path]
 
 
 def datum(data: bytes, label: int) -> bytes:
-    """Caffe's Datum: field 4 is the image file, 5 its class, 7 says that it is a file."""
+    """Return Caffe's Datum: field 4 is the image file, 5 its class, 7 marks it as a file."""
     return field(4, data) + field(5, label) + field(7, 1)
 
 
 def tensor_protos(data: bytes, label: int) -> bytes:
-    """Caffe2's TensorProtos: a tensor of a string (kind 4), the file, and one of int32 (kind 2)."""
+    """Return Caffe2's TensorProtos: the file as strings (kind 4), the label as int32 (kind 2)."""
     image = field(2, 4) + field(6, data)
     return field(1, image) + field(1, field(2, 2) + field(4, label))
 
 
 def field(number: int, value: int | bytes) -> bytes:
-    """A field of a protobuf message."""
+    """Return a field of a protobuf message."""
     if isinstance(value, int):
         return varint(number << 3) + varint(value)
     return varint(number << 3 | 2) + varint(len(value)) + value

@@ -1,23 +1,23 @@
-"""DALI's dynamic mode, saved in the middle of an epoch and resumed: labels, angles and pixels.
+"""DALI's dynamic mode, saved within an epoch and resumed: labels, angles and pixels.
 
-After DALI's notebook "Dynamic mode checkpointing". As there, a reader with shuffle (seed 1234) and
-an RNG (seed 42) are registered in a checkpoint; three batches of eight photographs are decoded and
-turned by angles from -30 to 30 degrees; the checkpoint is saved, and the fourth batch of the run
-compared with the first of one that was restored. Without a GPU, DALI works on the CPU.
+Based on DALI's notebook "Dynamic mode checkpointing". As there, a reader with shuffle (seed 1234)
+and an RNG (seed 42) are registered in a checkpoint. Three batches of eight photographs are decoded
+and rotated by angles from -30 to 30 degrees, and the checkpoint is saved. The fourth batch of the
+run is compared with the first of a restored run. Without a GPU, DALI runs on the CPU.
 
 Safer here:
-- The restored epoch has its remainder only. DALI's own has full length again: it goes on into data
-  that belong to the next epoch.
+- The restored epoch has only its remainder. DALI's own has the full length again: it continues into
+  data of the next epoch.
 - A reader of other files, or with another order, buffer, shard or batch size, is refused by name.
-  DALI restores it without a word.
-- The file has a checksum and is written whole or not at all; of several, the newest valid one is
-  loaded. DALI takes the newest, and waits for ever for a reader whose state was damaged in it.
-- The reader is counted by what was delivered, so that `break`, an epoch's last batch and an error
-  in the middle leave a state that is right.
+  DALI restores it silently.
+- The file has a checksum and is written completely or not at all; of several files, the newest
+  valid one is loaded. DALI takes the newest, and waits forever for a reader with a damaged state.
+- The reader counts delivered samples, so the state is right after a `break`, after an epoch's last
+  batch, and after an error.
 
 Loaders, samplers and generators of this package can be registered in DALI's `Checkpoint`, too.
-DALI's threads stay in a process once dynamic mode was used, and a forked child would wait for them
-for ever: worker processes of this package are then started by a fork server.
+DALI's threads stay in a process that has used dynamic mode, and a forked child would wait for them
+forever. The worker processes of this package are then started by a fork server.
 
     python -m examples.dali_dynamic [--folder FOLDER] [--output FOLDER]
 
@@ -45,7 +45,7 @@ Batch = tuple[list[Any], list[int], list[float]]
 
 
 def augment(jpegs: Any, labels: Any, rng: Any) -> Batch:
-    """Images turned at random, each uint8 [height, width, 3], their labels and their angles."""
+    """Return randomly rotated images, each uint8 [height, width, 3], their labels and angles."""
     images = ndd.decoders.image(jpegs, device=DEVICE)
     angles = ndd.random.uniform(batch_size=BATCH_SIZE, range=(-30.0, 30.0), rng=rng)
     rotated = ndd.rotate(images, angle=angles, fill_value=0)

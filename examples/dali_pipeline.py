@@ -1,22 +1,23 @@
-"""A DALI pipeline that is saved after three batches and goes on in a fresh one.
+"""A DALI pipeline that is saved after three batches and resumed in a new pipeline.
 
-After DALI's notebook "Pipeline checkpointing": `fn.readers.file` with `random_shuffle`, decoded and
-rotated by a random angle in (-30, 30), batches of 8, seed 12. As there, three batches go by, the
-state is saved, and the labels and angles of the next batch are printed, of the original and of a
-fresh pipeline; both are drawn, in `pipeline_original.png` and `pipeline_restored.png`. Images are
-brought to 256 pixels a side, to be one tensor; without a GPU the pipeline runs on the CPU.
+Based on DALI's notebook "Pipeline checkpointing": `fn.readers.file` with `random_shuffle`, decoded
+and rotated by a random angle in (-30, 30), batches of 8, seed 12. As there, the state is saved
+after three batches. The labels and angles of the next batch are printed, from the original and
+from a new pipeline; both batches are drawn, in `pipeline_original.png` and
+`pipeline_restored.png`. Images are resized to 256 x 256 pixels to form one tensor. Without a GPU
+the pipeline runs on the CPU.
 
 Safer here:
-- The state is a `state_dict()`, beside those of the model and the optimizer. It knows its epoch:
-  the resumed one has its remainder alone, and then the next one begins.
+- The state is a `state_dict()`, next to those of the model and the optimizer. It knows its epoch:
+  the resumed epoch has only its remainder, and then the next one begins.
 - Another batch size, shuffle, shard, crop, operator or folder of files is refused by name. DALI
-  goes on in most of these without a word.
-- An external source that DALI cannot resume is refused by name, where DALI warns and begins again.
-- The file has a checksum and is written whole or not at all.
+  silently continues in most of these cases.
+- An external source that DALI cannot resume is refused by name, where DALI warns and starts again.
+- The file has a checksum and is written completely or not at all.
 
     python -m examples.dali_pipeline [--folder FOLDER] [--output FOLDER]
 
-The folder holds a folder of JPEG files for each class; without it, a small one is written. Needs
+The folder holds one folder of JPEG files for each class; without it, a small one is written. Needs
 `pip install stateful_gpu_loader[dali,demo]`.
 """
 
@@ -66,7 +67,7 @@ def main(folder: Path, output: Path) -> None:
         restored.load(pattern)
         restored.register(loader_again, "loader")
 
-    # The original goes on, as if it had not been stopped.
+    # The original continues as if it had not been stopped.
     original, resumed = list(batches), list(loader_again)
     for name in ("labels", "angles"):
         for of, batch in (("original", original[0]), ("restored", resumed[0])):

@@ -1,23 +1,22 @@
-"""A callable that reads one sample when asked for it, in forked workers of two loaders.
+"""A callable that reads one sample per call, in forked workers of two loaders.
 
-After DALI's notebook "Parallel External Source - Fork": a training and a validation pipeline with
-four workers each, forked before the GPU is touched, whose `source` is called with the place of a
-sample. As there, the first batch of each is drawn, in `training.png` (contrast at random from 1 to
-3) and `validation.png` (contrast 1.5). The order is shuffled as its sister notebook does it.
+Based on DALI's notebook "Parallel External Source - Fork": a training and a validation pipeline
+with four workers each, forked before the GPU is used. Their `source` is called with the place of a
+sample. As there, the first batch of each is drawn, in `training.png` (random contrast from 1 to 3)
+and `validation.png` (contrast 1.5). The order is shuffled as in the second notebook of the pair.
 
 Safer here:
-- A state taken in the middle of the training pass brings back the rest bit for bit, order and
-  contrasts included, on another number of workers: the callable is called with the same places, and
-  with none before them.
-- A worker that is killed is replaced, and with `timeout=` one that hangs, too; the stream goes on
-  unchanged. In DALI the first ends the run without an exit code, and the second is waited for
-  without end.
+- A state taken during the training pass restores the rest bit for bit, including order and
+  contrasts, on another number of workers. The callable is called with the same places, and with
+  none before them.
+- A killed worker is replaced and, with `timeout=`, so is a hanging one; the stream is unchanged. In
+  DALI a killed worker ends the run without an exit code, and DALI waits forever for a hanging one.
 - An exception of the callable keeps its type, names the sample, and leaves the loader usable.
-- What the callable draws from `random`, `numpy.random` and torch is keyed by the sample.
+- The callable's draws from `random`, `numpy.random` and torch are keyed by the sample.
 
-`start_workers` refuses to fork once CUDA was initialised, as DALI's `start_py_workers` does.
-Two things differ: DALI's contrast is around the fixed level 128, torchvision's and ours around the
-mean grey of each image; and images are brought to 256 pixels a side, to be one tensor.
+Like DALI's `start_py_workers`, `start_workers` refuses to fork once CUDA is initialized. Two things
+differ. DALI's contrast is relative to the fixed level 128, torchvision's and ours to the mean grey
+of each image. And images are resized to 256 x 256 pixels to form one tensor.
 
     python -m examples.parallel_callable [--folder FOLDER] [--output FOLDER]
 
@@ -44,7 +43,7 @@ Loader = StatefulGPULoader[list[torch.Tensor]]
 
 
 class FileList:
-    """The image file and label at a place of the epoch's order; whole batches only."""
+    """Image file and label at a place of the epoch's order; whole batches only."""
 
     def __init__(self, folder: Path) -> None:
         lines = (folder / "file_list.txt").read_text(encoding="utf-8").splitlines()
@@ -105,7 +104,7 @@ def show(images: torch.Tensor, labels: torch.Tensor, path: Path) -> None:
 
 
 def write_folder(folder: Path, files_per_class: int = 2) -> Path:
-    """Photographs that ship with scikit-image and scikit-learn, and their list."""
+    """Write photographs that ship with scikit-image and scikit-learn, and their list."""
     write_photographs(folder, files_per_class=files_per_class)
     classes = sorted(folder.iterdir())
     lines = [

@@ -1,10 +1,10 @@
-"""Workers on a Ray cluster, all of whose nodes are lost in the middle of training.
+"""Workers on a Ray cluster whose nodes are all lost during training.
 
 Reference: Ray Train's guide on data loading, which moves the reading of data to the nodes of a
-cluster. Here the loader stays a `DataLoader`, and its workers are on the nodes.
+cluster. Here the loader stays a `DataLoader`, and its workers run on the nodes.
 
-Safer here: the order, the crops and the pixels are those of a run on one machine, although nodes
-are lost with the batches that their workers had. Losses and weights are compared.
+Safer here: order, crops and pixels equal those of a run on one machine, although nodes are lost
+together with their workers' batches. Losses and weights are compared.
 
 The nodes are processes of this machine, as in Ray's own tests. Needs `pip install '.[ray,demo]'`.
 """
@@ -31,7 +31,7 @@ LOST_AT = 6
 
 
 def train(folder: Path, lose_the_nodes: Any = None, **workers: Any) -> tuple[list[float], Any, int]:
-    """Train for an epoch; return the losses, the weights and how many workers were replaced."""
+    """Train for an epoch; return the losses, the weights and the number of replaced workers."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 8, 8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 16))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -52,7 +52,7 @@ def train(folder: Path, lose_the_nodes: Any = None, **workers: Any) -> tuple[lis
 
 def main() -> None:
     """Train on one machine and on a cluster, and compare."""
-    # Before Ray is imported: no statistics are sent, and workers find this file's own modules.
+    # Before Ray is imported: send no statistics, and let workers find this file's own modules.
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
     os.environ["PYTHONPATH"] = str(Path(__file__).parent.parent)
     import ray
@@ -75,7 +75,7 @@ def main() -> None:
                 cluster.remove_node(lost, allow_graceful=False)
                 cluster.add_node(**node)
 
-        # Ray prints the logs of nodes that are lost, and the loader warns of it.
+        # Ray prints the logs of lost nodes, and the loader warns about them.
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             found, found_weights, replaced = train(

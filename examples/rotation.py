@@ -1,23 +1,23 @@
-"""Photographs turned at random by this package alone, saved in the middle of an epoch and resumed.
+"""Photographs that this package alone rotates at random, saved within an epoch and resumed.
 
-After DALI's notebook "Dynamic mode checkpointing", without DALI: a shuffled folder, batches of
-eight, angles from -30 to 30 degrees, a checkpoint behind the third batch, and the fourth batch of
-the run beside the first of one that was restored. The loader draws its order and its angles from
-its seed, and `loader.draws()` tells those of a batch; the training loop's own draws, here a
+This is DALI's notebook "Dynamic mode checkpointing" without DALI: a shuffled folder, batches of
+eight, angles from -30 to 30 degrees, and a checkpoint after the third batch. The fourth batch of
+the run is shown next to the first of a restored run. The loader draws its order and its angles from
+its seed, and `loader.draws()` returns those of a batch. The training loop's own draws, here a
 brightness for each image, come from an `RNG`.
 examples/dali_dynamic.py does the same with DALI's reader and generator.
 
 Safer here:
-- One state for reader, order and rotations. It is a place, not a snapshot: it is restored by
-  seeking, on another number of workers, and brings back the pixels, bit for bit.
-- The restored epoch has its remainder only. DALI's own has full length again.
+- One state covers reader, order and rotations. It is a place, not a snapshot: the loader seeks, on
+  another number of workers, and restores the pixels bit for bit.
+- The restored epoch has only its remainder. DALI's own has the full length again.
 - Other files, another order or another transform are refused by name. DALI restores a changed
-  reader without a word.
-- The file has a checksum and is written whole or not at all; of several, the newest valid one is
-  loaded.
-- A worker that is killed is replaced, and the stream goes on unchanged.
+  reader silently.
+- The file has a checksum and is written completely or not at all; of several files, the newest
+  valid one is loaded.
+- A killed worker is replaced, and the stream is unchanged.
 
-The photographs are brought to 256 pixels a side first, to be one tensor.
+The photographs are first resized to 256 x 256 pixels to form one tensor.
 
     python -m examples.rotation [--folder FOLDER] [--output FOLDER]
 
@@ -54,7 +54,7 @@ def build(folder: Path, num_workers: int) -> Loader:
 
 
 def brightened(loader: Loader, images: torch.Tensor, labels: torch.Tensor, rng: RNG) -> Batch:
-    """Images, uint8 [n, 3, 256, 256], their labels and angles, and by what each was multiplied."""
+    """Return images, uint8 [n, 3, 256, 256], with their labels, angles and brightness factors."""
     angles = loader.draws()[-1]["angle"].round(4)
     factors = rng.uniform(0.7, 1.3, size=len(images)).round(4)
     scale = torch.tensor(factors, dtype=torch.float32, device=images.device)[:, None, None, None]

@@ -1,13 +1,13 @@
-"""An iterable dataset that keeps its own state, a part in each worker, saved and resumed.
+"""An iterable dataset with its own state, one part in each worker, saved and resumed.
 
-All workers shuffle alike, and each takes its part of the order. The dataset's state is the place
-in that part; it has torchdata's two methods, `state_dict` and `load_state_dict`. After torchdata's
-StatefulDataLoader tutorial, its part on iterable datasets.
+All workers shuffle in the same way, and each takes its part of the order. The dataset's state is
+the place in that part; it has torchdata's two methods, `state_dict` and `load_state_dict`. Based on
+torchdata's StatefulDataLoader tutorial, the part on iterable datasets.
 
 Safer here:
-- A state loaded after `iter()` counts, and one loaded with `persistent_workers=True` is that of
-  its pass alone. torchdata ignores the first and carries the second into later epochs.
-- A worker that is killed is replaced, and goes on from the last state it sent.
+- A state loaded after `iter()` takes effect, and one loaded with `persistent_workers=True` applies
+  only to its pass. torchdata ignores the first and carries the second into later epochs.
+- A killed worker is replaced, and continues from the last state that it sent.
 - Another number of workers is refused by name, before anything is changed.
 """
 

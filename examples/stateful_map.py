@@ -1,12 +1,12 @@
-"""A dataset with noise from torch's generator, a sampler with its own: saved and resumed.
+"""A dataset with noise from torch's generator and a sampler with a private one: saved and resumed.
 
-After torchdata's StatefulDataLoader tutorial, its part on map-style datasets.
+Based on torchdata's StatefulDataLoader tutorial, the part on map-style datasets.
 
 Safer here:
-- A dataset like this one needs no state. Without its two methods, what it draws from `random`,
-  `numpy.random` and torch is keyed by the sample, and comes back on any number of workers.
-- A worker that is killed is replaced, and goes on from the last state it sent.
-- Another number of workers is refused by name, before anything is changed. torchdata ends in an
+- A dataset like this needs no state. Without its two methods, its draws from `random`,
+  `numpy.random` and torch are keyed by the sample, and are the same on any number of workers.
+- A killed worker is replaced, and continues from the last state that it sent.
+- Another number of workers is refused by name, before anything is changed. torchdata ends with an
   assertion without a message.
 """
 

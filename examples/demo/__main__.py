@@ -15,11 +15,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo.
 
     Args:
-        argv: its arguments; None takes those of the process.
+        argv: arguments; None takes those of the process.
 
     Returns:
-        The exit status: 0 if nothing differs, 1 if something differs or failed, 2 for arguments
-        that cannot be used, 130 after Ctrl-C.
+        The exit status: 0 if nothing differs, 1 if something differs or failed, 2 for invalid
+        arguments, 130 after Ctrl-C.
     """
     parser = argparse.ArgumentParser(
         prog="python -m examples.demo",

@@ -1,4 +1,4 @@
-"""The look of the demo's pictures: colours, type, and a canvas measured in inches."""
+"""Appearance of the demo's pictures: colours, type, and a canvas measured in inches."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ INK = "#17202a"
 MUTED = "#6a7380"
 FAINT = "#d9dde3"
 SAME = "#0b7a75"
-"""Of our loader, and of what is equal bit for bit."""
+"""Colour of our loader, and of results that are equal bit for bit."""
 OTHER = "#d9601a"
-"""Of the other loader, and of what differs."""
+"""Colour of the other loader, and of results that differ."""
 TITLES = {
     "StatefulGPULoader": "StatefulGPULoader",
     "StatefulDataLoader": "torchdata StatefulDataLoader",
@@ -33,7 +33,7 @@ _TYPE = {
 
 
 def require_matplotlib() -> None:
-    """Find out before the training, not after it.
+    """Check for matplotlib before the training, not after it.
 
     Raises:
         MissingDependency: matplotlib is not installed.
@@ -47,10 +47,10 @@ def require_matplotlib() -> None:
 
 
 class Canvas:
-    """A white page; the origin is its upper left corner, and all lengths are inches.
+    """A white page; the origin is its upper left corner, and all lengths are in inches.
 
     Args:
-        width, height: of the page.
+        width, height: size of the page.
 
     Raises:
         MissingDependency: matplotlib is not installed.
@@ -82,7 +82,7 @@ class Canvas:
         align: str = "left",
         on: str = "baseline",
     ) -> None:
-        """Text of ``size`` points, its baseline or (``on="center"``) its middle at ``height``."""
+        """Draw text of ``size`` points, its baseline or (``on="center"``) middle at ``height``."""
         self._page.text(
             left,
             height,
@@ -96,7 +96,7 @@ class Canvas:
         )
 
     def image(self, left: float, top: float, side: float, pixels: Any) -> None:
-        """A square image, uint8 [height, width, 3], with round corners."""
+        """Draw a square image, uint8 [height, width, 3], with round corners."""
         from matplotlib.patches import FancyBboxPatch
 
         shown = self._page.imshow(
@@ -117,13 +117,13 @@ class Canvas:
         self._page.set_ylim(self.height, 0)
 
     def box(self, left: float, top: float, width: float, height: float, colour: str) -> None:
-        """A filled rectangle."""
+        """Draw a filled rectangle."""
         from matplotlib.patches import Rectangle
 
         self._page.add_patch(Rectangle((left, top), width, height, color=colour, linewidth=0))
 
     def plot(self, left: float, top: float, width: float, height: float) -> Any:
-        """Axes of matplotlib's, without an upper and a right edge."""
+        """Return matplotlib axes without upper and right edges."""
         with self._context(_TYPE):
             axes = self._figure.add_axes(
                 (
@@ -138,6 +138,6 @@ class Canvas:
         return axes
 
     def save(self, path: Path) -> None:
-        """As PNG, without a date, so that equal pictures are equal files."""
+        """Save as PNG without a date, so that equal pictures are equal files."""
         with self._context(_TYPE):
             self._figure.savefig(path, dpi=DOTS_PER_INCH, metadata={"Software": None})

@@ -1,4 +1,4 @@
-"""Run the experiment, show it, judge it."""
+"""Runs the experiment, and shows and evaluates it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from examples.demo.report import OURS, as_json, exit_status, table, verdict
 def run_demo(output: Path, plan: Plan | None = None) -> int:
     """Train, kill, resume and compare; print a table, write pictures and ``report.json``.
 
-    The data set and the checkpoints live in a temporary folder.
+    The data set and the checkpoints are in a temporary folder.
 
     Args:
-        output: a folder, made if need be; files of the same names are replaced.
-        plan: what to run.
+        output: a folder, created if missing; files of the same names are replaced.
+        plan: parameters of the experiment.
 
     Returns:
-        The exit status: 0 if our killed run is the undisturbed one, bit for bit, else 1.
+        The exit status: 0 if our killed run equals the undisturbed one, bit for bit, else 1.
 
     Raises:
         LoaderError: a training process failed by itself, or an optional package is missing.

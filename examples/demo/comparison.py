@@ -1,4 +1,4 @@
-"""The judgement: a killed run against the undisturbed run of the same loader, bit for bit."""
+"""Comparison of a killed run with the undisturbed run of the same loader, bit for bit."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from examples.demo.experiment import Runs
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What differs, as numbers of steps, and what was measured on the way.
+    """Step numbers that differ, and measurements.
 
-    Steps that were made again after a resume are compared too, each time.
+    Steps repeated after a resume are compared each time.
     """
 
     batches: int
-    """Compared."""
+    """Number of compared batches."""
     again: int
-    """Of these, made again because they came after the last checkpoint."""
+    """Number of these batches that were repeated because they came after the last checkpoint."""
     missing: tuple[int, ...]
     """Steps of the undisturbed run that the killed run never made."""
     other_labels: tuple[int, ...]
@@ -31,41 +31,41 @@ class Comparison:
     equal_weights: bool
     """Whether the final parameters and buffers are equal bit for bit."""
     returncodes: tuple[int, ...]
-    """Of the killed run's processes."""
+    """Return codes of the killed run's processes."""
     workers: tuple[int, ...]
-    """Of the same."""
+    """Numbers of workers of the same processes."""
     killed_at: tuple[int | None, ...]
-    """Steps; None for a process that ended by itself."""
+    """Steps of the kills; None for a process that ended by itself."""
     resumed_at: tuple[int, ...]
-    """Steps."""
+    """Steps at which processes resumed."""
     state_bytes: int
-    """The largest state of the loader, pickled."""
+    """Largest pickled state of the loader, in bytes."""
     seconds_to_first_batch: tuple[float, ...]
-    """From ``load_state_dict`` to the batch, for each resume."""
+    """Time from ``load_state_dict`` to the first batch, for each resume."""
 
     @property
     def differing(self) -> frozenset[int]:
-        """Steps that differ in anything."""
+        """Steps with any difference."""
         return frozenset(
             (*self.missing, *self.other_labels, *self.other_pixels, *self.other_losses)
         )
 
     @property
     def same_run(self) -> bool:
-        """Whether being killed left no trace in batches, losses and weights."""
+        """Whether the kills left no trace in batches, losses and weights."""
         return self.batches > 0 and not self.differing and self.equal_weights
 
     @property
     def killed_as_planned(self) -> bool:
-        """Whether SIGKILL ended every process but the last, and that one trained to the end."""
+        """Whether SIGKILL ended every process except the last, which trained to the end."""
         *killed, last = self.returncodes
         return last == 0 and all(code == -signal.SIGKILL for code in killed)
 
 
 def compare(runs: Runs) -> Comparison:
-    """Hold every step of the killed run against the same step of the undisturbed one.
+    """Compare every step of the killed run with the same step of the undisturbed one.
 
-    A step that the undisturbed run does not have differs in everything.
+    A step that the undisturbed run lacks differs in everything.
     """
     undisturbed = {step.step: step for step in runs.undisturbed.steps}
     killed = runs.killed.steps

@@ -1,4 +1,4 @@
-"""The contact sheet: one batch as it was delivered before a kill, and after the resume."""
+"""Contact sheet: one batch as delivered before a kill and after the resume."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from examples.demo.loaders import MEAN, STD
 from stateful_gpu_loader.errors import LoaderError
 
 GAP = 0.055
-"""Between images, in inches."""
+"""Space between images, in inches."""
 ROW_TITLES = ("before the kill", "after the resume", "difference")
 
 
@@ -24,18 +24,18 @@ class Pair:
     """The same batch twice."""
 
     before: torch.Tensor
-    """Float32 [n, 3, height, width], as the loader delivered it."""
+    """Float32 [n, 3, height, width], as delivered before the kill."""
     after: torch.Tensor
-    """The same after the resume."""
+    """The same batch after the resume."""
     targets: torch.Tensor
     """Int64 [n]."""
 
     @classmethod
     def of(cls, run: TrainingRun) -> Pair:
-        """The batch that a killed run kept.
+        """Return the batch that a killed run kept.
 
         Raises:
-            LoaderError: it was not delivered twice.
+            LoaderError: the batch was not delivered twice.
         """
         if len(run.kept) != 2:
             raise LoaderError(
@@ -47,17 +47,17 @@ class Pair:
 
     @property
     def num_equal(self) -> int:
-        """Images that are equal bit for bit."""
+        """Number of images that are equal bit for bit."""
         bits = (self.before.view(torch.int32) == self.after.view(torch.int32)).flatten(1)
         return int(bits.all(dim=1).sum())
 
     def rows(self, chosen: Sequence[int]) -> list[NDArray[np.uint8]]:
-        """Before, after, and the amount of their difference: uint8 [n, height, width, 3] each."""
+        """Return before, after, and absolute difference: uint8 [n, height, width, 3] each."""
         before, after = (_colours(images[list(chosen)]) for images in (self.before, self.after))
         return [_bytes(before), _bytes(after), _bytes((before - after).abs())]
 
     def one_of_each_class(self, count: int) -> list[int]:
-        """The places of the first image of each class, at most ``count``."""
+        """Return the places of the first image of each class, at most ``count``."""
         labels = self.targets.tolist()
         return [place for place, label in enumerate(labels) if label not in labels[:place]][:count]
 
@@ -65,14 +65,14 @@ class Pair:
 def draw_rows(
     canvas: Canvas, pair: Pair, chosen: Sequence[int], *, left: float, top: float, side: float
 ) -> None:
-    """Chosen images of a pair, three to a column, each ``side`` inches wide."""
+    """Draw chosen images of a pair, three to a column, each ``side`` inches wide."""
     for row, images in enumerate(pair.rows(chosen)):
         for column, image in enumerate(images):
             canvas.image(left + column * (side + GAP), top + row * (side + GAP), side, image)
 
 
 def draw_contact_sheet(pairs: dict[str, Pair], step: int) -> Canvas:
-    """All images of the batch of ``step``, a block for each loader."""
+    """Draw all images of the batch of ``step``, one block for each loader."""
     columns, margin, side, header = 16, 0.45, 0.645, 1.2
     lines = max(-(-len(pair.before) // columns) for pair in pairs.values())
     line_height = 3 * (side + GAP) + 0.16
@@ -95,12 +95,12 @@ def draw_contact_sheet(pairs: dict[str, Pair], step: int) -> Canvas:
 
 
 def equal_images(pair: Pair) -> str:
-    """How many images came again as they were."""
+    """Return how many images are identical after the resume."""
     return f"{pair.num_equal} of {len(pair.before)} images identical, bit for bit"
 
 
 def _colours(images: torch.Tensor) -> torch.Tensor:
-    """Normalisation undone: float [n, height, width, 3] from 0 to 1."""
+    """Undo the normalization: float [n, height, width, 3] from 0 to 1."""
     mean, std = torch.tensor(MEAN), torch.tensor(STD)
     return (images.permute(0, 2, 3, 1) * std + mean).clamp(0, 1)
 

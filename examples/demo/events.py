@@ -1,4 +1,4 @@
-"""What is told of a training process, one JSON object a line."""
+"""Events of a training process, one JSON object a line."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launched:
-    """A process was launched; told by its parent, all others by itself."""
+    """A process was launched; its parent reports this, the process reports all other events."""
 
     num_workers: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Started:
-    """The first batch is there."""
+    """The first batch was delivered."""
 
     step: int
-    """Of that batch, counted from 0 over all epochs."""
+    """Step of that batch, counted from 0 over all epochs."""
     seconds: float
-    """From the loader's ``load_state_dict``, or its first ``next()``, to this batch."""
+    """Time from the loader's ``load_state_dict``, or its first ``next()``, to this batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +32,7 @@ class Step:
     labels: str
     """Digest of the batch's targets in their order."""
     pixels: str
-    """Digest of the batch's images, every bit of them."""
+    """Digest of every bit of the batch's images."""
     loss: str
     """``float.hex`` of the loss."""
 
@@ -47,9 +47,9 @@ class Saved:
     """A checkpoint was written."""
 
     step: int
-    """The next to be trained after it."""
+    """Next step after the checkpoint."""
     state_bytes: int
-    """Size of the loader's part of it, pickled."""
+    """Size of the loader's pickled state."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +68,7 @@ _KINDS: dict[str, type[Event]] = {
 
 
 def to_line(event: Event) -> str:
-    """One line of text, its end included.
+    """Convert an event to one line of text, including the line end.
 
     >>> to_line(Saved(step=4, state_bytes=600))
     '{"kind": "Saved", "step": 4, "state_bytes": 600}\\n'
@@ -77,7 +77,7 @@ def to_line(event: Event) -> str:
 
 
 def from_line(line: str) -> Event:
-    """The event of a line.
+    """Read the event in a line.
 
     >>> from_line(to_line(Saved(step=4, state_bytes=600)))
     Saved(step=4, state_bytes=600)

@@ -21,21 +21,21 @@ Watch = Callable[[str, Event], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is run; steps are counted from 0 over all epochs."""
+    """Parameters of the experiment; steps are counted from 0 over all epochs."""
 
     files_per_class: int = 64
     num_epochs: int = 3
     checkpoint_every: int = 4
-    """In steps."""
+    """Steps between checkpoints."""
     kill_at: tuple[int, ...] = (10, 27)
-    """Steps: in the middle of epochs 0 and 1, and between two checkpoints."""
+    """Steps of the kills: within epochs 0 and 1, and between two checkpoints."""
     workers: dict[str, tuple[int, ...]] = field(
         default_factory=lambda: {
             "StatefulGPULoader": (2, 3, 1),
-            "StatefulDataLoader": (2, 2, 2),  # it refuses to resume on another number
+            "StatefulDataLoader": (2, 2, 2),  # it cannot resume on another number
         }
     )
-    """For each loader, of the killed run's first process and of each that resumes."""
+    """Number of workers of the killed run's first process and of each resumed one, by loader."""
 
     def __post_init__(self) -> None:
         for loader, workers in self.workers.items():
@@ -52,41 +52,41 @@ class Plan:
 
     @property
     def num_files(self) -> int:
-        """Of the data set."""
+        """Number of files in the data set."""
         return self.files_per_class * len(PHOTOGRAPHS)
 
     @property
     def num_steps(self) -> int:
-        """Of a whole run."""
+        """Number of steps in a whole run."""
         return self.num_epochs * self.steps_per_epoch
 
     @property
     def steps_per_epoch(self) -> int:
-        """The last batch of an epoch may be smaller."""
+        """Number of steps in an epoch, whose last batch may be smaller."""
         return -(-self.num_files // BATCH_SIZE)
 
     @property
     def killed_epochs(self) -> tuple[int, ...]:
-        """In which epochs the kills fall."""
+        """Epochs in which the kills happen."""
         return tuple(step // self.steps_per_epoch for step in self.kill_at)
 
     @property
     def kept_step(self) -> int:
-        """The first after the first resume: delivered before the kill, and again after it."""
+        """First step after the first resume, delivered before the kill and again after it."""
         return self.kill_at[0] // self.checkpoint_every * self.checkpoint_every
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """One training, from its first step to its last, in one process or in several."""
+    """One training from its first step to its last, in one process or several."""
 
     attempts: tuple[Attempt, ...]
     kept: tuple[Path, ...]
-    """Files of the batch ``Plan.kept_step``, one for each process that was given it."""
+    """Files of the batch ``Plan.kept_step``, one for each process that received it."""
 
     @property
     def steps(self) -> list[Step]:
-        """All steps in the order in which they were made, those made again included."""
+        """All steps in order of execution, including repeated ones."""
         return [step for attempt in self.attempts for step in attempt.of(Step)]
 
     @property
@@ -110,8 +110,8 @@ def run_experiment(
     """Build the data set and run everything, two trainings at a time.
 
     Args:
-        plan: what to run.
-        folder: an empty one, for the files of the data set and the checkpoints.
+        plan: parameters of the experiment.
+        folder: an empty folder for the files of the data set and the checkpoints.
         watch: called with ``"<loader>, undisturbed"`` or ``"<loader>, killed"`` and each event, by
             the thread of that training.
 
@@ -120,7 +120,7 @@ def run_experiment(
 
     Raises:
         LoaderError: a training process failed by itself.
-        MissingDependency: of the extra ``demo``.
+        MissingDependency: a package of the extra ``demo`` is missing.
     """
     write_photographs(folder / "photographs", files_per_class=plan.files_per_class)
     is_over = threading.Event()

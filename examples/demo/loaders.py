@@ -1,4 +1,4 @@
-"""The two loaders that are compared: the same files, augmentations, batches and seed."""
+"""The two loaders to compare: same files, augmentations, batches and seed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SEED = 42
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 _SCALE = (0.3, 1.0)
-"""Of a crop, as a share of its image's area."""
+"""Area of a crop, as a share of its image."""
 _JITTER = (0.4, 0.4, 0.4, 0.05)
 """Brightness, contrast, saturation, hue."""
 
 
 def ours(root: Path, num_workers: int) -> StatefulGPULoader[Any]:
-    """This package: files are decoded and augmented in the loader's threads."""
+    """Return this package's loader: its threads decode and augment the files."""
     return StatefulGPULoader(
         FolderSource(root),
         batch_size=BATCH_SIZE,
@@ -44,7 +44,7 @@ def ours(root: Path, num_workers: int) -> StatefulGPULoader[Any]:
 
 
 def torchdatas(root: Path, num_workers: int) -> StatefulDataLoader[Any]:
-    """torchdata's loader with torchvision's folder, decoder and v2 transforms.
+    """Return torchdata's loader with torchvision's folder, decoder and v2 transforms.
 
     Order and worker seeds come from torch's default generator, which the training job seeds,
     saves and restores.
@@ -73,4 +73,4 @@ LOADERS: dict[str, Callable[[Path, int], StatefulDataLoader[Any]]] = {
     "StatefulGPULoader": ours,
     "StatefulDataLoader": torchdatas,
 }
-"""The name that tables and pictures use, and what builds it from a folder and workers."""
+"""Functions that build a loader from a folder and a number of workers, by displayed name."""

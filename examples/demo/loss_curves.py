@@ -1,4 +1,4 @@
-"""The loss curves of an undisturbed and a killed run, and under them a cell for every batch."""
+"""Loss curves of an undisturbed and a killed run, with a cell for every batch below."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from examples.demo.experiment import Plan, Runs
 _STRIP_HEIGHT = 0.17
 _STRIP_GAP = 0.32
 STRIP_SPACE = _STRIP_GAP + _STRIP_HEIGHT
-"""What the cells take below the axes, in inches."""
+"""Height of the cells below the axes, in inches."""
 _HEADROOM, _FOOTROOM = 1.16, 0.75
-"""The axis ends at so many times the highest and the lowest loss, so that labels have room."""
+"""Factors from the highest and lowest loss to the ends of the axis, as room for labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """Where a panel lies, in inches; :data:`STRIP_SPACE` comes below its height."""
+    """Place of a panel, in inches; :data:`STRIP_SPACE` comes below its height."""
 
     left: float
     top: float
     width: float
     height: float
     losses: tuple[float, float]
-    """The lowest and the highest of all panels that share an axis."""
+    """Lowest and highest loss of all panels that share an axis."""
 
 
 def range_of_losses(runs: dict[str, Runs]) -> tuple[float, float]:
-    """The lowest and the highest of all runs, so that panels can share their axis."""
+    """Return the lowest and highest loss of all runs, so that panels can share their axis."""
     losses = [
         step.loss_value
         for pair in runs.values()
@@ -44,7 +44,7 @@ def range_of_losses(runs: dict[str, Runs]) -> tuple[float, float]:
 def draw_losses(
     canvas: Canvas, panel: Panel, name: str, plan: Plan, runs: Runs, comparison: Comparison
 ) -> None:
-    """The panel of one loader."""
+    """Draw the panel of one loader."""
     axes = canvas.plot(panel.left, panel.top, panel.width, panel.height)
     axes.set_xlim(-0.5, plan.num_steps - 0.5)
     lowest, highest = panel.losses
@@ -94,7 +94,7 @@ def _curve(steps: list[Step]) -> tuple[list[int], list[float]]:
 
 
 def _mark_processes(axes: Any, runs: Runs) -> None:
-    """Where each process died and began, and over its steps the number of its workers."""
+    """Mark the death and start of each process, and its number of workers above its steps."""
     killed, resumed = [], []
     attempts = [attempt for attempt in runs.killed.attempts if attempt.of(Step)]
     for number, attempt in enumerate(attempts):
@@ -147,7 +147,7 @@ def _label_epochs(axes: Any, plan: Plan) -> None:
 def _draw_strip(
     canvas: Canvas, plan: Plan, comparison: Comparison, *, left: float, top: float, width: float
 ) -> None:
-    """A cell a batch: one colour where it is the undisturbed run's, bit for bit, else another."""
+    """Draw a cell for each batch: one colour if it equals the undisturbed run's, else another."""
     cell = width / plan.num_steps
     for step in range(plan.num_steps):
         colour = OTHER if step in comparison.differing else SAME

@@ -12,9 +12,9 @@ from typing import Any
 from stateful_gpu_loader.errors import LoaderError, MissingDependency
 
 SMALLEST_SIDE, LARGEST_SIDE = 200, 400
-"""Of a file, in pixels."""
+"""Limits of a file's width and height, in pixels."""
 _PHOTOGRAPH_SIDE = 480
-"""Larger photographs are reduced to this first, so that a piece shows what they show."""
+"""Larger photographs are first reduced to this size, so that a piece shows the subject."""
 
 CREDITS = (
     "Photographs: scikit-image (public domain and CC0); scikit-learn: "
@@ -27,11 +27,11 @@ class Photograph:
     """One photograph, which becomes one class."""
 
     label: str
-    """The class."""
+    """Name of the class."""
     package: str
-    """The importable package that it ships in."""
+    """Importable package that contains the photograph."""
     file: str
-    """Its path within the package."""
+    """Path within the package."""
 
 
 PHOTOGRAPHS = (
@@ -53,20 +53,20 @@ _TRIED = {"skimage": "0.26", "sklearn": "1.9"}
 def write_photographs(root: Path, *, files_per_class: int, seed: int = 0) -> int:
     """Cut each photograph into JPEG files of varied size, shape, quality and kind.
 
-    Writes ``root/<label>/000.jpg`` and so on, the same bytes for the same arguments (and the
-    same Pillow); nothing is downloaded.
+    Writes ``root/<label>/000.jpg`` and so on, with the same bytes for the same arguments (and the
+    same Pillow). Nothing is downloaded.
 
     Args:
-        root: a folder, made if need be.
-        files_per_class: a class is what one photograph is cut into.
-        seed: of the places, sizes and qualities.
+        root: a folder; created if missing.
+        files_per_class: number of files cut from each photograph.
+        seed: seed of places, sizes and qualities.
 
     Returns:
-        The number of files.
+        Number of files.
 
     Raises:
         MissingDependency: Pillow, scikit-image or scikit-learn is not installed.
-        LoaderError: one of them is installed without the photograph.
+        LoaderError: a package is installed, but lacks the photograph.
     """
     for photograph in PHOTOGRAPHS:
         folder = root / photograph.label
@@ -96,7 +96,7 @@ def _open(photograph: Photograph) -> Any:
 
 
 def _write_piece(picture: Any, path: Path, number: int, chance: random.Random) -> None:
-    """Every eighth file is progressive, every sixteenth grey."""
+    """Write one piece; every eighth file is progressive, every sixteenth grey."""
     width, height = (
         chance.randint(SMALLEST_SIDE, min(side, LARGEST_SIDE)) for side in picture.size
     )
@@ -109,7 +109,7 @@ def _write_piece(picture: Any, path: Path, number: int, chance: random.Random) -
 
 
 def _folder_of(package: str) -> Path:
-    """Where a package lies, without importing it."""
+    """Return the folder of a package without importing it."""
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None:
         raise _missing(package)

@@ -1,4 +1,4 @@
-"""The pictures of the demo: ``resume.png``, and its two halves in full."""
+"""Pictures of the demo: ``resume.png``, and its two halves in full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress bars, one a training run, which go back when a killed run is resumed.
+"""Progress bars, one for each training run, which go back when a killed run is resumed.
 
 A cross between two numbers of workers is a SIGKILL.
 """
@@ -17,10 +17,10 @@ _FORMAT = "{desc:<31} {bar:12} {n_fmt:>3}/{total_fmt}  {elapsed}{postfix}"
 
 
 class Progress:
-    """Shows the events of runs, two of which may go on at a time; a context that closes all bars.
+    """Shows the events of runs, two of which may be in progress; a context that closes all bars.
 
     Args:
-        num_steps: of a run.
+        num_steps: number of steps of a run.
 
     Raises:
         MissingDependency: tqdm is not installed.
@@ -46,9 +46,9 @@ class Progress:
             self._close(run)
 
     def show(self, run: str, event: Event) -> None:
-        """An event of a run; the first of a run opens its bar.
+        """Show an event of a run; the first event opens the run's bar.
 
-        Outside a terminal a bar is written only when something happens to the process.
+        Outside a terminal, a bar is written only when something happens to the process.
         """
         if run not in self._workers:
             self._workers[run] = []
@@ -56,7 +56,7 @@ class Progress:
                 total=self._num_steps,
                 desc=run,
                 bar_format=_FORMAT,
-                position=None if self._is_terminal else 0,  # no moves of a cursor into a file
+                position=None if self._is_terminal else 0,  # no cursor moves into a file
             )
         if isinstance(event, Launched):
             self._launched(run, event)

@@ -1,4 +1,4 @@
-"""The figures of an experiment: a table and a verdict for readers, JSON for programs."""
+"""Figures of an experiment: a table and a verdict for readers, JSON for programs."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _ROWS: tuple[tuple[str, Callable[[Comparison], str]], ...] = (
 
 
 def table(comparisons: dict[str, Comparison]) -> str:
-    """A column for each loader.
+    """Return a table with a column for each loader.
 
-    Batches that were trained again after a resume are compared each time, but a step that
-    differs counts once.
+    Batches trained again after a resume are compared each time, but a step that differs counts
+    once.
     """
     columns = [[name, *(cell(it) for _, cell in _ROWS)] for name, it in comparisons.items()]
     widths = [max(map(len, column)) for column in columns]
@@ -53,7 +53,7 @@ def table(comparisons: dict[str, Comparison]) -> str:
 
 
 def verdict(comparison: Comparison) -> str:
-    """One sentence about our loader."""
+    """Return one sentence about our loader."""
     if comparison.same_run and comparison.killed_as_planned:
         kills = len(comparison.returncodes) - 1
         return (
@@ -73,7 +73,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def exit_status(comparisons: dict[str, Comparison]) -> int:
-    """0 if our killed run is the undisturbed one and every kill was a kill, else 1."""
+    """Return 0 if our killed run equals the undisturbed one and all kills succeeded, else 1."""
     killed = all(comparison.killed_as_planned for comparison in comparisons.values())
     return 0 if killed and comparisons[OURS].same_run else 1
 
@@ -81,7 +81,7 @@ def exit_status(comparisons: dict[str, Comparison]) -> int:
 def as_json(
     plan: Plan, runs: dict[str, Runs], comparisons: dict[str, Comparison]
 ) -> dict[str, Any]:
-    """All figures and records, and what they were taken on; no path, no host name."""
+    """Return all figures and records with versions and machine, without paths or host names."""
     return {
         "versions": {
             "python": platform.python_version(),
@@ -105,7 +105,7 @@ def as_json(
 
 
 def _records(run: TrainingRun) -> list[list[dict[str, Any]]]:
-    """The steps of each process."""
+    """Return the steps of each process."""
     return [
         [{**asdict(step), "loss_value": step.loss_value} for step in attempt.of(Step)]
         for attempt in run.attempts

@@ -21,36 +21,36 @@ _Kind = TypeVar("_Kind")
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """What became of one process."""
+    """Result of one process."""
 
     num_workers: int
     killed_at: int | None
-    """The step at whose report it was killed; None if it ended by itself."""
+    """Step whose report triggered the kill; None if the process ended by itself."""
     returncode: int
-    """As :mod:`subprocess` has it: -9 after SIGKILL."""
+    """Return code as in :mod:`subprocess`: -9 after SIGKILL."""
     events: tuple[Event, ...]
-    """All that it told, in order."""
+    """All events of the process, in order."""
 
     def of(self, kind: type[_Kind]) -> list[_Kind]:
-        """The events of one kind."""
+        """Return the events of one kind."""
         return [event for event in self.events if isinstance(event, kind)]
 
 
 def attempt(
     job: Job, *, kill_at: int | None = None, watch: Callable[[Event], None] = lambda event: None
 ) -> Attempt:
-    """Run a job in a process of its own; kill it and its workers as soon as it reports a step.
+    """Run a job in a separate process; kill it and its workers as soon as it reports a step.
 
-    The job's process leads a group of its own, as a scheduler's jobs do, and SIGKILL goes to the
-    whole group: the job gets no chance to notice, to save or to clean up.
+    The job's process leads its own group, as a scheduler's jobs do, and SIGKILL goes to the whole
+    group: the job gets no chance to notice, save or clean up.
 
     Args:
-        job: what to do.
-        kill_at: the step; None lets the process end by itself.
-        watch: called with every event as it comes.
+        job: the task.
+        kill_at: step of the kill; None lets the process end by itself.
+        watch: called with every event when it arrives.
 
     Raises:
-        LoaderError: the process failed by itself; its last words are in the text.
+        LoaderError: the process failed by itself; the text has its last output.
     """
     errors = Path(job.folder, "errors.txt")
     events: list[Event] = []
@@ -96,9 +96,9 @@ def attempt(
 
 
 def _let_go_on(process: subprocess.Popen[str]) -> None:
-    """The job waits at every step until it was read: however slow the machine, a kill hits it."""
+    """Let the job continue: it waits at every step, so a kill hits it on any machine."""
     if process.stdin is not None:
-        with suppress(BrokenPipeError):  # it has ended by itself
+        with suppress(BrokenPipeError):  # the process has ended by itself
             process.stdin.write("\n")
             process.stdin.flush()
 

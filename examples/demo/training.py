@@ -1,8 +1,8 @@
-"""The training job: a process that knows nothing of being killed.
+"""The training job: a process that is unaware of the kills.
 
-``python -m examples.demo.training '<a Job as JSON>'`` trains a small convolutional
-network, writes a checkpoint every few steps, goes on from the checkpoint that it finds, and
-prints its :mod:`~examples.demo.events`. Everything but the loader is deterministic.
+``python -m examples.demo.training '<a Job as JSON>'`` trains a small convolutional network. It
+writes a checkpoint every few steps, resumes from an existing checkpoint, and prints its
+:mod:`~examples.demo.events`. Everything but the loader is deterministic.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from examples.demo.loaders import LOADERS, SEED
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What one process is to do."""
+    """Task of one process."""
 
     loader: str
-    """A name in ``LOADERS``."""
+    """Key in ``LOADERS``."""
     photographs: str
-    """The folder of class folders."""
+    """Folder of class folders."""
     folder: str
-    """For the checkpoint and the kept batch."""
+    """Folder for the checkpoint and the kept batch."""
     num_workers: int
     num_epochs: int
     checkpoint_every: int
-    """In steps."""
+    """Steps between checkpoints."""
     kept_step: int
-    """The step whose batch is written to :attr:`kept_batch`."""
+    """Step whose batch is written to :attr:`kept_batch`."""
     kept_batch: str
-    """A file name within the folder."""
+    """File name within the folder."""
 
     def to_text(self) -> str:
-        """JSON."""
+        """Return the job as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> Job:
-        """What :meth:`to_text` wrote."""
+        """Read back :meth:`to_text`."""
         return cls(**json.loads(text))
 
 
@@ -112,7 +112,7 @@ def train(job: Job, tell: Callable[[Event], None]) -> None:
 
 
 def small_network(num_classes: int) -> nn.Module:
-    """Three convolutions, a hundredth of a second a batch on one core."""
+    """Return a network of three convolutions; a batch takes about 10 ms on one core."""
     widths = (3, 16, 32, 64)
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise(widths):
@@ -126,7 +126,7 @@ def small_network(num_classes: int) -> nn.Module:
 
 
 def digest(tensors: Iterable[torch.Tensor]) -> str:
-    """A fingerprint of every bit of CPU tensors, of their shapes and dtypes."""
+    """Return a digest of every bit of CPU tensors, and of their shapes and dtypes."""
     total = blake2b(digest_size=16)
     for tensor in tensors:
         total.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -141,14 +141,14 @@ def _batches(loader: Any, epochs: Iterable[int]) -> Iterator[tuple[int, Any]]:
 
 
 def _write(value: Any, path: Path) -> None:
-    """Atomically: whoever is killed in the middle leaves the former file."""
+    """Write atomically: a kill in between leaves the former file."""
     unfinished = path.with_name(path.name + ".unfinished")
     torch.save(value, unfinished)
     os.replace(unfinished, path)
 
 
 def _print(event: Event) -> None:
-    """Tell whoever watches; after a step wait until it was read, so that a kill comes at once."""
+    """Print an event; after a step wait until it was read, so that a kill takes effect at once."""
     sys.stdout.write(to_line(event))
     sys.stdout.flush()
     if isinstance(event, Step):

@@ -1,8 +1,8 @@
-"""A loop of Accelerate that is broken off in the middle of an epoch and gone on with.
+"""An Accelerate loop that is interrupted within an epoch and resumed.
 
 Safer here: `accelerator.prepare(loader)` would read the files without decoding them, and save no
-place in the epoch. `prepare_loader` keeps the loader, and `save_state` its place as of the batch in
-the loop's hands; `load_state` seeks, on any number of processes.
+place in the epoch. `prepare_loader` keeps the loader, and `save_state` its place after the batch in
+use; `load_state` seeks, on any number of processes.
 
     python -m examples.trainers.accelerate_loop     (or: accelerate launch ...)
 """
@@ -20,7 +20,8 @@ from stateful_gpu_loader.integrations.accelerate import prepare_loader
 
 
 def train(photographs: Path, saved: Path, *, resume: bool, stop: bool) -> list[torch.Tensor]:
-    """One epoch, as in Accelerate's documentation but for `prepare_loader`; what it was given."""
+    """Train one epoch as in Accelerate's documentation, with `prepare_loader`; return its
+    batches."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     recipes = [T.RandomResizedCrop(64), T.RandomHorizontalFlip()]
     loader = StatefulGPULoader(

@@ -1,8 +1,8 @@
-"""A loader as a value of torch.distributed.checkpoint: `torchrun --nproc-per-node 2
--m examples.trainers.dcp`, too.
+"""A loader as a value of torch.distributed.checkpoint; also with `torchrun --nproc-per-node 2
+-m examples.trainers.dcp`.
 
 Safer here: another number of processes gets the same global batches. For lanes of shards, and for
-datasets and samplers with states of their own, `RankedState` keeps every rank's state.
+datasets and samplers with their own states, `RankedState` keeps every rank's state.
 """
 
 import os

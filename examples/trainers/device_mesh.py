@@ -1,8 +1,8 @@
-"""Four processes, two of which share each batch: tensor parallelism by a DeviceMesh, and a resume.
+"""Four processes, two of which share each batch: tensor parallelism with a DeviceMesh, resumed.
 
-The loader is given the mesh's data-parallel dimension. Ranks of one tensor-parallel group then
-deliver the same batches, pixel for pixel. The state, gathered over that dimension, goes on under
-another mesh: here one group of four takes over from two of two. Pipeline stages are no different.
+The loader receives the mesh's data-parallel dimension. Ranks of one tensor-parallel group then
+deliver the same batches, pixel for pixel. The state, gathered over that dimension, resumes under
+another mesh: here one group of four replaces two groups of two. The same works for pipeline stages.
 
 Needs `pip install stateful_gpu_loader[demo]`.
 """
@@ -47,7 +47,7 @@ def job(rank, folder):
 
 
 def on_every_rank(batches):
-    """The images of each batch as bytes, of each rank."""
+    """Return the images of each batch as bytes, for each rank."""
     images = [[image.numpy().tobytes() for image in images] for images, _ in batches]
     dist.all_gather_object(gathered := [None] * 4, images)
     return gathered

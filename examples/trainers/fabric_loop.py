@@ -1,9 +1,9 @@
-"""A training loop of Lightning Fabric, broken off in its second epoch and resumed.
+"""A training loop of Lightning Fabric, interrupted in its second epoch and resumed.
 
-Beside Fabric's own loop one line is another: `setup_dataloaders(fabric, loader)` in place of
+It differs from Fabric's own loop in one line: `setup_dataloaders(fabric, loader)` instead of
 `fabric.setup_dataloaders(loader)`. The loader then goes into the dictionary for `fabric.save` and
-`fabric.load` like the model. The resumed job runs on a fresh model and loader, and consumes the
-same photographs with the same crops as a job that nothing disturbed, to the same weights.
+`fabric.load`, like the model. The resumed job starts with a new model and loader. It consumes the
+same photographs with the same crops as an uninterrupted job, and ends with the same weights.
 
 Needs `pip install stateful_gpu_loader[lightning,demo]`.
 """
@@ -21,7 +21,7 @@ from stateful_gpu_loader.integrations.fabric import setup_dataloaders
 
 
 def train(photographs: Path, path: Path, stop: int = 0, resume: bool = False):
-    """Two epochs; what each step consumed, and the weights at the end."""
+    """Train two epochs; return the batches of each step and the final weights."""
     fabric = Fabric(accelerator="auto", devices=1)
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 16)

@@ -1,7 +1,7 @@
-"""The Trainer of transformers on our loader, stopped in the middle of an epoch and resumed.
+"""The Trainer of transformers on our loader, stopped within an epoch and resumed.
 
-Safer here: the Trainer saves nothing of its loader and reads all batches before the place again,
-with other random crops. `LoaderTrainer` writes the place into each checkpoint and seeks.
+Safer here: the Trainer saves nothing of its loader and reads all earlier batches again, with other
+random crops. `LoaderTrainer` writes the place into each checkpoint and seeks.
 
     python -m examples.trainers.hf_trainer
 """
@@ -19,7 +19,7 @@ from stateful_gpu_loader.integrations.transformers import LoaderTrainer
 
 
 class Colours(torch.nn.Module):
-    """Classes by their mean colours; it keeps what it was given."""
+    """Classifies images by their mean colours, and keeps its inputs."""
 
     def __init__(self) -> None:
         super().__init__()

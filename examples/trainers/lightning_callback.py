@@ -1,7 +1,7 @@
-"""A Lightning fit that an exception ends in the middle of an epoch, resumed by another Trainer.
+"""A Lightning fit that an exception ends within an epoch, resumed by another Trainer.
 
-Both trainers are given the callback; all else is as in Lightning's own documentation. The batch
-whose step failed comes again, and the rest is what it would have been.
+Both trainers get the callback; everything else is as in Lightning's documentation. The batch of the
+failed step comes again, and the rest is the same as in an uninterrupted run.
 
     python -m examples.trainers.lightning_callback  (needs the extras lightning and demo)
 """

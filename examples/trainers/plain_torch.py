@@ -1,7 +1,7 @@
-"""Model, optimizer and loader in one file of torch.save, written in the middle of an epoch.
+"""Model, optimizer and loader in one torch.save file, written within an epoch.
 
-Safer here: `torch.load(weights_only=True)` reads the file, and the run that goes on may have
-another number of workers.
+Safer here: `torch.load(weights_only=True)` reads the file, and the resumed run may have another
+number of workers.
 """
 
 import tempfile

@@ -1,8 +1,8 @@
-"""Ray Train with two workers, one of which is killed in the middle of the second epoch.
+"""Ray Train with two workers, one of which is killed during the second epoch.
 
-Beside Ray's guide, the loader takes the place of `prepare_data_loader`, and its state, gathered of
-all workers, is in the checkpoint, from which Ray starts the workers again. What both were given is
-compared with one loader in one process. Needs `pip install 'ray[train]'`, and the extra demo.
+Unlike in Ray's guide, the loader replaces `prepare_data_loader`. Its state, gathered from all
+workers, is in the checkpoint, from which Ray restarts the workers. The batches of both workers are
+compared with one loader in one process. Needs `pip install 'ray[train]'` and the extra demo.
 """
 
 import os

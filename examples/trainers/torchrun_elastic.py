@@ -1,6 +1,7 @@
-"""A job of torchrun that is killed, and goes on with another number of processes: 4, 2, 3.
+"""A torchrun job that is killed and resumed with another number of processes: 4, 2, 3.
 
-Safer here: all processes together get the batches of one; a killed step gets the same one again.
+Safer here: all processes together get the batches of one process; a killed step gets its batch
+again.
 """
 
 import os

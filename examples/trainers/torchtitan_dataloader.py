@@ -1,9 +1,9 @@
-"""What torchtitan builds, iterates and checkpoints as its dataloader: ours, in a loop like its own.
+"""Our loader as torchtitan's dataloader, in a loop like torchtitan's.
 
 torchtitan calls a function with the data-parallel degree and rank, iterates the result once, and
-saves it by torch.distributed.checkpoint. It has no epochs, so the sampler is as long as the run.
-Unlike its own `ParallelAwareDataloader`, this one goes on on another data-parallel degree, and
-nothing is pickled. Here torch alone plays torchtitan's part.
+saves it with torch.distributed.checkpoint. It has no epochs, so the sampler is as long as the run.
+Unlike torchtitan's `ParallelAwareDataloader`, ours resumes on another data-parallel degree, and
+nothing is pickled. This example runs with torch alone.
 """
 
 import tempfile

@@ -1,1 +1,1 @@
-"""Speed and memory beside the peers: each benchmark writes JSON, from which all else is drawn."""
+"""Speed and memory compared with peers: each benchmark writes JSON, the source of all reports."""

@@ -1,7 +1,7 @@
 """All benchmarks, then the tables and the picture: ``python -m benchmarks``.
 
-Each runs in a Python process of its own, so that none inherits another's threads and memory. What
-needs a GPU is ``python -m benchmarks.gpu_check``.
+Each runs in its own Python process, so that none inherits another's threads and memory. Benchmarks
+that need a GPU are run by ``python -m benchmarks.gpu_check``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BENCHMARKS = (
 
 
 def main() -> None:
-    """Run everything; a smoke run leaves committed results, documents and picture alone."""
+    """Run everything; a smoke run does not change committed results, documents and pictures."""
     arguments = parse_options(__doc__, given=None)
     options = ["--output", str(arguments.output), "--data", str(arguments.data)]
     if arguments.rounds is not None:

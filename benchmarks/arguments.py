@@ -1,4 +1,4 @@
-"""The command line that the benchmarks share."""
+"""Common command line of the benchmarks."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from benchmarks import photographs, results
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """How much to measure, and where things lie."""
+    """Amount of measurement, and folders."""
 
     rounds: int
     quick: bool
-    """Whether all is done once, on next to nothing, to see that it runs."""
+    """Whether everything is done once on very little data, to check that it runs."""
     output: Path
-    """The folder of the JSON files."""
+    """Folder of the JSON files."""
     data: Path
-    """The folder of the photographs."""
+    """Folder of the photographs."""
     load_average: float = field(default_factory=results.load_average)
     """Runnable processes of the machine in the minute before the first round."""
 
     @property
     def warm_up_rounds(self) -> int:
-        """Rounds that do not count."""
+        """Number of rounds that do not count."""
         return 0 if self.quick else 1
 
     def make_results(self, benchmark: str, **found: Any) -> results.Results:
-        """Results of a run with these arguments; ``found`` are the other fields."""
+        """Return the results of a run with these arguments; ``found`` are the other fields."""
         return results.Results(
             benchmark=benchmark,
             rounds=self.rounds,
@@ -49,9 +49,9 @@ def parse(description: str | None, rounds: int, given: Sequence[str] | None) -> 
     """Read the command line of one benchmark.
 
     Args:
-        description: of the program; its first line is shown.
-        rounds: unless told otherwise.
-        given: instead of ``sys.argv``.
+        description: description of the program; its first line is shown.
+        rounds: default number of rounds.
+        given: replaces ``sys.argv``.
     """
     found = parse_options(description, given)
     return Arguments(
@@ -63,7 +63,7 @@ def parse(description: str | None, rounds: int, given: Sequence[str] | None) -> 
 
 
 def parse_options(description: str | None, given: Sequence[str] | None) -> argparse.Namespace:
-    """The options alone; ``rounds`` is None where it was not given."""
+    """Return only the options; ``rounds`` is None if it was not given."""
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, help="measurements of each, instead of the usual")
     parser.add_argument("--quick", action="store_true", help="one round, few files: a smoke run")

@@ -1,12 +1,12 @@
-"""What a checkpoint costs: of many objects in a file, and of a DALI pipeline at every batch.
+"""Costs of a checkpoint: of many objects in a file, and of a DALI pipeline at every batch.
 
-The file holds DALI's dynamic reader of a folder, three of DALI's RNGs and, in ours, a loader in
-addition. DALI's own Checkpoint writes without syncing, so ours is measured with and without. A
-sync takes what the disk takes, and is a measurement of the disk. There is no aim for either:
-nobody waits for what a save takes longer than DALI's, less than a millisecond for each checkpoint.
+The file holds DALI's dynamic reader of a folder, three of DALI's RNGs and, in ours, also a
+loader. DALI's own Checkpoint writes without a sync, so ours is measured with and without. The time
+of a sync is that of the disk. There is no aim for either: a save is less than a millisecond slower
+than DALI's, which does not matter.
 
-The pipeline reads, decodes, crops and normalises photographs on the CPU; its wrapper is asked for
-its state at every batch, and stands beside DALI's own iterator over the same pipeline without
+The pipeline reads, decodes, crops and normalizes photographs on the CPU. Its wrapper returns its
+state at every batch, and is compared with DALI's own iterator over the same pipeline without
 checkpointing. Each part is a process that starts no other, because DALI starts threads.
 """
 
@@ -83,7 +83,8 @@ def main(given: Sequence[str] | None = None) -> None:
 
 
 def checkpoint_section(content: Content) -> str:
-    """Files beside DALI's, then batches of a pipeline beside DALI's iterator."""
+    """Return files compared with DALI's, then a pipeline's batches compared with DALI's
+    iterator."""
     medians = medians_of(content)
     files = [
         [
@@ -124,7 +125,7 @@ def checkpoint_section(content: Content) -> str:
 
 
 def measure_files(root: Path, arguments: Arguments) -> list[Measurement]:
-    """Milliseconds of ``collect`` and ``save``, a new file each time, and the files' sizes."""
+    """Measure milliseconds of ``collect`` and ``save`` to new files, and the files' sizes."""
     import nvidia.dali.experimental.dynamic as ndd
 
     reader = ndd.readers.File(file_root=str(root), random_shuffle=True, seed=1)
@@ -168,7 +169,8 @@ def measure_files(root: Path, arguments: Arguments) -> list[Measurement]:
 
 
 def measure_batches(root: Path, arguments: Arguments) -> list[Measurement]:
-    """Milliseconds a batch of one pipeline: by DALI's iterator, and by ours with its state."""
+    """Measure milliseconds a batch of one pipeline, with DALI's iterator and ours with its
+    state."""
     contestants = [
         Contestant(
             name=name,
@@ -185,10 +187,10 @@ def measure_batches(root: Path, arguments: Arguments) -> list[Measurement]:
 
 
 def _milliseconds_a_save(checkpoint: Any, calls: int, *, synced: bool) -> float:
-    """Into a folder of its own, so that none has more files to look through."""
+    """Return milliseconds a save, in a separate folder, so that each sees equally many files."""
     not_synced = mock.patch.object(os, "fsync", _stay)
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint._save_seq = None  # where DALI's remembers the number after the last one
+        checkpoint._save_seq = None  # DALI's checkpoint remembers the next number here
         pattern = os.path.join(folder, _PATTERN)
         with contextlib.nullcontext() if synced else not_synced:
             started = time.perf_counter()
@@ -199,7 +201,7 @@ def _milliseconds_a_save(checkpoint: Any, calls: int, *, synced: bool) -> float:
 
 
 def _stay(descriptor: int) -> None:
-    """In place of a sync; a mock of its own would cost as much as the rest of a save."""
+    """Replace a sync; a mock object would cost as much as the rest of a save."""
 
 
 def _milliseconds_a_batch(batches: Iterator[Any], state: Any, arguments: Arguments) -> float:
@@ -215,7 +217,7 @@ def _milliseconds_a_batch(batches: Iterator[Any], state: Any, arguments: Argumen
 
 
 def _dali_batches(root: Path) -> Iterator[Any]:
-    """Epoch after epoch, by DALI's own iterator."""
+    """Return the batches of DALI's own iterator, epoch after epoch."""
     from nvidia.dali.plugin.base_iterator import LastBatchPolicy
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
@@ -230,7 +232,7 @@ def _dali_batches(root: Path) -> Iterator[Any]:
 
 
 def _wrapped_batches(root: Path, *, asked: bool) -> tuple[Iterator[Any], Any]:
-    """The same by the wrapper, and what to call at every batch."""
+    """Return the wrapper's batches, and the function to call at every batch."""
     from stateful_gpu_loader.integrations.dali import DALILoader
     from stateful_gpu_loader.samplers import LastBatchPolicy
 

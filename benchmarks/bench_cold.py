@@ -1,9 +1,9 @@
-"""A million files: the first batch of a process that has just begun, beside torch's DataLoader.
+"""A million files: the first batch of a new process, compared with torch's DataLoader.
 
-A folder of a million small photographs in 1,000 classes is written for it, links to a few thousand
-files, and removed at the end. Each process imports what it needs, lists the folder (ours takes the
-listing that an earlier process kept, or has none yet), and delivers one batch; another imports the
-same and ends. Files and folders come from the system's cache.
+A folder of a million small photographs in 1,000 classes, linked to a few thousand files, is written
+for the benchmark and removed at the end. Each process imports what it needs, lists the folder (ours
+uses an earlier process's kept listing, or has none yet), and delivers one batch. Another process
+imports the same and ends. Files and folders come from the system's cache.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ _DIFFERENT, _CROP, _QUALITY = 4000, 64, 85
 
 @dataclass
 class ColdStarts:
-    """The processes over one folder, and what they reported."""
+    """Processes over one folder, and their reports."""
 
     folder: Path
     cache: Path
-    """Where the listing is kept."""
+    """Folder of the kept listing."""
     found: dict[str, list[float]]
 
     def measure(self, name: str) -> float:
-        """Seconds from the process's beginning to the first batch, or to its end."""
+        """Return the seconds from the process's start to the first batch, or to its end."""
         if name == FIRST:
             for file in self.cache.iterdir():
                 file.unlink()
@@ -102,7 +102,7 @@ class ColdStarts:
                 if process.wait():
                     raise RuntimeError(f"{LABELS[name]}: it ended with {process.returncode}")
             finally:
-                with suppress(ProcessLookupError):  # its workers, which nobody else started
+                with suppress(ProcessLookupError):  # only its own workers are in the group
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
             return {"began": began, **json.loads(report.read_text(encoding="utf-8"))}
@@ -116,7 +116,7 @@ def main(given: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(dir=arguments.data.resolve(), prefix="cold-") as place:
         folder, cache = Path(place) / "images", Path(place) / "cache"
         write_folder(folder, num_images, num_classes, arguments.data)
-        time.sleep(YOUNG / 1e9)  # until a listing is kept
+        time.sleep(YOUNG / 1e9)  # until listings are kept
         FolderSource(folder, cache_dir=cache)
         starts = ColdStarts(folder, cache, {})
         values = alternate(
@@ -129,7 +129,7 @@ def main(given: Sequence[str] | None = None) -> None:
             warm_up_rounds=arguments.warm_up_rounds,
         )
     every = {measurement_name(SECONDS, name): found for name, found in values.items()}
-    # Rounds before the first that counts are reported as well.
+    # The reports include warm-up rounds.
     every |= {name: found[-arguments.rounds :] for name, found in starts.found.items()}
     measurements = [
         Measurement(name=key, label=f"{LABELS[name]}, {what}", unit=UNITS[what], values=every[key])
@@ -178,7 +178,7 @@ def main(given: Sequence[str] | None = None) -> None:
 
 
 def write_folder(folder: Path, num_images: int, num_classes: int, data: Path) -> None:
-    """Class folders of small photographs, each a link to one of a few thousand files."""
+    """Write class folders of small photographs, each a link to one of a few thousand files."""
     pool = folder.with_name("pool")
     pool.mkdir(parents=True)
     files = []
@@ -205,7 +205,7 @@ def _crops(count: int, data: Path) -> Iterator[Image.Image]:
 
 
 def measurement_name(what: str, name: str) -> str:
-    """The key of a measurement.
+    """Return the key of a measurement.
 
     >>> measurement_name(SECONDS, KEPT)
     'seconds kept'
@@ -214,7 +214,7 @@ def measurement_name(what: str, name: str) -> str:
 
 
 def cold_section(content: Content) -> str:
-    """Time and memory of every start, and what is left of them without the imports."""
+    """Return time and memory of every start, in total and without the imports."""
     settings, found = content["settings"], medians_of(content)
     rows = []
     for name, label in LABELS.items():

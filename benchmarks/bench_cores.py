@@ -1,9 +1,9 @@
-"""Images a second by number and kind of workers, on cores that are simulated.
+"""Images a second by number and kind of workers, on simulated cores.
 
-Decoding takes a sleep of 1.2 ms and augmenting one of 0.3 ms, which torchvision takes for a
+Decoding is a sleep of 1.2 ms and augmenting one of 0.3 ms, the times of torchvision for a
 photograph of 500x375. A sleep needs no core and does not hold Python's lock, so two cores can show
-what the loader itself costs beside 64 workers. The rest is real: files are opened and read, headers
-are parsed, a tiny JPEG is decoded, and a batch of real size is allocated and passed on, unwritten.
+the loader's own cost with 64 workers. The rest is real: files are opened and read, headers are
+parsed, a tiny JPEG is decoded, and a batch of real size is allocated and passed on, unwritten.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.transforms import Compose
 
 DECODE, AUGMENT = 1.2e-3, 0.3e-3
-"""Seconds that an image takes."""
+"""Seconds for an image."""
 HEIGHT, WIDTH, SIZE = 375, 500, 224
-"""Pixels of an image that is decoded, and of one in the batch."""
+"""Pixels of a decoded image, and of an image in the batch."""
 BATCH_SIZE = 64
 WORKERS = (2, 4, 8, 16, 32, 64)
 READERS = (1, 2, 4, 8)
@@ -55,12 +55,12 @@ KINDS = {
 READING = "reading"
 
 _MOST_PROCESSES = 32
-"""With more of them at a time this machine has no memory."""
+"""Most worker processes that fit into this machine's memory."""
 _SECONDS, _NUM_FILES = 3.0, 256
 _AIMS = {4: 0.9, 8: 0.9}
-"""Least share of the ideal, by number of workers."""
+"""Minimum share of the ideal, by number of workers."""
 _FLOOR = {16: 7500, 32: 7500}
-"""Least images a second."""
+"""Minimum of images a second, by number of workers."""
 _READ_AIM = 20_000
 _NOISE = 0.95
 
@@ -77,7 +77,7 @@ class SleepingDecode(T.Recipe):
 
 
 class SleepingCrop(T.Recipe):
-    """Takes the time of a random crop, resized and normalised; the batch stays unwritten."""
+    """Takes the time of a random crop, resized and normalized; the batch stays unwritten."""
 
     num_draws = 4
 
@@ -111,7 +111,7 @@ class SleepingDataset(Dataset[tuple[torch.Tensor, int]]):
 
 
 def collate(samples: list[tuple[torch.Tensor, int]]) -> list[torch.Tensor]:
-    """A batch of real size, unwritten, as the recipes' batch is."""
+    """Return a batch of real size, unwritten, like the recipes' batch."""
     images = torch.empty(len(samples), 3, SIZE, SIZE)
     return [images, torch.tensor([target for _, target in samples])]
 
@@ -161,7 +161,7 @@ def main(given: Sequence[str] | None = None) -> None:
 
 
 def name_of(kind: str, workers: int) -> str:
-    """The measurement's key in the JSON."""
+    """Return the measurement's key in the JSON."""
     return f"{kind}_{workers}"
 
 
@@ -198,7 +198,7 @@ def _images_a_second(
 
 
 def _sleeps_a_second(seconds: float) -> float:
-    """Images a second of one core that does nothing else."""
+    """Return images a second of one core that does nothing else."""
     started, number = time.perf_counter(), 0
     while (passed := time.perf_counter() - started) < seconds:
         time.sleep(DECODE)
@@ -267,7 +267,7 @@ def _aims(measurements: Sequence[Measurement], comparisons: Sequence[Comparison]
 
 
 def cores_section(content: Content) -> str:
-    """Images a second and memory, one row a kind of workers, one column a number of them."""
+    """Return images a second and memory, with kinds of workers as rows and numbers as columns."""
     medians, memory = medians_of(content), content["settings"]["memory_mib"]
     head = ["workers", *map(str, WORKERS)]
     rates, mebibytes = (

@@ -1,8 +1,8 @@
-"""Images a second of every decoder on the CPU, and of the two ways from them to a batch.
+"""Images a second of every CPU decoder, and of both ways from decoders to a batch.
 
-Image by image is what worker threads do; batch by batch is the code of the device stage, which a
-CPU without Triton runs as plain torch operations. Both make the same from the same files: a
-random crop resized to 224x224, flipped every other time, normalised to float32.
+Worker threads process image by image. Batch by batch is the code of the device stage, which a CPU
+without Triton runs as plain torch operations. Both make the same from the same files: a random
+crop resized to 224x224, flipped with probability 1/2, normalized to float32.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from stateful_gpu_loader.transforms import Compose
 
 NUM_THREADS = 2
 LEVEL = 1 / (255 * min(STD))
-"""One level of 255 after normalising."""
+"""One level of 255 after normalization."""
 
 DECODING, IMAGES, BATCHES = "decoding", "images", "batches"
 LABELS = {
@@ -43,7 +43,7 @@ LABELS = {
 
 
 def name_of(what: str, decoder: str) -> str:
-    """The measurement's key in the JSON."""
+    """Return the measurement's key in the JSON."""
     return f"{what}_{decoder}"
 
 
@@ -125,7 +125,7 @@ def _images_a_second(
 
 
 def _check(folder: PhotographFolder, decoders: list[str], request: Request) -> None:
-    """Refuse to time two ways that make different batches."""
+    """Refuse to time the two ways if they make different batches."""
     for decoder in decoders:
         executions = _executions(folder, decoder)
         (images, targets), (others, other_targets) = (
@@ -140,7 +140,7 @@ def _check(folder: PhotographFolder, decoders: list[str], request: Request) -> N
 
 
 def executors_section(content: Content) -> str:
-    """Images a second, one row a decoder, one column a way."""
+    """Return images a second, with a row for each decoder and a column for each way."""
     settings = content["settings"]
     medians = medians_of(content)
     rows = [

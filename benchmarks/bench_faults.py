@@ -1,9 +1,9 @@
-"""What faults cost, and being ready for them: recovery and user states.
+"""Costs of faults, and of being prepared for them: recovery and user states.
 
-Recovery is timed from the SIGKILL of one of two workers to the first batch behind those that were
-made before, beside the start of a new loader up to its first batch. States of a user's dataset or
-sampler are taken with every batch, in StatefulDataLoader as in our loader; without a state torch's
-DataLoader takes part, too.
+Recovery is timed from the SIGKILL of one of two workers to the first batch after the batches that
+were already made. It is compared with the start of a new loader up to its first batch. States of a
+user's dataset or sampler are taken with every batch, in StatefulDataLoader and in our loader. The
+case without a state includes torch's DataLoader.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ STATE_AIM = 1.0
 _SPARE = 8
 _MORE_ROUNDS = {"fork": 4, "spawn": 1}
 _MORE_ROUNDS_OF_STATES = 2
-"""What is quick is measured more often."""
+"""Quick measurements are repeated more often."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +62,12 @@ class Start:
     method: str
     cost: str
     turns: int
-    """Of the busy loop, a sample."""
+    """Turns of the busy loop a sample."""
     delivered: int
-    """Batches before the kill."""
+    """Number of batches before the kill."""
 
     def milliseconds_of_fresh_start(self) -> float:
-        """From ``iter()`` of a new loader to its first batch."""
+        """Return the time from ``iter()`` of a new loader to its first batch."""
         loader = self._loader()
         started = time.perf_counter()
         batches = iter(loader)
@@ -75,9 +75,9 @@ class Start:
         return (time.perf_counter() - started) * 1e3
 
     def milliseconds_of_recovery(self) -> float:
-        """From the kill in the middle of a pass to the first batch of the new workers.
+        """Return the time from a kill during a pass to the first batch of the new workers.
 
-        Nothing is subtracted for the batches in between, which the lost workers had answered.
+        Nothing is subtracted for the batches in between, which the lost workers had already sent.
         """
         loader = self._loader()
         batches = iter(loader)
@@ -93,7 +93,7 @@ class Start:
             return (time.perf_counter() - started) * 1e3
 
     def contestants(self) -> list[Contestant]:
-        """Both."""
+        """Return both measurements."""
         return [
             Contestant(name=start_name(what, self.method, self.cost), label=label, measure=measure)
             for what, measure in (
@@ -123,20 +123,20 @@ class Stateful:
     cost: str
     turns: int
     timed: int
-    """Batches."""
+    """Number of timed batches."""
 
     @property
     def loaders(self) -> tuple[str, ...]:
-        """Who takes part."""
+        """Loaders that take part."""
         return (TORCH, TORCHDATA, OURS) if self.state == NO_STATE else (TORCHDATA, OURS)
 
     def microseconds_a_batch(self, loader: str) -> float:
-        """In the middle of a pass."""
+        """Return the time a batch in the middle of a pass."""
         batches = self._batches(loader)
         return seconds_a_batch(batches, warm_up=4 * NUM_WORKERS, timed=self.timed) * 1e6
 
     def contestants(self) -> list[Contestant]:
-        """One a loader."""
+        """Return one contestant for each loader."""
         return [
             Contestant(
                 name=state_name(loader, self.state, self.cost),
@@ -209,12 +209,12 @@ def main(given: Sequence[str] | None = None) -> None:
 
 
 def start_name(what: str, method: str, cost: str) -> str:
-    """Key of a measurement in the JSON."""
+    """Return the key of a measurement in the JSON."""
     return f"{what} {method} {cost}"
 
 
 def state_name(loader: str, state: str, cost: str) -> str:
-    """Key of a measurement in the JSON."""
+    """Return the key of a measurement in the JSON."""
     return f"{loader} state={state} {cost}"
 
 
@@ -268,7 +268,7 @@ def _numbers(cost: str, n: int, turns: int) -> Numbers:
 
 
 def faults_section(content: Content) -> str:
-    """Two tables: recovery beside a fresh start, and user states."""
+    """Return two tables: recovery compared with a fresh start, and user states."""
     settings = content["settings"]
     introduction = (
         f"**Faults**: {settings['num_workers']} workers, batches of {settings['batch_size']}. "

@@ -1,10 +1,10 @@
-"""The device stage on a GPU: images a second beside the ceiling and the peers, and where time goes.
+"""The device stage on a GPU: images a second compared with the ceiling and peers, and its phases.
 
-Every contestant makes the same from the same files: a random crop resized to 224x224, flipped
-every other time, normalised to bfloat16 on the GPU, in shuffled batches of 256, with sixteen
-workers, be they processes or threads. What is not installed, or fails when it is tried, is named.
-The JSON is written after each part, so that a run that is cut off leaves what it has.
-``bench_gpu_sweep`` measures what the settings of the decoders make of it.
+Every contestant makes the same batches from the same files: a random crop resized to 224x224,
+flipped with probability 1/2, normalized to bfloat16 on the GPU, and shuffled. Batches have 256
+images, and there are sixteen workers, either processes or threads. Contestants that are not
+installed, or fail when they are tried, are listed. The JSON is written after each part, so that an
+interrupted run keeps its results. ``bench_gpu_sweep`` measures the settings of the decoders.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ PARTS = {
     "reading": measure_reading,
     "training": measure_training,
 }
-"""The quick ones that explain come first: a run may be cut off."""
+"""Quick explanatory parts come first, because a run may be interrupted."""
 
 Part = Callable[[Pass, GpuResults], None]
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Run the benchmark and write ``gpu.json``; exits with 2 where there is no GPU."""
+    """Run the benchmark and write ``gpu.json``; exit with 2 without a GPU."""
     measure("gpu", PARTS, parse(__doc__, rounds=4, given=given))
 
 
 def measure(name: str, parts: Mapping[str, Part], arguments: Arguments) -> None:
-    """Measure parts with every backend that is there, and write ``<name>.json`` after each.
+    """Measure parts with every available backend, and write ``<name>.json`` after each.
 
     Raises:
-        SystemExit: with 2 where there is no GPU, with 1 where Triton's kernels do not run.
+        SystemExit: with 2 without a GPU, with 1 if Triton's kernels do not run.
     """
     if not torch.cuda.is_available():
         print("this benchmark needs a GPU, and torch sees none", file=sys.stderr)
@@ -82,7 +82,7 @@ def measure(name: str, parts: Mapping[str, Part], arguments: Arguments) -> None:
         try:
             part(work, results)
         except Exception as error:
-            # One part that fails says so; the others are measured all the same.
+            # A failed part is reported; the other parts are still measured.
             results.notes.append(f"{title} failed: {type(error).__name__}: {str(error)[:500]}")
         seconds = results.details.setdefault("seconds of each part", {})
         seconds[title] = round(time.perf_counter() - started, 1)

@@ -1,4 +1,4 @@
-"""Rates of ``bench_gpu`` by the CPUs' share and the size of batches."""
+"""Rates of ``bench_gpu`` by the CPUs' share and the batch size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARTS = {
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Run the benchmark and write ``gpu_sweep.json``; exits with 2 where there is no GPU."""
+    """Run the benchmark and write ``gpu_sweep.json``; exit with 2 without a GPU."""
     measure("gpu_sweep", PARTS, parse(__doc__, rounds=4, given=given))
 
 

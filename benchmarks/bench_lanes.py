@@ -1,9 +1,9 @@
-"""Lanes: what their state costs, and streams of tars beside webdataset.
+"""Lanes: the costs of their state, and streams of tars compared with webdataset.
 
-The state is taken over 10,000 shards. Tars of photographs are read as they are, in lists of dicts,
-and decoded, with random crops; webdataset runs in torch's DataLoader with as many workers, which
-are processes; ours decode in threads. A resume is timed from `load_state_dict()`, with 90% of the
-epoch behind: webdataset reads that again. Shards of trivial samples are read beside a plain
+The state is taken over 10,000 shards. Tars of photographs are read unchanged, as lists of dicts,
+and decoded with random crops. webdataset runs in torch's DataLoader with equally many workers,
+which are processes; ours decode in threads. A resume is timed from `load_state_dict()`, after 90%
+of the epoch, which webdataset reads again. Shards of trivial samples are compared with a plain
 iterable dataset in StatefulDataLoader.
 """
 
@@ -45,34 +45,34 @@ NUM_WORKERS = (0, 2)
 NUM_SHARDS = 10_000
 NUM_LANES = (64, 10_000)
 PLACES = (0.0, 0.9)
-"""Shares of the epoch that lie behind when a state is taken."""
+"""Delivered shares of the epoch when a state is taken."""
 BYTES_AIM, RATE_AIM, RESUME_AIM = 100, 1.0, 1.2
 TRIVIAL_AIMS = {0: 0.5, 2: 1.0}
-"""Rate of trivial samples beside StatefulDataLoader, by number of workers."""
+"""Rate of trivial samples relative to StatefulDataLoader, by number of workers."""
 STATE_AIM = 1000
-"""Microseconds of a ``state_dict()``."""
+"""Microseconds of a ``state_dict()`` call."""
 BATCH_AIM = 1.0
-"""Time of a batch with the most lanes, of that with the fewest."""
+"""Time of a batch with the most lanes, relative to the fewest."""
 
 _TIMES = 8
-"""Names of each tar, for an epoch that is long enough."""
+"""Number of names of each tar, for a sufficiently long epoch."""
 _WARM_UP = 8
 _CALLS = 200
-"""Of ``state_dict()`` for one measurement."""
+"""Number of ``state_dict()`` calls in one measurement."""
 
 
 def rate_name(who: str, work: str, num_workers: int) -> str:
-    """Key of a measurement."""
+    """Return the key of a measurement."""
     return f"{who} {work} workers={num_workers}"
 
 
 def state_name(what: str, num_lanes: int) -> str:
-    """Key of a measurement of the state: its ``"bytes a lane"`` or the time to take it."""
+    """Return the key of a measurement of the state: ``"bytes a lane"``, or the time to take it."""
     return f"{what} lanes={num_lanes}"
 
 
 def resume_name(who: str, place: float) -> str:
-    """Key of a measurement."""
+    """Return the key of a measurement."""
     return f"{who} resume {place:.0%}"
 
 
@@ -113,7 +113,7 @@ def main(given: Sequence[str] | None = None) -> None:
 
 
 def measure_state(num_shards: int, num_lanes: int, arguments: Arguments) -> list[Measurement]:
-    """Its size, and the time to take it and to deliver a batch, once every lane has begun."""
+    """Measure its size, and the time to take it and to deliver a batch, once all lanes began."""
     dataset = CountedShards(num_shards, 1000, num_lanes)
     loader: StatefulGPULoader[Any] = StatefulGPULoader(dataset, 4, seed=42)
     batches = iter(loader)
@@ -153,12 +153,12 @@ def measure_state(num_shards: int, num_lanes: int, arguments: Arguments) -> list
 
 
 def measure_rates(paths: Sequence[str], arguments: Arguments) -> list[Measurement]:
-    """Samples a second, of all works and numbers of workers."""
+    """Measure samples a second of all kinds of work and numbers of workers."""
     contestants = []
     for work, num_workers in itertools.product(WORKS, NUM_WORKERS):
         for who in (OURS, PEER[work]):
             if work == IMAGES and num_workers == 0:
-                continue  # torch's own threads would decide it
+                continue  # torch's own threads would determine the rate
             if who == WEBDATASET and not has_webdataset():
                 continue
             contestants.append(
@@ -174,7 +174,7 @@ def measure_rates(paths: Sequence[str], arguments: Arguments) -> list[Measuremen
 
 
 def measure_resume(paths: Sequence[str], arguments: Arguments) -> list[Measurement]:
-    """Milliseconds to the first batch of undecoded tars, without workers."""
+    """Measure milliseconds to the first batch of undecoded tars, without workers."""
     reading = Pass(work=RECORDS, paths=paths, samples_a_shard=ROWS, num_workers=0)
     skipped = {place: int(len(paths) * ROWS * place) // BATCH_SIZE for place in PLACES}
     states = {place: _state_after(reading.loader(OURS), skipped[place]) for place in PLACES}

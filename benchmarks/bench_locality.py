@@ -1,9 +1,9 @@
-"""What an order by blocks saves: reads of tars and Parquet files under several shuffled orders.
+"""Savings of orders by blocks: reads of tars and Parquet files under several shuffled orders.
 
-A window of one, four or sixteen blocks (a tar, a row group) is mixed at a time, beside a shuffle
-of everything and no shuffle at all. Reads are counted where sources ask the storage for bytes.
-The rates are those of files in the system's cache, where a tar's order costs next to nothing: on
-a disk or a network each of the counted places is a wait.
+A window of one, four or sixteen blocks (a tar, a row group) is mixed at a time, compared with a
+shuffle of everything and with no shuffle. Reads are counted where sources ask the storage for
+bytes. The rates are those of files in the system's cache, where a tar's order costs almost nothing.
+On a disk or a network, each of the counted places is a wait.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from stateful_gpu_loader.samplers.shuffled import ShuffledSampler
 READ_FORMATS = (TAR, PARQUET)
 IN_ORDER, EVERYTHING = "in order", "everything shuffled"
 WINDOWS = {"window of 1": 1, "window of 4": 4, "window of 16": 16}
-"""Blocks that are mixed at a time."""
+"""Number of blocks that are mixed at a time, by label."""
 ORDERS = (IN_ORDER, *WINDOWS, EVERYTHING)
 WHATS = {
     "reads": "reads a sample",
@@ -43,9 +43,9 @@ WHATS = {
 _BLOCK = 4 << 20
 _COUNTED = 1000
 _TIMES = 8
-"""Names of each file, for a data set that is much larger than a window."""
+"""Number of names of each file, for a data set much larger than a window."""
 _CACHE_BYTES = 160 << 20
-"""Of row groups: as much as the largest window takes."""
+"""Size of the cache of row groups: as much as the largest window takes."""
 
 
 def measurement_name(what: str, name: str, order: str) -> str:
@@ -90,7 +90,7 @@ def main(given: Sequence[str] | None = None) -> None:
 
 
 def measure(name: str, paths: Sequence[str], arguments: Arguments) -> list[Measurement]:
-    """Counts and rates of one format under all orders."""
+    """Return counts and rates of one format under all orders."""
     found = [
         Measurement(
             name=measurement_name(what, name, order),
@@ -115,7 +115,7 @@ def measure(name: str, paths: Sequence[str], arguments: Arguments) -> list[Measu
 
 @dataclass
 class Storage:
-    """What sources asked of the storage, where it was counted."""
+    """Counts of the sources' requests to the storage."""
 
     reads: int = 0
     num_bytes: int = 0
@@ -124,7 +124,7 @@ class Storage:
         self.places: set[tuple[str, int]] = set()
 
     def count(self, path: str, offset: int, size: int) -> None:
-        """One read.
+        """Count one read.
 
         >>> storage = Storage()
         >>> storage.count("a.tar", offset=(4 << 20) - 1, size=2)
@@ -151,7 +151,7 @@ def _indices(source: TarSource | ParquetSource, order: str) -> Sequence[int]:
 
 
 def _counted(name: str, paths: Sequence[str], order: str) -> dict[str, float]:
-    """Of a thousand samples from the middle of an epoch, behind as many that were not counted."""
+    """Count the reads of 1,000 samples in the middle of an epoch, after 1,000 uncounted ones."""
     source = _open(name, paths)
     indices = _indices(source, order)
     middle = len(indices) // 2
@@ -178,7 +178,7 @@ def _counted(name: str, paths: Sequence[str], order: str) -> dict[str, float]:
 def _samples_a_second(name: str, paths: Sequence[str], order: str, is_quick: bool) -> float:
     source = _open(name, paths)
     indices = _indices(source, order)
-    # A row group for each sample takes long, and a few samples tell how long.
+    # Each sample needs a whole row group, which is slow, and few samples are enough to time it.
     count = 256 if name == PARQUET and order == EVERYTHING else 4096
     count = 16 if is_quick else count
     for index in indices[:ROWS]:

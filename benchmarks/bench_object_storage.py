@@ -1,8 +1,8 @@
-"""Tars in object storage, beside the same tars on the local disk.
+"""Tars in object storage, compared with the same tars on the local disk.
 
-A local S3 server answers every request late. Photographs are decoded and cropped in threads, on one
-core; the server has the other. Rates are compared within a round: a request waits for the clock and
-not for the processor, so its latency is hidden if the rate stays. moto and s3fs are in the extra
+A local S3 server delays every answer. Photographs are decoded and cropped in threads, on one core;
+the server has the other. Rates are compared within a round. A request waits for the clock, not for
+the processor, so its latency is hidden if the rate does not fall. moto and s3fs are in the extra
 ``bench``.
 """
 
@@ -30,7 +30,7 @@ from stateful_gpu_loader.samplers import Blocks
 
 BATCH_SIZE, NUM_WORKERS = 64, 4
 LATENCIES = (20, 50, 100)
-"""Milliseconds that a request waits before it is answered."""
+"""Delay of each answer, in milliseconds."""
 AIMED_AT, AIM = 50, 0.9
 LOCAL = "local"
 SAMPLES, BLOCKS, SHARDS = "samples", "blocks", "shards"
@@ -44,11 +44,11 @@ REQUESTS, CPU = "requests", "CPU"
 
 _NUM_TARS, _SAMPLES_A_TAR, _NUM_IMAGES = 8, 256, 256
 _WARM_UP, _TIMED, _TIMED_SLOW = 10, 16, 4
-"""Batches; more of the former than are under way at a time."""
+"""Numbers of batches; the warm-up exceeds the number of batches in progress."""
 
 
 def rate_name(way: str, place: int | str) -> str:
-    """Key of a measurement: images a second of a way, at a latency or :data:`LOCAL`."""
+    """Return the key of a measurement: images a second of a way, at a latency or :data:`LOCAL`."""
     return f"{way} {place}"
 
 
@@ -146,7 +146,7 @@ def _measured(tars: Path, indices: Path, port: int, arguments: Arguments) -> lis
         arguments,
         title="object storage",
         unit="images/s",
-        warm_up_rounds=0,  # each measurement has a beginning that does not count
+        warm_up_rounds=0,  # each measurement has an uncounted beginning
     )
     alone = rate_name("alone", AIMED_AT)
     make = functools.partial(_loader, SAMPLES, urls, indices, source=_AloneSource)
@@ -167,7 +167,7 @@ def _measured(tars: Path, indices: Path, port: int, arguments: Arguments) -> lis
 
 
 def _timed(batches: Iterator[Any], warm_up: int, number: int) -> tuple[float, float, int]:
-    """Seconds of the clock and of the processor, and the number of images."""
+    """Return wall-clock and CPU seconds, and the number of images."""
     for _ in range(warm_up):
         next(batches)
     started, spent = time.perf_counter(), time.process_time()
@@ -192,7 +192,7 @@ def _loader(
 
 
 class _AloneSource(TarSource):
-    """Reads each sample when it is needed, as if it were not told of them."""
+    """Reads each sample when it is needed, without announced indices."""
 
     is_remote = False
 

@@ -1,11 +1,11 @@
-"""What the loader itself costs a batch, beside torch's DataLoader and StatefulDataLoader.
+"""Time that the loader itself adds to a batch, compared with DataLoader and StatefulDataLoader.
 
-All get the same map-style dataset, shuffled. Once a sample costs 1 ms of computing, as real ones
-do; once nothing, so that the loader is all there is. None of these samples draws, as the loader
-knows after the first 1,024. These are seeded and watched. Those of trivial samples are not timed
-with the others, but apart. The seeding of the three global generators for each sample that draws
-is measured by itself too, and so is, beside batches of 1 ms a sample, the digest that proves an
-iterable without state, of images of 3 x 224 x 224.
+All get the same shuffled map-style dataset. In one case a sample costs 1 ms of computing, like real
+samples. In another it costs nothing, so that only the loader is measured. None of these samples
+draws, as the loader knows after the first 1,024, which it seeds and watches. In the trivial case
+these samples are timed separately. Two more costs are measured alone: the seeding of the three
+global generators for each sample that draws, and the digest that verifies an iterable without
+state. The digest is that of images of 3 x 224 x 224, compared with batches of 1 ms a sample.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ CASES = (
     (TRIVIAL, 0, 1024),
     (TRIVIAL, 2, 16),
 )
-"""Datasets, numbers of workers and sizes of batches."""
+"""Datasets, numbers of workers and batch sizes."""
 AIMS = dict(zip(CASES, (1.01, 1.01, 3.0, 2.0, 1.1, 1.05, 1.0), strict=True))
-"""Our time a batch, of torch's."""
+"""Our time a batch, relative to torch's."""
 DIGEST_AIM = 0.01
 
 _WARM_UP, _SPARE = 4, 8
 _DIGESTS_A_BATCH = 100
-"""One takes too little time to be measured beside anything else."""
+"""Number of digests in a measurement, because a single one is too short to be measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,20 +76,21 @@ class Setting:
     dataset: str
     num_workers: int
     timed: int
-    """Batches."""
+    """Number of timed batches."""
     turns: int
-    """Of the busy loop, a sample."""
+    """Turns of the busy loop a sample."""
     batch_size: int = BATCH_SIZE
 
     @property
     def warm_up(self) -> int:
-        """Batches before the timed ones: of trivial samples, those that are seeded and watched."""
+        """Number of batches before the timed ones; of trivial samples, the seeded and watched
+        ones."""
         if self.dataset == BUSY:
             return _WARM_UP
         return _WARM_UP + -(-EVIDENCE // self.batch_size) * max(1, self.num_workers)
 
     def batches(self, loader: str) -> Iterator[Any]:
-        """One pass of the loader of this name."""
+        """Start a pass of the loader of this name."""
         n = self.batch_size * (self.warm_up + self.timed + _SPARE)
         dataset = BusyNumbers(n, self.turns) if self.dataset == BUSY else Numbers(n)
         kinds: dict[str, Callable[..., Any]] = {
@@ -102,11 +103,11 @@ class Setting:
         )
 
     def name(self, loader: str) -> str:
-        """Key of a measurement."""
+        """Return the key of a measurement."""
         return measurement_name(loader, self.dataset, self.num_workers, self.batch_size)
 
     def label(self, loader: str) -> str:
-        """The same for a reader."""
+        """Return the name of a measurement for readers."""
         return f"{LABELS[loader]}, {case_label(self.dataset, self.num_workers, self.batch_size)}"
 
 
@@ -166,13 +167,13 @@ def main(given: Sequence[str] | None = None) -> None:
 def measurement_name(
     loader: str, dataset: str, num_workers: int, batch_size: int = BATCH_SIZE
 ) -> str:
-    """Key of a measurement in the JSON."""
+    """Return the key of a measurement in the JSON."""
     of_size = "" if batch_size == BATCH_SIZE else f" batch={batch_size}"
     return f"{loader} {dataset} workers={num_workers}{of_size}"
 
 
 def case_label(dataset: str, num_workers: int, batch_size: int) -> str:
-    """Return what a reader sees of one of the :data:`CASES`."""
+    """Return the displayed name of one of the :data:`CASES`."""
     cost = "1 ms a sample" if dataset == BUSY else "trivial samples"
     return f"{cost}, {batch_size:,} a batch, {num_workers} workers"
 
@@ -204,9 +205,9 @@ def _microseconds_at_first(setting: Setting) -> float:
 
 
 def _microseconds_of_seeding(setting: Setting) -> float:
-    """All that the loader does for the global generators, for one batch after the other.
+    """Return the time of all work for the global generators, batch after batch.
 
-    Two workers share the work of the batches between them.
+    Two workers share the work of the batches.
     """
     seeds = SeedBlock(Stream.SAMPLE_GENERATORS)
     positions = np.arange(BATCH_SIZE, dtype=np.int64)
@@ -222,7 +223,7 @@ def _microseconds_of_seeding(setting: Setting) -> float:
 
 
 def _microseconds_of_digest(setting: Setting) -> float:
-    """All that proving an iterable without state costs, for one batch after the other."""
+    """Return the time of verifying an iterable without state, batch after batch."""
     samples = [(torch.full((3, 224, 224), float(i)), i) for i in range(BATCH_SIZE)]
     digest = ""
     started = time.perf_counter()
@@ -233,7 +234,7 @@ def _microseconds_of_digest(setting: Setting) -> float:
 
 
 def overhead_section(content: Content) -> str:
-    """Time a batch and its ratio to torch's DataLoader, one row a setting."""
+    """Return the time a batch and its ratio to torch's DataLoader, one row for each setting."""
     medians = medians_of(content)
     rows = []
     for case in CASES:

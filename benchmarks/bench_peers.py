@@ -1,10 +1,10 @@
-"""This loader beside those of other projects: one table of everything that is promised.
+"""This loader compared with those of other projects, in one table of all promises.
 
 Each loader is used as its own documents recommend (:mod:`benchmarks.peers.roster`), on the same
-photographs, in its own format where it needs one, and makes the same: a random crop resized to
-224x224, flipped every other time, normalised to float32. Every pass has a Python process of its
-own. That a resumed pass delivers the rest of an uninterrupted one is compared, not read. One that
-cannot run is listed with the reason.
+photographs, in its own format if it needs one. All make the same: a random crop resized to
+224x224, flipped with probability 1/2, normalized to float32. Every pass has its own Python process.
+Whether a resumed pass delivers the rest of an uninterrupted one is measured, not taken from
+documents. A loader that cannot run is listed with the reason.
 """
 
 from __future__ import annotations
@@ -45,41 +45,41 @@ UNITS = {
     RESTORE: "s",
 }
 _FEWER_ROUNDS = 3
-"""At the most, of resumes, which are told apart without many."""
+"""Maximum number of rounds of resumes, whose large differences need few rounds."""
 _LONGEST_WALK = 10_000_000
-"""Samples of an epoch that is walked through for the state of one that cannot be moved on."""
+"""Maximum number of samples to walk through for a state that cannot be advanced."""
 PLACE = 0.9
-"""Share of the epoch that lies behind when it is resumed."""
+"""Delivered share of the epoch when it is resumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much is measured."""
+    """Amounts that are measured."""
 
     num_files: int
     num_workers: tuple[int, ...]
     batch_size: int
     timed_batches: int
     compared: int
-    """Samples of the passes that are compared."""
+    """Number of samples in the compared passes."""
     compared_batch_size: int
     lengths: tuple[int, ...]
-    """Samples of the epochs that are resumed near their end."""
+    """Numbers of samples in the epochs that are resumed near their end."""
     restored_batch_size: int
     checked_length: int
-    """Samples of an epoch that is small enough to be walked through."""
+    """Number of samples in an epoch that is small enough to walk through."""
     limit: float
-    """Seconds that a loader may take to its first batch after a resume."""
+    """Maximum seconds from a loader's resume to its first batch."""
     watched_batches: int
-    """Batches behind the timed ones, during which the memory is watched."""
+    """Number of batches after the timed ones during which the memory is watched."""
 
     def warm_up(self, num_workers: int) -> int:
-        """Batches before the clock runs, and as many after it: what workers hold ready."""
+        """Return the number of batches before and after the timed ones: those that workers hold."""
         return 2 * num_workers
 
     @property
     def passed(self) -> int:
-        """Samples of a timed pass."""
+        """Number of samples in a timed pass."""
         most = self.warm_up(max(self.num_workers))
         return self.batch_size * (self.timed_batches + self.watched_batches + 2 * most)
 
@@ -114,18 +114,18 @@ QUICK = Sizes(
 
 @dataclass
 class Found:
-    """What is known of one loader, as it is measured."""
+    """Results of one loader so far."""
 
     entry: Entry
     reason: str | None = None
-    """Why it cannot run."""
+    """Reason why it cannot run."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What is no measurement: whether resumes were exact, and limits that were reached."""
+    """Facts other than measurements: whether resumes were exact, and limits that were reached."""
     values: dict[str, list[float]] = field(default_factory=dict)
-    """Of the measurements, by name."""
+    """Values of the measurements, by name."""
 
     def add(self, what: str, value: float) -> None:
-        """One more value of a measurement."""
+        """Add a value of a measurement."""
         self.values.setdefault(what, []).append(value)
 
 
@@ -151,7 +151,7 @@ class PeersBenchmark:
         self._files = [str(file.resolve()) for file in self.folder.files]
 
     def build(self, found: Found) -> None:
-        """Write the samples in its own format, where that has not been done."""
+        """Write the samples in the loader's own format, unless this was already done."""
         if not found.entry.is_installed:
             found.reason = "not installed"
             return
@@ -175,7 +175,7 @@ class PeersBenchmark:
         half_built.rename(folder)
 
     def compare(self, found: Found) -> None:
-        """Deliver an epoch, and the rest of it again in a fresh process from a saved state."""
+        """Deliver an epoch, and its rest again in a new process from a saved state."""
         sizes = self.sizes
         behind = sizes.compared // sizes.compared_batch_size // 3
         for workers in sizes.num_workers:
@@ -191,9 +191,9 @@ class PeersBenchmark:
                 found.add(_name(found, STATE, workers), whole["state_bytes"])
 
     def restore(self, found: Found) -> None:
-        """The first batch of an epoch of numbers of which most lies behind.
+        """Measure the first batch of an epoch of numbers after most of it was delivered.
 
-        With the first number of workers alone: what takes its time is not theirs.
+        Only the first number of workers is used, because it does not affect the resume time.
         """
         workers = self.sizes.num_workers[0]
         for n in self.sizes.lengths:
@@ -232,10 +232,11 @@ class PeersBenchmark:
                 break
 
     def _is_too_long(self, found: Found, n: int, workers: int) -> bool:
-        """Whether a shorter epoch tells that a loader without a state goes beyond the limit.
+        """Whether, judging by a shorter epoch, a loader without a state would exceed the limit.
 
-        It reads all that lies behind, so its time grows as the epoch does; only where twice the
-        limit is to be expected is it not tried.
+        It reads everything delivered before, so its time is proportional to the epoch. It is
+        skipped
+        only if twice the limit is expected.
         """
         for shorter in self.sizes.lengths:
             name = _name(found, RESTORE, workers, shorter)
@@ -246,7 +247,7 @@ class PeersBenchmark:
         return False
 
     def _save_far(self, found: Found, order: Order, state: Path, **fields: Any) -> dict[str, Any]:
-        """Save a state at :data:`PLACE`: that of a few batches moved on, or one walked to."""
+        """Save a state at :data:`PLACE`: an early one advanced, or one reached by walking."""
         n, workers = order.work["num_samples"], order.work["num_workers"]
         far, few = self._far(n, workers), 2 * workers
         if found.entry.can_be_moved:
@@ -258,11 +259,11 @@ class PeersBenchmark:
         return run.carry_out(_changed(order, save=str(state), **fields))
 
     def _far(self, n: int, workers: int) -> int:
-        """Batches that lie behind at :data:`PLACE`, a multiple of the workers."""
+        """Return the number of batches before :data:`PLACE`, a multiple of the workers."""
         return int(n * PLACE) // self.sizes.restored_batch_size // workers * workers
 
     def _check_place(self, found: Found, workers: int) -> None:
-        """That such a state brings the batch which the uninterrupted epoch has at that place."""
+        """Check that such a state gives the uninterrupted epoch's batch at that place."""
         n = self.sizes.checked_length
         order = self._order(found, NUMBERS, n, workers, self.sizes.restored_batch_size)
         state = self._scratch(found, "checked.state")
@@ -276,7 +277,7 @@ class PeersBenchmark:
         found.facts["batch at 90% as uninterrupted"] = is_right
 
     def time(self, every: Sequence[Found]) -> None:
-        """Rates, processor time, memory and cold starts, in alternating rounds."""
+        """Measure rates, CPU time, memory and cold starts in alternating rounds."""
         for workers in self.sizes.num_workers:
             able = [found for found in every if found.reason is None]
             values = alternate(
@@ -335,7 +336,7 @@ class PeersBenchmark:
         return *self.sizes.lengths, self.sizes.checked_length
 
     def _own(self, found: Found, kind: str, n: int) -> Path:
-        """The folder of its own format."""
+        """Return the folder of the loader's own format."""
         return self.arguments.data.resolve() / "peers" / f"{found.entry.name}-{kind}-{n}"
 
     def _scratch(self, found: Found, name: str) -> Path:
@@ -350,9 +351,9 @@ def _changed(order: Order, *, folder: Path | None = None, **fields: Any) -> Orde
 
 
 def _each(every: Sequence[Found], step: Callable[[Found], None]) -> None:
-    """One step for every loader; one that fails has its reason and takes no further part.
+    """Run one step for every loader; a loader that fails gets a reason and takes no further part.
 
-    What is known by then is printed, as all steps together may take more than an hour.
+    The results so far are printed, because all steps together may take more than an hour.
     """
     with progress_bar(f"peers: {step.__name__}", len(every), unit="loader") as progress:
         for found in every:
@@ -371,7 +372,7 @@ def _name(found: Found, what: str, workers: int, n: int | None = None) -> str:
 
 
 def measurement_name(loader: str, what: str, workers: int, n: int | None = None) -> str:
-    """The key of a measurement.
+    """Return the key of a measurement.
 
     >>> measurement_name("ours", RESTORE, 2, 1000)
     'ours restore n=1000 workers=2'
@@ -439,7 +440,7 @@ def _described(found: Found) -> dict[str, Any]:
 
 
 def _version(module: str) -> str | None:
-    """Of the distribution that brought the module."""
+    """Return the version of the distribution that contains the module."""
     found = metadata.packages_distributions().get(module.partition(".")[0], [])
     names = [name for name in found if module.partition(".")[0] != "nvidia" or "dali" in name]
     return metadata.version(names[0]) if names else None

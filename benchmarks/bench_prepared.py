@@ -1,15 +1,15 @@
-"""Images a second of prepared images: the epoch that fills the directory, and those after it.
+"""Images a second of prepared images: in the filling epoch, and in later epochs.
 
-Every contestant makes the same from the same files: the image resized to 256 pixels, a random crop
-of it resized to 224x224, flipped every other time, normalised to float32, in shuffled batches of
-64, with two workers. The clock runs in the middle of a pass, as in the throughput benchmark; CPU
-time and bytes read are those of whole passes, workers included. All files lie in the system's
-cache.
+Every contestant makes the same batches from the same files: the image resized to 256 pixels, a
+random crop resized to 224x224, flipped with probability 1/2, normalized to float32, and shuffled.
+Batches have 64 images, and there are two workers. The clock runs in the middle of a pass, as in the
+throughput benchmark. CPU time and bytes read are those of whole passes, including workers. All
+files lie in the system's cache.
 
-What is written in a pass is removed after it, so that the next pass writes to memory that the
-system had already. A virtual machine's first use of a page of its memory costs ten times what is
-written there, and whoever uses it first would pay for it. One more contestant writes the same bytes
-and does nothing else: what that takes, no filling can be without.
+Files written in a pass are removed after it, so that the next pass writes to memory that the system
+already has. A virtual machine's first use of a page of memory costs ten times the writing, and the
+first pass would pay for it. One more contestant only writes the same bytes, which is the minimum
+cost of filling.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _UNITS = {CPU: "CPU ms an image", READ: "KB read an image"}
 
 _FFCV = 31_278, 172_801
 _LITDATA = 5_839, 6_692
-"""Images a second, as the projects themselves publish them; read in November 2026."""
+"""Images a second, as published by the projects; read in November 2026."""
 _PUBLISHED = """\
 The ratios of FFCV and LitData are published by those projects. They were measured there, on other \
 machines, images and networks, and are not comparable one to one. \
@@ -73,7 +73,7 @@ of OpenCV, which pip does not bring."""
 
 
 class _Passes:
-    """Starts passes, and notes what each whole one has cost."""
+    """Starts passes, and records the costs of each whole pass."""
 
     def __init__(self, work: Pass, folder: Path) -> None:
         self._work = work
@@ -83,26 +83,26 @@ class _Passes:
         }
 
     def torch(self) -> Iterator[Any]:
-        """Pillow decodes and resizes, in processes."""
+        """Start a pass in which processes decode and resize with Pillow."""
         steps = [v2.Resize(RESIZED), *crop_and_flip(), v2.ToImage(), *to_float()]
         work = self._work
         dataset = Photographs(work.files, work.targets, read_with_pillow, v2.Compose(steps))
         return iter(DataLoader(dataset, work.batch_size, shuffle=True, num_workers=2))
 
     def each_time(self) -> Iterator[Any]:
-        """Ours, without anything prepared."""
+        """Start a pass of ours without prepared images."""
         return ours_of(source_of(self._work), self._work, head=[T.Resize(RESIZED)])
 
     def first(self) -> Iterator[Any]:
-        """Ours, over a new directory."""
+        """Start a pass of ours over a new directory."""
         return ours_of(self._prepared("new"), self._work)
 
     def later(self) -> Iterator[Any]:
-        """Ours, over a directory that is full from the second pass on."""
+        """Start a pass of ours over a directory that is full from the second pass on."""
         return ours_of(self._prepared("full"), self._work)
 
     def writing(self) -> Iterator[None]:
-        """What filling writes, an image at a time, in one thread."""
+        """Write the bytes of the filling epoch, one image at a time, in one thread."""
         data = self._prepared("full").read(0).data.numpy().data
         (self._folder / "new").mkdir()
         with open(self._folder / "new" / "pixels", "wb") as file:
@@ -113,7 +113,7 @@ class _Passes:
                 yield
 
     def measure(self, name: str, start: Callable[[], Iterator[Any]]) -> float:
-        """Images a second in the middle of a pass that is run to its end."""
+        """Return images a second in the middle of a pass, which runs to its end."""
         work = self._work
         timed = work.num_batches - WARM_UP_BATCHES - SPARE_BATCHES
         cpu, read = _cpu_seconds(), _bytes_read()
@@ -192,7 +192,7 @@ def main(given: Sequence[str] | None = None) -> None:
 
 
 def prepared_section(content: Content) -> str:
-    """Rate, CPU time and bytes read, with and without; what others publish."""
+    """Return rate, CPU time and bytes read, with and without, and figures that others publish."""
     settings, medians = content["settings"], medians_of(content)
     rows = []
     for name, label in LABELS.items():
@@ -235,14 +235,14 @@ def prepared_section(content: Content) -> str:
 
 
 def _cpu_seconds() -> float:
-    """CPU time of this process, and of its workers that have ended."""
+    """Return the CPU time of this process and of its ended workers."""
     own = resource.getrusage(resource.RUSAGE_SELF)
     workers = resource.getrusage(resource.RUSAGE_CHILDREN)
     return own.ru_utime + own.ru_stime + workers.ru_utime + workers.ru_stime
 
 
 def _bytes_read() -> int:
-    """Bytes that this process, and its workers that have ended, have read, cached or not."""
+    """Return the bytes that this process and its ended workers have read, cached or not."""
     fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(fields["rchar"])
 

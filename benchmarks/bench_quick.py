@@ -1,8 +1,8 @@
-"""Two minutes that show whether a change has made the loader slower: ratios to torch's DataLoader.
+"""Two minutes that show whether a change made the loader slower: ratios to torch's DataLoader.
 
-Numbers that cost nothing, in small and large batches, inline and in two processes, for what the
-loader itself costs; photographs with two workers, decoded each time and prepared; and the CPU time
-of importing the package, beside that of torch, torchvision and torchdata. A result is compared with
+It measures the loader's own cost with trivial numbers, in small and large batches, inline and in
+two processes. It measures photographs with two workers, decoded each time and prepared, and the CPU
+time of importing the package, relative to torch, torchvision and torchdata. Compare a result with
 an earlier one by ``python -m benchmarks.compare EARLIER.json LATER.json``.
 """
 
@@ -30,7 +30,7 @@ from benchmarks.results import compared
 from stateful_gpu_loader import StatefulGPULoader
 
 _NUMBERS = {(1, 0): 2000, (16, 0): 1000, (256, 0): 200, (16, 2): 1000}
-"""Timed batches by batch size and number of worker processes."""
+"""Number of timed batches by batch size and number of worker processes."""
 _IMPORT = "import"
 _WARM_UP, _SPARE = 4, 8
 _OURS, _TORCH = "ours", "torch"
@@ -100,7 +100,7 @@ def _milliseconds(timed: int, start: Callable[[], Iterator[Any]]) -> float:
 
 
 def _import_seconds(modules: str) -> float:
-    """CPU time of a Python process that imports them and ends."""
+    """Return the CPU time of a Python process that imports the modules and ends."""
     # A start without compiled files would measure Python's compiler.
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
     process = subprocess.Popen(

@@ -1,11 +1,11 @@
-"""Workers in a Ray cluster beside worker processes, on the same cores of one machine.
+"""Workers in a Ray cluster compared with worker processes, on the same cores of one machine.
 
 The nodes of the cluster are processes of this machine. All loaders make the same batches of the
-same JPEG files, with two workers. Actors are on the node of the loader, as worker processes are, or
-on another one, from which the batches come through the network stack of this machine: its cores
-then do the work of both ends. Then, what a trainer can take in: batches of 224 x 224 that lie
-in the object store already are unpacked by one thread, as the loader's own does, so this bounds how
-many images a second any number of machines can send to one loader.
+same JPEG files, with two workers. Actors run on the loader's node, like worker processes, or on
+another node. From there batches come through this machine's network stack, so that its cores do the
+work of both ends. A second part measures how much a trainer can receive: one thread, as in the
+loader, unpacks batches of 224 x 224 that already lie in the object store. This limits how many
+images a second any number of machines can send to one loader.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ LABELS = {
     ACTORS: "StatefulGPULoader, Ray actors on another node",
 }
 HERE, AWAY = {"here": 1}, {"away": 1}
-"""Resources that tell the node of the loader from the other one."""
+"""Resources that distinguish the loader's node from the other one."""
 FIRST = "first batch"
 LOST_ACTOR, LOST_NODE = "lost actor", "lost node"
 BYTES = "bytes"
 INTAKE = {"uint8": "copied as uint8", "float32": "normalised to float32"}
 AIM = 0.9
 BYTES_AIM = 0.26
-"""Largest share of a float32 image's bytes that an image may take over the wire."""
+"""Largest share of a float32 image's bytes that an image may take in transfer."""
 _WARM_UP, _SPARE = 8, 8
 
 
@@ -82,7 +82,7 @@ class _Node:
     def __init__(self) -> None:
         os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
         os.environ["PYTHONPATH"] = str(Path(__file__).parent.parent)
-        # Where it is set, each actor would compile all modules of Ray's and of ours again.
+        # If this is set, each actor compiles all modules of Ray and of this package again.
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         import ray
         from ray.cluster_utils import Cluster
@@ -95,12 +95,12 @@ class _Node:
         ray.init(address=self._cluster.address, log_to_driver=False, logging_level="ERROR")
 
     def lose(self) -> None:
-        """Lose the node with all workers; another one comes at once."""
+        """Lose the node with all workers; another one starts at once."""
         self._cluster.remove_node(self._node, allow_graceful=False)
         self._node = self._cluster.add_node(**self._given)
 
     def put(self, value: Any) -> Callable[[], Any]:
-        """Put a value into the object store; return what takes it out."""
+        """Put a value into the object store; return a function that takes it out."""
         return functools.partial(self._ray.get, self._ray.put(value))
 
     def end(self) -> None:
@@ -198,7 +198,7 @@ def _ours(work: Pass, **given: Any) -> Iterator[Any]:
 
 
 def _recovery(work: Pass, lose: Callable[[], None]) -> float:
-    """Seconds until the next batch comes of a worker that has taken the place of the only one."""
+    """Return the seconds from the loss of the only worker to the next batch of its replacement."""
     import warnings
 
     workers = RayWorkers(max_in_flight=1, resources=AWAY)
@@ -208,7 +208,7 @@ def _recovery(work: Pass, lose: Callable[[], None]) -> float:
     lose()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        for _ in range(2):  # one may have been made before
+        for _ in range(2):  # one batch may have been made before
             next(batches)
     return time.perf_counter() - began
 
@@ -220,7 +220,7 @@ def _kill_actors() -> None:
 
 
 def _intake(node: _Node, name: str, num_batches: int) -> list[float]:
-    """Images a second that one thread takes out of the object store, into batches."""
+    """Return how many images a second one thread takes from the object store into batches."""
     images = torch.randint(0, 256, (64, 3, SIZE, SIZE), dtype=torch.uint8)
     take = node.put(pack_by_value([images, torch.arange(64)], images_apart=True))
     memory = BatchMemory(keep=2)
@@ -239,7 +239,7 @@ def _intake(node: _Node, name: str, num_batches: int) -> list[float]:
 
 
 def ray_section(content: Content) -> str:
-    """Rates and first batches, bytes, recoveries, and what one thread takes in."""
+    """Return rates and first batches, bytes, recoveries, and the intake of one thread."""
     settings, medians = content["settings"], medians_of(content)
     ratios = {
         (of, found["to"]): f"{found['ratio']['median']:.2f}x"

@@ -1,8 +1,8 @@
-"""What one of 4,096 ranks pays at 10**11 samples, 100,000 shards and 1,000 datasets.
+"""Costs of one of 4,096 ranks with 10**11 samples, 100,000 shards and 1,000 datasets.
 
-All ranks but one are imagined: a rank never asks another one for anything, so what it costs can be
-measured alone. Samples cost nothing. Times are CPU time, which a busy machine hardly changes; each
-group has a Python process of its own, in which memory is measured first.
+All other ranks are imaginary: a rank never asks another one for anything, so its costs can be
+measured alone. Samples cost nothing. Times are CPU time, on which a busy machine has little
+effect. Each group has its own Python process, in which memory is measured first.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NUMS_WEIGHTS = (10**5, 10**6, 10**7)
 NUMS_SHARDS = (8192, 32_768, SHARDS)
 LANES_A_RANK = (1, 8)
 AT_ONCE = 1 << 14
-"""Positions of one call of an order, as many as a loader's largest calls have."""
+"""Number of positions in one call of an order, as in a loader's largest calls."""
 
 SHUFFLED, DISTRIBUTED, BLOCKS = "shuffled", "distributed", "blocks"
 MIXTURE, WEIGHTED, LANES, STATES = "mixture", "weighted", "lanes", "states"
@@ -60,7 +60,7 @@ STATES_OF = {
     "lanes 1": "a lane each",
     "lanes 8": "8 lanes each",
 }
-"""Whose states are merged."""
+"""Kinds of states that are merged."""
 
 CONSTRUCTION, FIRST, STEP, INDEX = "construction", "first batch", "step", "an index"
 SIZE, TAKING, LOADING, MEMORY = "state", "state_dict()", "load_state_dict()", "memory"
@@ -80,10 +80,10 @@ UNITS = {
 _PER_SECOND = {"ns": 1e9, "us": 1e6, "ms": 1e3, "s": 1.0}
 
 _STEPS = 85
-"""The loader looks up indices for 1, 4, 16 and 64 of them at a time at the start of a pass."""
+"""At the start of a pass the loader looks up indices for 1, 4, 16 and 64 steps at a time."""
 _SAMPLES_A_SHARD = 10_000
 _CALLS = 20
-"""Of what takes microseconds, for one measurement."""
+"""Number of calls in one measurement of an operation that takes microseconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,17 +92,17 @@ class Case:
 
     kind: str
     n: int = SAMPLES
-    """Samples; of weights or shards their number."""
+    """Number of samples, weights or shards."""
     ranks: int = RANKS
     parts: int = 1
-    """Datasets of a mixture, or lanes of a rank."""
+    """Number of datasets in a mixture, or of lanes of a rank."""
 
     def name(self, what: str) -> str:
-        """Key of a measurement."""
+        """Return the key of a measurement."""
         return f"{what}, {self.kind} n={self.n} ranks={self.ranks} parts={self.parts}"
 
     def make(self) -> StatefulGPULoader[Any]:
-        """A loader of the rank in the middle."""
+        """Return a loader of the middle rank."""
         own: dict[str, Any] = {"batch_size": BATCH_SIZE, "seed": 1}
         if self.ranks > 1:
             own |= {"num_replicas": self.ranks, "rank": self.ranks // 2}
@@ -128,7 +128,7 @@ class Case:
 
 
 class Shards(ShardedDataset):
-    """Shards of numbers, with names as long as those of object storage are."""
+    """Shards of numbers, with names as long as in object storage."""
 
     def __init__(self, num_shards: int, num_lanes: int) -> None:
         self._num_shards = num_shards
@@ -146,7 +146,7 @@ class Shards(ShardedDataset):
 
 
 def cases() -> list[Case]:
-    """All loaders that are measured."""
+    """Return all loaders to measure."""
     found = [Case(kind=kind, n=n) for kind in ORDERS for n in LENGTHS]
     found += [Case(kind=kind, ranks=ranks) for kind in ORDERS for ranks in NUMS_RANKS[:-1]]
     found += [Case(kind=MIXTURE, parts=parts) for parts in NUMS_DATASETS]
@@ -158,7 +158,7 @@ def cases() -> list[Case]:
 
 
 def states_name(what: str, whose: str, ranks: int) -> str:
-    """Key of a measurement of merged states."""
+    """Return the key of a measurement of merged states."""
     return f"{what}, {STATES} of {whose} ranks={ranks}"
 
 
@@ -190,7 +190,7 @@ def main(given: Sequence[str] | None = None) -> None:
 
 
 def measure(case: Case, arguments: Arguments) -> list[Measurement]:
-    """All of one case, in the process that calls it."""
+    """Return all measurements of one case, in the calling process."""
     values: dict[str, list[float]] = {}
 
     def timed(what: str, call: Callable[[], Any], per: int = 1) -> Any:
@@ -201,7 +201,7 @@ def measure(case: Case, arguments: Arguments) -> list[Measurement]:
         values.setdefault(what, []).append(seconds * _PER_SECOND[UNITS[what]])
         return result
 
-    next(iter(Case(kind=SHUFFLED, ranks=1).make()))  # what a process pays for its first loader
+    next(iter(Case(kind=SHUFFLED, ranks=1).make()))  # pays the costs of a process's first loader
     growth = PeakGrowth()
     loader = case.make()
     next(iter(loader))
@@ -232,7 +232,7 @@ def measure(case: Case, arguments: Arguments) -> list[Measurement]:
 
 
 def measure_states(ranks: int, arguments: Arguments) -> list[Measurement]:
-    """Merging the states of all ranks, and loading the result on one of them."""
+    """Measure the merging of all ranks' states, and the loading of the result on one rank."""
     found = []
     for whose in STATES_OF:
         num_lanes = int(whose.partition(" ")[2] or 1)
@@ -262,7 +262,7 @@ def measure_states(ranks: int, arguments: Arguments) -> list[Measurement]:
 
 
 def _states(case: Case, whose: str, num_lanes: int) -> list[dict[str, Any]]:
-    """States as the ranks of one run would have them at the same step."""
+    """Return states that the ranks of one run would have at the same step."""
     state = case.make().state_dict()
     if whose == "map":
         return [dict(state) for _ in range(case.ranks)]
@@ -316,7 +316,7 @@ def _order_of(case: Case) -> Any:
 
 
 def _positions(case: Case) -> Any:
-    """Those of one rank, from the middle of the epoch on."""
+    """Return the positions of one rank from the middle of the epoch on."""
     n = SAMPLES if case.kind == WEIGHTED else case.n
     return (n // 2 + case.ranks * np.arange(AT_ONCE, dtype=np.int64)) % n
 

@@ -1,13 +1,14 @@
 """Images a second by the size of the photographs, from thumbnails to 12 megapixels; peak memory.
 
-Every contestant makes the same from the same files: a random crop resized to 224x224, flipped
-every other time, normalised to float32, in shuffled batches, with two workers. ``draft`` and
+Every contestant makes the same batches from the same files: a random crop resized to 224x224,
+flipped with probability 1/2, normalized to float32, shuffled, with two workers. ``draft`` and
 ``scaled_decoding`` let libjpeg decode at a half, a quarter or an eighth of the size, which changes
-the pixels a little; the other contestants decode at full size, DALI and ``nvimgcodec`` only the
-crop.
+the pixels slightly. The other contestants decode at full size; DALI and ``nvimgcodec`` decode only
+the crop.
 
-The clock runs in the middle of one long pass. Memory is that of one more pass in a fresh process,
-its workers included and shared pages divided among them, over what was in use before the pass.
+The clock runs in the middle of one long pass. Memory is that of another pass in a new process,
+minus the memory in use before the pass. It includes the workers, with shared pages divided among
+them.
 """
 
 from __future__ import annotations
@@ -64,9 +65,9 @@ _SECONDS_BETWEEN_SAMPLES = 0.02
 
 
 class ReadWithDraft:
-    """Reads a photograph at the scale that Pillow's ``draft`` finds for a crop of half its sides.
+    """Reads a photograph at the scale that Pillow's ``draft`` selects for a crop of half its sides.
 
-    The crop is not known before the image is read, so a smaller scale could enlarge the crop.
+    The crop is unknown before the image is read, so a smaller scale could enlarge the crop.
     """
 
     def __call__(self, file: str) -> Image.Image:
@@ -192,7 +193,7 @@ def _images_a_second(name: str, work: Pass) -> float:
 
 
 def peak_mebibytes(name: str, work: Pass) -> float:
-    """Peak memory of a pass, in MiB over what this process used before it."""
+    """Return the peak memory of a pass, in MiB above this process's use before it."""
     ended = threading.Event()
     peak = before = mebibytes_of_all_processes()
 
@@ -213,7 +214,7 @@ def peak_mebibytes(name: str, work: Pass) -> float:
 
 
 def sizes_section(content: Content) -> str:
-    """Images a second of every contestant at every size, and its memory."""
+    """Return images a second and memory of every contestant at every size."""
     medians, settings = medians_of(content), content["settings"]
     names = [name for name in LABELS if f"{name}_{next(iter(settings))}" in medians]
 

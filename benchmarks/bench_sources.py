@@ -1,9 +1,9 @@
-"""Reading every format: in order, at random, indexing it, and going on near the end of it.
+"""Reading every format: in order, shuffled, indexing, and resuming near the end.
 
 Each format is read by our source and by its reference reader, in one process that does nothing
 else: webdataset and DALI for tars, DALI for LMDB, TFRecord and RecordIO, pyarrow for Parquet,
-torchvision for folders. Nothing is decoded. Reads come from the system's cache: what is compared
-is what the readers cost. DALI reads ahead in threads of its own, which ours does with two threads.
+torchvision for folders. Nothing is decoded. Reads come from the system's cache, so the costs of the
+readers are compared. DALI reads ahead in its own threads, ours with two threads does, too.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from benchmarks.source_resume import (
 )
 
 AIM = 1.0
-"""Of the rate of each reference."""
+"""Share of the rate of each reference."""
 RESUME_AIM = 1.2
-"""Times the first batch at the beginning of the epoch."""
+"""Multiple of the time of the first batch at the beginning of the epoch."""
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -87,7 +87,7 @@ def main(given: Sequence[str] | None = None) -> None:
 
 
 def _rate_pairs(files: SourceFiles) -> Iterator[tuple[str, str]]:
-    """Each of our readers, beside each reference."""
+    """Yield each of our readers with each reference."""
     for name in FORMATS:
         for ours in our_readers(name, files):
             for reference in references(name, files):

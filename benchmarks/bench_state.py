@@ -1,8 +1,8 @@
-"""What a state costs: its size, taking it, going on from it, and the memory of the order.
+"""Costs of a state: its size, taking it, resuming from it, and the memory of the order.
 
-Each loader and length has a Python process of its own, in which first the memory is measured,
-then the state, then the time to the first batch after ``load_state_dict``, from states at
-several places of the epoch in turn. The dataset's items cost nothing.
+Each loader and length has its own Python process. There the memory is measured first, then the
+state, then the time to the first batch after ``load_state_dict``, from states at several places of
+the epoch in turn. The dataset's items cost nothing.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from stateful_gpu_loader import StatefulGPULoader
 BATCH_SIZE = 256
 NUM_WORKERS = (0, 2)
 PLACES = (0.0, 0.5, 0.9)
-"""Shares of the epoch that lie behind when the state is taken."""
+"""Delivered shares of the epoch when the state is taken."""
 
 OURS, TORCHDATA = "ours", "torchdata"
 LABELS = {OURS: "StatefulGPULoader", TORCHDATA: "StatefulDataLoader"}
 LENGTHS = {OURS: (10**4, 10**7, 10**9), TORCHDATA: (10**4, 10**7)}
-"""StatefulDataLoader's list of 10**9 indices would take some 40 GB."""
+"""StatefulDataLoader's list of 10**9 indices would take about 40 GB."""
 
 TITLES = {
     "JSON size": "size as JSON",
@@ -51,11 +51,11 @@ TITLES = {
     "state_dict()": "time of `state_dict()`",
     "peak memory growth": "peak memory growth, 0 workers",
 }
-"""Of the rows of the table."""
+"""Titles of the table's rows."""
 
 _BATCHES_BEFORE_STATE = 10
 _CALLS = 1000
-"""Of ``state_dict()`` for one measurement; of the slower peer a tenth."""
+"""Number of ``state_dict()`` calls in one measurement; a tenth for the slower peer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Case:
     n: int
 
     def make(self, num_workers: int) -> Any:
-        """A fresh loader, shuffled."""
+        """Return a new loader, shuffled."""
         dataset = Numbers(self.n)
         if self.loader == OURS:
             return StatefulGPULoader(
@@ -76,11 +76,11 @@ class Case:
         return StatefulDataLoader(dataset, BATCH_SIZE, shuffle=True, num_workers=num_workers)
 
     def name(self, what: str) -> str:
-        """Key of a measurement."""
+        """Return the key of a measurement."""
         return f"{self.loader} {what} n={self.n}"
 
     def label(self, what: str) -> str:
-        """The same for a reader."""
+        """Return the name of a measurement for readers."""
         return f"{LABELS[self.loader]}, n = {self.n:,}, {what}"
 
 
@@ -145,7 +145,7 @@ def main(given: Sequence[str] | None = None) -> None:
 
 
 def measure(case: Case, arguments: Arguments) -> list[Measurement]:
-    """All of one case, in the process that calls it."""
+    """Return all measurements of one case, in the calling process."""
     found = [_memory(case), *_state(case, arguments)]
     for num_workers in NUM_WORKERS:
         found.extend(_first_batch(case, num_workers, arguments))
@@ -153,7 +153,7 @@ def measure(case: Case, arguments: Arguments) -> list[Measurement]:
 
 
 def _memory(case: Case) -> Measurement:
-    """Must come first: what the process took once, it keeps."""
+    """Measure the memory; must come first, because a process keeps memory that it once took."""
     growth = PeakGrowth()
     batches = iter(loader := case.make(num_workers=0))
     for _ in range(_BATCHES_BEFORE_STATE):
@@ -200,7 +200,7 @@ def _state(case: Case, arguments: Arguments) -> list[Measurement]:
 
 
 def _first_batch(case: Case, num_workers: int, arguments: Arguments) -> list[Measurement]:
-    """Milliseconds from ``load_state_dict`` to the first batch, into a fresh loader each time."""
+    """Measure milliseconds from ``load_state_dict`` to the first batch of a new loader."""
     what = f"first batch, {num_workers} workers"
 
     def milliseconds(state: dict[str, Any]) -> float:
@@ -232,16 +232,16 @@ def _first_batch(case: Case, num_workers: int, arguments: Arguments) -> list[Mea
 
 
 def _rounds_of_first_batch(case: Case, arguments: Arguments) -> int:
-    """Ours takes milliseconds, so there is time for more rounds."""
+    """Return more rounds for our loader, which takes only milliseconds."""
     more = 5 if case.loader == OURS and not arguments.quick else 1
     return arguments.rounds * more
 
 
 def _states(case: Case, num_workers: int) -> list[dict[str, Any]]:
-    """States at the places, taken once so many whole batches have been delivered.
+    """Return states at the places, each taken after that many whole batches.
 
-    Ours is one state whose position is set, as nobody walks through 10**9 samples; the peer's
-    state is reached by walking.
+    For our loader, one state's position is set, because 10**9 samples are too many to walk
+    through. The peer's states are reached by walking.
     """
     positions = [int(case.n * place) // BATCH_SIZE * BATCH_SIZE for place in PLACES]
     loader = case.make(num_workers)
@@ -265,7 +265,7 @@ def _saved_size(state: dict[str, Any]) -> int:
 
 
 def state_section(content: Content) -> str:
-    """Size, times and memory, one column a loader and length."""
+    """Return size, times and memory, one column for each loader and length."""
     medians = medians_of(content)
     units = {found["name"]: found["unit"] for found in content["measurements"]}
     whats = ["JSON size", "saved size", "state_dict()", "peak memory growth"]

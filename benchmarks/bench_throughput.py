@@ -1,9 +1,9 @@
-"""Images a second, from JPEG files to normalised batches, beside the peers and the ceiling.
+"""Images a second, from JPEG files to normalized batches, compared with peers and the ceiling.
 
-Every contestant makes the same from the same files: a random crop resized to 224x224, flipped
-every other time, normalised to float32, in shuffled batches of 64, with two workers, be they
-processes or threads. The clock runs in the middle of one long pass: the start of workers and
-the first batches do not count, and the workers are busy to the end.
+Every contestant makes the same batches from the same files: a random crop resized to 224x224,
+flipped with probability 1/2, normalized to float32, shuffled, in batches of 64, with two workers,
+either processes or threads. The clock runs in the middle of one long pass: the start of workers
+and the first batches do not count, and the workers are busy until the end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmarks.summary import summarise
 NUM_WORKERS = 2
 WARM_UP_BATCHES = 4
 SPARE_BATCHES = 4
-"""At the end of the pass, so that no worker runs dry while the clock runs."""
+"""Number of batches at the end of the pass, so that no worker idles while the clock runs."""
 
 PILLOW = "torch_pillow"
 TORCHDATA = "torchdata_torchvision"
@@ -112,7 +112,7 @@ def _work(arguments: Arguments) -> Pass:
 
 
 def _passes(work: Pass) -> dict[str, Callable[[], Iterator[Any]]]:
-    """What starts a pass of each loader that can run here."""
+    """Return a function for each available loader that starts a pass."""
     passes: dict[str, Callable[[], Iterator[Any]]] = {
         PILLOW: functools.partial(loaders.torch_with_pillow, work),
         TORCHDATA: functools.partial(loaders.torchdata_with_torchvision, work),
@@ -151,7 +151,7 @@ def _ceiling(name: str, work: Pass) -> Contestant:
 
 
 def _check(name: str, batch: Any, work: Pass) -> None:
-    """Refuse to time a contestant that makes something else."""
+    """Refuse to time a contestant that makes other batches."""
     images, targets = batch
     shape = (work.batch_size, 3, loaders.SIZE, loaders.SIZE)
     if tuple(images.shape) != shape or images.dtype != torch.float32 or not images.is_contiguous():
@@ -163,7 +163,7 @@ def _check(name: str, batch: Any, work: Pass) -> None:
 
 
 def _operator_of(decoder: str) -> Callable[[torch.Tensor], Any]:
-    """The registered operator, uint8 [num_bytes] to uint8 [3, H, W], without any Python around."""
+    """Return the registered operator, uint8 [num_bytes] to uint8 [3, H, W], without Python code."""
     if decoder == "torchcodec":
         import torchcodec  # noqa: F401  (registers the operator)
 
@@ -176,7 +176,7 @@ def _operator_of(decoder: str) -> Callable[[torch.Tensor], Any]:
 
 
 def throughput_section(content: Content) -> str:
-    """Images a second of every contestant, and how ours stands to it."""
+    """Return images a second of every contestant, and the ratio of ours to each."""
     settings, medians = content["settings"], medians_of(content)
     ceiling, ours = medians[settings["ceiling"]], OURS
     ratios = {found["to"]: found["ratio"] for found in comparisons_of(content, ours)}

@@ -1,7 +1,7 @@
-"""One cold start: from the beginning of a Python process to the first batch of a folder.
+"""One cold start: from the start of a Python process to the first batch of a folder.
 
-``python -m benchmarks.cold_process WHO WHAT FOLDER CACHE REPORT`` writes what it took to REPORT, as
-JSON. What takes time to import is imported by the loaders alone.
+``python -m benchmarks.cold_process WHO WHAT FOLDER CACHE REPORT`` writes its costs to REPORT as
+JSON. Only the loaders import modules that take time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BATCH_SIZE, NUM_WORKERS, SIZE = 64, 2, 32
 
 
 def main() -> None:
-    """Import what the loader needs, deliver a batch if that is asked for, and report."""
+    """Import the loader's modules, deliver a batch if requested, and report."""
     who, what, folder, cache, report = sys.argv[1:]
     found: dict[str, float] = {}
     batches = (_ours if who == OURS else _torch)(what, folder, cache, found)
@@ -34,7 +34,7 @@ def main() -> None:
     session = os.getsid(0)
     found |= {"cpu": cpu_seconds(session), "memory": memory_bytes(session) / 2**20}
     Path(report).write_text(json.dumps(found), encoding="utf-8")
-    os._exit(0)  # how long its workers take to end is another matter
+    os._exit(0)  # excludes the time in which the workers end
 
 
 def _ours(what: str, folder: str, cache: str, found: dict[str, float]) -> Iterator[Any] | None:

@@ -1,7 +1,7 @@
-"""What got slower from one result to another, beyond the noise of both.
+"""Differences in speed between two results, beyond the noise of both.
 
-Ratios are compared, each of contestants that ran in the same rounds, so that the two results may
-come from hours of different load; not from different machines.
+Ratios between contestants of the same rounds are compared. So the two results may come from times
+of different load, but not from different machines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.summary import Ratio
 
 @dataclass(frozen=True)
 class Change:
-    """How a ratio has changed."""
+    """Change of a ratio."""
 
     name: str
     before: Ratio
@@ -28,7 +28,7 @@ class Change:
 
     @property
     def verdict(self) -> str:
-        """``"slower"`` or ``"faster"`` where the intervals do not meet; else ``"as before"``.
+        """``"slower"`` or ``"faster"`` if the intervals do not overlap; else ``"as before"``.
 
         >>> times = Ratio(1.0, 0.9, 1.1), Ratio(1.3, 1.2, 1.4)
         >>> Change("", *times, more_is_better=False).verdict
@@ -43,13 +43,13 @@ class Change:
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
-    """The changes of all ratios that both results have.
+    """Return the changes of all ratios that both results contain.
 
     Args:
         before, after: contents of two files of one benchmark.
 
     Raises:
-        ValueError: they are of different benchmarks, machines or smoke runs.
+        ValueError: the results are from different benchmarks or machines, or one is a smoke run.
     """
     one, other = map(_conditions, (before, after))
     for field in one:
@@ -73,13 +73,13 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]
 
 
 def _conditions(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what two results must have in common; the machine's load may differ."""
+    """Return the conditions that two results must share; the machine's load may differ."""
     machine = {**content["machine"], "load_average_before": None}
     return {"benchmark": content["benchmark"], "machine": machine, "quick": content["quick"]}
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Print all changes; return 1 if anything got slower."""
+    """Print all changes; return 1 if anything became slower."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("before", type=Path, help="JSON of a benchmark")
     parser.add_argument("after", type=Path, help="JSON of the same benchmark, later")

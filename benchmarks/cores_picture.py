@@ -1,4 +1,4 @@
-"""The picture of the simulated cores: images a second over the number of workers."""
+"""Picture of the simulated cores: images a second over the number of workers."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _COLORS = {
 
 
 def draw_cores(content: Content, path: Path) -> None:
-    """One line for each kind of workers; the ideal is dashed.
+    """Draw one line for each kind of workers; the ideal is dashed.
 
     Args:
-        content: of ``cores.json``.
-        path: of the PNG file.
+        content: content of ``cores.json``.
+        path: path of the PNG file.
     """
     found = medians_of(content)
     figure = new_figure((9, 4.6))

@@ -1,4 +1,4 @@
-"""DALI's readers of every format, on the CPU, their outputs taken sample by sample."""
+"""DALI's readers of every format on the CPU, with outputs taken sample by sample."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from benchmarks.source_files import SourceFiles
 
 BATCH_SIZE = 64
 SHUFFLE_BUFFER = 1024
-"""DALI's own default of ``initial_fill``."""
+"""DALI's default of ``initial_fill``."""
 
 _READER = "reader"
 
 
 def is_installed() -> bool:
-    """Whether DALI can take part."""
+    """Whether DALI is installed."""
     return importlib.util.find_spec("nvidia") is not None and (
         importlib.util.find_spec("nvidia.dali") is not None
     )
@@ -28,13 +28,13 @@ def is_installed() -> bool:
 def pipeline(
     name: str, files: SourceFiles, *, shuffled: bool = False, checkpoint: str | None = None
 ) -> Any:
-    """A pipeline of one reader and nothing else, not built yet.
+    """Return an unbuilt pipeline of a single reader.
 
     Args:
-        name: of the format.
-        files: to read.
-        shuffled: through DALI's buffer.
-        checkpoint: to go on from.
+        name: name of the format.
+        files: files to read.
+        shuffled: whether to use DALI's shuffle buffer.
+        checkpoint: checkpoint to resume from.
     """
     from nvidia import dali
 
@@ -73,7 +73,7 @@ def pipeline(
 
 
 def read(name: str, files: SourceFiles, *, shuffled: bool) -> Iterator[tuple[Any, int]]:
-    """Image bytes and label of each sample, epoch after epoch."""
+    """Yield image bytes and label of each sample, epoch after epoch."""
     built = pipeline(name, files, shuffled=shuffled)
     built.build()
     while True:

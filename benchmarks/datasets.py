@@ -1,4 +1,4 @@
-"""Map-style datasets whose cost is known: nothing at all, or a fixed amount of computing."""
+"""Map-style datasets of known cost: nothing, or a fixed amount of computing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 
 class Numbers(Dataset[int]):
-    """The numbers from 0 to n - 1; costs nothing, whatever n is."""
+    """The numbers from 0 to n - 1; costs nothing for any n."""
 
     def __init__(self, n: int) -> None:
         self._n = n
@@ -22,7 +22,7 @@ class Numbers(Dataset[int]):
 
 
 class BusyNumbers(Numbers):
-    """The same after a fixed amount of computing, which keeps a core busy as decoding does."""
+    """The same numbers after a fixed amount of computing, which occupies a core like decoding."""
 
     def __init__(self, n: int, turns: int) -> None:
         super().__init__(n)
@@ -34,7 +34,7 @@ class BusyNumbers(Numbers):
 
 
 def compute(turns: int) -> int:
-    """A loop in Python, of the same length at every call."""
+    """Run a Python loop of the given length."""
     value = 1
     for _ in range(turns):
         value = (value * 6364136223846793005 + 1442695040888963407) & 0xFFFFFFFF
@@ -42,7 +42,7 @@ def compute(turns: int) -> int:
 
 
 def turns_of(seconds: float) -> int:
-    """How many turns of :func:`compute` take so long here, from the median of several tries."""
+    """Return how many turns of :func:`compute` take this time, by the median of several tries."""
     turns, tries = 20_000, []
     for _ in range(15):
         started = time.perf_counter()

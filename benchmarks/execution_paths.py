@@ -1,4 +1,4 @@
-"""The two ways from encoded images to a batch, driven alike: image by image, and batch by batch."""
+"""Two ways from encoded images to a batch with one interface: by image, and by batch."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from stateful_gpu_loader.transforms import Compose
 
 _Task = TypeVar("_Task")
 Path = Callable[[Request], Any]
-"""A request to ``[images, targets]``; runs in any thread."""
+"""Makes ``[images, targets]`` of a request; runs in any thread."""
 
 
 def image_by_image(source: Source, decoder: Decoder, recipes: Compose) -> Path:
-    """What the worker threads of a CPU loader do: each image goes all the way while it is warm."""
+    """Return the path of a CPU loader's threads: each image is finished while it is in cache."""
     maker = ImageMaker(
         source,
         decoder=decoder,
@@ -43,7 +43,7 @@ def image_by_image(source: Source, decoder: Decoder, recipes: Compose) -> Path:
 
 
 def batch_by_batch(source: Source, decoder: Decoder, recipes: Compose) -> Path:
-    """What the device stage does, on the CPU: all are decoded, then augmented in one call."""
+    """Return the device stage's path, on the CPU: decode all images, then augment in one call."""
 
     def execute(request: Request) -> list[Any]:
         keys = request.keys()
@@ -58,7 +58,7 @@ def batch_by_batch(source: Source, decoder: Decoder, recipes: Compose) -> Path:
 
 
 def requests_of(num_images: int, batch_size: int, num_batches: int) -> list[Request]:
-    """So many batches in sequence over the images, again and again."""
+    """Return requests for consecutive batches, which cycle through the images."""
     return [
         Request(
             ordinal=ordinal,
@@ -76,11 +76,11 @@ def requests_of(num_images: int, batch_size: int, num_batches: int) -> list[Requ
 def seconds_to_execute(
     tasks: Sequence[_Task], execute: Callable[[_Task], Any], *, num_threads: int
 ) -> float:
-    """Wall time of all tasks, each thread taking the next one; as workers, with one intra-op
-    thread each.
+    """Return the wall time of all tasks. Threads take them in turn, each with one intra-op thread,
+    like workers.
 
     Raises:
-        Exception: what a task raised; the time would mean nothing.
+        Exception: an exception of a task, which would invalidate the time.
     """
     rest, lock = iter(tasks), threading.Lock()
     errors: list[Exception] = []

@@ -1,4 +1,4 @@
-"""Writers of image files and their labels in every format that a source reads."""
+"""Writers of image files and labels in every format that a source reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SUFFIXES = {
     RECORDIO: ".rec",
     PARQUET: ".parquet",
 }
-"""How the names of each format's files end."""
+"""Suffixes of each format's files."""
 
 Encoded = tuple[bytes, int]
 """An image file and its label."""
@@ -34,15 +34,15 @@ _LARGEST_LMDB = 1 << 34
 def write(
     name: str, folder: Path, samples: Iterator[Encoded], *, count: int, num_files: int, rows: int
 ) -> None:
-    """Write ``part-00000``, ``part-00001`` and so on, with indices where DALI needs them.
+    """Write ``part-00000``, ``part-00001`` and so on, with indices if DALI needs them.
 
     Args:
-        name: of the format.
-        folder: that does not exist yet.
-        samples: so many as ``count``.
-        count: is divided over the files; the last one may have fewer.
-        num_files: of which LMDB and folders have one.
-        rows: of a Parquet file's row groups.
+        name: name of the format.
+        folder: a folder that does not exist yet.
+        samples: ``count`` samples.
+        count: number of samples, divided over the files; the last file may have fewer.
+        num_files: number of files; LMDB and folders have one.
+        rows: number of rows in a Parquet file's row groups.
     """
     folder.mkdir(parents=True)
     share = -(-count // num_files)
@@ -70,7 +70,7 @@ def _write_tar(path: Path, samples: Iterator[Encoded]) -> None:
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
                 held: Any = tar
-                held.members.clear()  # a million of them
+                held.members.clear()  # there may be a million
 
 
 def _write_lmdb(path: Path, records: Iterator[bytes]) -> None:
@@ -117,7 +117,7 @@ def _write_parquet(path: Path, samples: Iterator[Encoded], rows: int) -> None:
 
     image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
     schema = pyarrow.schema([("image", image), ("label", pyarrow.int64())])
-    # As the Hugging Face hub stores images; JPEG files do not become smaller.
+    # The Hugging Face hub stores images like this; JPEG files do not compress further.
     with pyarrow.parquet.ParquetWriter(path, schema, compression="none") as writer:
         while block := list(itertools.islice(samples, rows)):
             columns: dict[str, Any] = {

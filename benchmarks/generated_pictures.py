@@ -7,15 +7,15 @@ from PIL import Image
 
 _MEAN, _DEVIATION = 128.0, 48.0
 _COLORFULNESS = 0.35
-"""Deviation of a channel from the grey that all share, over the deviation of that grey."""
+"""Deviation of a channel from the common grey, relative to the deviation of the grey."""
 
 
 def picture(width: int, height: int, seed: int) -> Image.Image:
-    """An RGB picture whose amplitudes fall as one over the frequency.
+    """Return an RGB picture whose amplitudes fall as one over the frequency.
 
-    That is what natural images have in common (Field, 1987, Relations between the statistics of
-    natural images and the response properties of cortical cells), and what decides how a JPEG
-    encoder spends its bits. The same seed gives the same picture.
+    Natural images have this in common (Field, 1987, Relations between the statistics of natural
+    images and the response properties of cortical cells), and it determines how a JPEG encoder
+    spends its bits. The same seed gives the same picture.
 
     >>> picture(64, 48, seed=0).size
     (64, 48)
@@ -28,7 +28,7 @@ def picture(width: int, height: int, seed: int) -> Image.Image:
 
 
 def _noise(width: int, height: int, generator: np.random.Generator) -> np.ndarray:
-    """float64 [height, width] of mean 0 and deviation 1."""
+    """Return float64 [height, width] with mean 0 and deviation 1."""
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None, :])
     frequency[0, 0] = np.inf
     spectrum = np.fft.rfft2(generator.standard_normal((height, width))) / frequency

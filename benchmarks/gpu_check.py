@@ -1,11 +1,11 @@
 """One call that checks the device stage on a GPU: ``python -m benchmarks.gpu_check --output DIR``.
 
-It reports the machine, runs the tests that need a GPU and the GPU benchmarks, most telling first,
-and prints a short table last. ``DIR/gpu_check.json`` is written after every part, so that a part
-that hangs, crashes or fails leaves the rest. It ends within ``--seconds``. ``--only`` runs some
-parts: of several calls, ``python -m benchmarks.gpu.ledger DIR ...`` makes one report.
+It reports the machine, runs the tests that need a GPU and the GPU benchmarks, most informative
+first, and prints a short table at the end. ``DIR/gpu_check.json`` is written after every part, so a
+part that hangs, crashes or fails does not lose the others. It ends within ``--seconds``. ``--only``
+runs some parts; ``python -m benchmarks.gpu.ledger DIR ...`` merges several calls into one report.
 
-Exit code: 0 where all is well, 1 where a part failed, 2 without a GPU.
+Exit code: 0 if everything passed, 1 if a part failed, 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parent.parent
 NO_GPU = 2
 SECONDS = 540.0
 _SECONDS_TO_LOOK = 60.0
-"""What the environment may take: each decoder's libraries are loaded."""
+"""Time for the environment, which loads each decoder's libraries."""
 
 ENVIRONMENT, STREAM_SAFETY, BENCHMARK, TESTS, FULL_MEMORY, SWEEP = (
     "environment",
@@ -41,32 +41,32 @@ ENVIRONMENT, STREAM_SAFETY, BENCHMARK, TESTS, FULL_MEMORY, SWEEP = (
     "sweep",
 )
 PARTS = {ENVIRONMENT: 1, STREAM_SAFETY: 4, BENCHMARK: 6, TESTS: 6, FULL_MEMORY: 2, SWEEP: 3}
-"""In their order. Each gets this share of the time that is left for it and those behind it."""
+"""Parts in order. Each gets its share of the time left for it and the following parts."""
 _OF_TESTS = (STREAM_SAFETY, TESTS, FULL_MEMORY)
 _RESULTS = {BENCHMARK: "gpu", SWEEP: "gpu_sweep"}
 _SECONDS_A_TEST = 60
 
 _MARK = "gpu"
 _FIRST = ("test_stream_safety.py", "test_exact_resume.py", "test_gpu_decoders.py")
-"""What a wrong stream would show in: the files of :data:`STREAM_SAFETY`."""
+"""Files of :data:`STREAM_SAFETY`, in which a wrong stream would show."""
 _ALONE = ("test_full_memory.py",)
-"""These take the whole GPU's memory: the files of :data:`FULL_MEMORY`."""
+"""Files of :data:`FULL_MEMORY`, which need the whole GPU's memory."""
 _AT_ONCE = 8
-"""Processes that run the other tests where pytest-xdist is installed."""
+"""Number of processes that run the other tests if pytest-xdist is installed."""
 
 WANT_OF_A_GPU = "needs a GPU"
-"""How the reason begins for which a test skips in a rehearsal."""
+"""Beginning of the reason for which a test skips in a rehearsal."""
 _TEST_LINE = re.compile(
     r"^(tests/\S+?::.+?) (PASSED|FAILED|ERROR|SKIPPED)(?: \((.*)\))?\s*(?:\[|$)"
 )
 _LINE_OF_A_PROCESS = re.compile(r"^\[gw\d+\] \[ *\d+%\] ([A-Z]+) (tests/\S+?::.+?)\s*$")
 _WHY_SKIPPED = re.compile(r"^SKIPPED \[(\d+)\] \S+: (.*)$")
-"""In the summary: a process's own lines have no reason."""
+"""Matches lines of the summary, because a process's own lines have no reason."""
 _LOG_LINES = 40
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Run the check; the exit code."""
+    """Run the check; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--output", type=Path, required=True, help="folder of JSON and logs")
     parser.add_argument("--only", nargs="+", choices=PARTS, help="these parts, and the environment")
@@ -105,7 +105,7 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 def table(report: Mapping[str, Any]) -> list[str]:
-    """The short table that ends the output."""
+    """Return the short table at the end of the output."""
     lines = ["", "GPU check"]
     for name, found in report["parts"].items():
         verdict = "good" if found["is_good"] else "NOT GOOD"
@@ -125,10 +125,10 @@ def table(report: Mapping[str, Any]) -> list[str]:
 
 
 def read_test_log(text: str) -> dict[str, dict[str, Any]]:
-    """What pytest said of each test, as far as it came, and why how many were skipped.
+    """Return pytest's verdict on each test, as far as the log goes, and the reasons for skips.
 
     Args:
-        text: of ``pytest -vv``.
+        text: output of ``pytest -vv``.
 
     >>> read_test_log("tests/a.py::test_b[c d] PASSED  [ 50%]\\ntests/a.py::test_e FAILED [100%]")
     {'verdicts': {'tests/a.py::test_b[c d]': 'passed', 'tests/a.py::test_e': 'failed'}, \
@@ -150,7 +150,7 @@ def read_test_log(text: str) -> dict[str, dict[str, Any]]:
 
 
 def _commands(arguments: argparse.Namespace) -> dict[str, list[str]]:
-    """Of each part that is to run; a rehearsal has nothing to measure."""
+    """Return the command of each part to run; a rehearsal measures nothing."""
     python, output = sys.executable, str(arguments.output)
     first = [path for path in test_files() if Path(path).name in _FIRST]
     alone = [path for path in test_files() if Path(path).name in _ALONE]
@@ -181,7 +181,7 @@ def _pytest(output: Path, part: str) -> list[str]:
 
 
 def test_files() -> list[str]:
-    """The files that have tests for a GPU, in the order in which they are run."""
+    """Return the files with tests for a GPU, in execution order."""
     files = [
         path.relative_to(ROOT)
         for path in sorted((ROOT / "tests").rglob("test_*.py"))
@@ -225,12 +225,12 @@ def _benchmark_lines(content: dict[str, Any]) -> list[str]:
 
 
 def variables(*, is_rehearsal: bool = False) -> dict[str, str]:
-    """Of the environment of each part."""
+    """Return the environment variables of each part."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         "REQUIRE_CUDA": "0" if is_rehearsal else "1",
         "PYTHONPATH": os.pathsep.join(paths),
-        "COLUMNS": "250",  # pytest cuts its reasons off there
+        "COLUMNS": "250",  # pytest truncates reasons at this width
     }
 
 

@@ -1,4 +1,4 @@
-"""Contestants measured in turn: interleaved rounds in rotating order, fresh processes."""
+"""Contestants measured in turn: interleaved rounds in rotating order, new processes."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, kw_only=True)
 class Contestant:
-    """Something that can be measured again and again."""
+    """A repeatable measurement."""
 
     name: str
-    """Its key in the JSON."""
+    """Key in the JSON."""
     label: str
-    """What a reader of the table sees."""
+    """Name in the table."""
     measure: Callable[[], float]
-    """One measurement, from scratch, in the unit of the benchmark."""
+    """Makes one measurement from scratch, in the unit of the benchmark."""
 
 
 def alternate(
     contestants: Sequence[Contestant], *, rounds: int, title: str, warm_up_rounds: int = 1
 ) -> dict[str, list[float]]:
-    """Measure every contestant once a round, so that a noisy minute meets all of them.
+    """Measure every contestant once a round, so that a noisy minute affects all of them.
 
-    The order is rotated from round to round, and every second one runs backwards, so that none
-    always follows the same neighbour. The garbage of each is collected before the next runs; what
-    was there before the first, modules above all, is left out of that.
+    The order rotates from round to round, and every second round runs backwards, so that no
+    contestant always follows the same neighbour. Garbage is collected before each measurement.
+    Objects that exist before the first, above all modules, are excluded from collection.
 
     Args:
-        contestants: with different names.
-        rounds: measurements of each.
-        title: of the progress bar.
-        warm_up_rounds: rounds before those, which fill caches and do not count.
+        contestants: contestants with different names.
+        rounds: number of measurements of each.
+        title: title of the progress bar.
+        warm_up_rounds: number of rounds before those, which fill caches and do not count.
 
     Returns:
         The measurements of each name, in the order of the rounds.
@@ -80,12 +80,12 @@ def measured(
     """Return the measurement of each contestant, by :func:`alternate`.
 
     Args:
-        contestants: with different names.
-        arguments: give the rounds, and those that do not count, unless they are passed.
-        title: of the progress bar.
-        unit: of all of them.
-        rounds: instead of those of the arguments.
-        warm_up_rounds: instead of those of the arguments.
+        contestants: contestants with different names.
+        arguments: default numbers of rounds and warm-up rounds.
+        title: title of the progress bar.
+        unit: unit of all measurements.
+        rounds: replaces that of the arguments.
+        warm_up_rounds: replaces that of the arguments.
     """
     values = alternate(
         contestants,
@@ -100,12 +100,12 @@ def measured(
 
 
 def seconds_a_batch(batches: Iterator[Any], *, warm_up: int, timed: int) -> float:
-    """Seconds between batches in the middle of a pass.
+    """Return the seconds between batches in the middle of a pass.
 
     The clock starts when the last batch of the warm-up is delivered, so neither the start of
     workers nor the first batch counts. Make ``warm_up`` a multiple of the number of workers,
-    which deliver their batches in bunches of that size, and the pass longer than the timed
-    part, so that all workers are busy to its end.
+    which deliver their batches in bunches of that size. Make the pass longer than the timed
+    part, so that all workers are busy until the end of that part.
     """
     for _ in range(warm_up):
         batch = next(batches)
@@ -118,10 +118,10 @@ def seconds_a_batch(batches: Iterator[Any], *, warm_up: int, timed: int) -> floa
 
 
 def in_fresh_process(function: Callable[..., _Result], /, *arguments: Any) -> _Result:
-    """What the function returns in a Python process that has done nothing else.
+    """Return the function's result from a Python process that has done nothing else.
 
-    The function and all that travels must be picklable; the process may start workers, in the
-    way that Python starts them by default.
+    The function, its arguments and its result must be picklable. The process may start workers
+    by Python's default method.
     """
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
@@ -129,17 +129,17 @@ def in_fresh_process(function: Callable[..., _Result], /, *arguments: Any) -> _R
 
 
 def quieten_peers() -> None:
-    """Silence what peers say of themselves at every start or call, in this process and its forks.
+    """Silence repeated warnings of peers, in this process and its forks.
 
-    torchvision's decoders are deprecated, and still the fastest that its users have;
-    StatefulDataLoader's constructor calls what torch deprecates.
+    torchvision's decoders are deprecated, but still the fastest that its users have.
+    StatefulDataLoader's constructor calls a deprecated function of torch.
     """
     warnings.filterwarnings("ignore", message=".*TorchVision are deprecated")
     warnings.filterwarnings("ignore", message=".*set_vital.*")
 
 
 def _as_by_default(function: Callable[..., _Result], /, *arguments: Any) -> _Result:
-    """A spawned process spawns its own children too, unless it is told not to."""
+    """Call the function; without this, a spawned process would also spawn its own children."""
     multiprocessing.set_start_method(None, force=True)
     quieten_peers()
     return function(*arguments)

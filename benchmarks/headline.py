@@ -1,4 +1,4 @@
-"""The README's table: six figures beside those of other loaders, from the JSON files alone."""
+"""The README's table: six figures compared with other loaders, drawn from the JSON files alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.results import read_results
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One figure of this loader, and of another one in the same run."""
+    """One figure of this loader and of another in the same run."""
 
     what: str
     peer: str
@@ -74,11 +74,11 @@ ROWS = (
 
 
 def headline(folder: Path, pictures: Path) -> str:
-    """The chart and the table, as Markdown; rows without results are left out.
+    """Return the chart and the table as Markdown; rows without results are left out.
 
     Args:
-        folder: of the JSON files.
-        pictures: the folder in which the text looks for the picture of all loaders.
+        folder: folder of the JSON files.
+        pictures: folder in which the text looks for the picture of all loaders.
     """
     rows, processors = [], {}
     for row in ROWS:
@@ -112,7 +112,7 @@ def headline(folder: Path, pictures: Path) -> str:
 
 
 def _verdict(times: float) -> str:
-    """How many times faster or slower, from the ratio of two rates.
+    """Return how many times faster or slower, from the ratio of two rates.
 
     >>> _verdict(3.0), _verdict(0.5)
     ('3 times faster', '2 times slower')

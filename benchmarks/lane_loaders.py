@@ -1,4 +1,4 @@
-"""The loaders of the lanes' benchmark: shards that cost nothing, and tars, for us and for peers."""
+"""Loaders of the lanes' benchmark: trivial shards, and tars, for this loader and peers."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ LABELS = {
     WEBDATASET: "webdataset in torch's DataLoader",
 }
 PEER = {TRIVIAL: TORCHDATA, RECORDS: WEBDATASET, IMAGES: WEBDATASET}
-"""Who reads the same beside us."""
+"""Peer that reads the same."""
 
 _NUM_LANES = 64
 
 
 class CountedShards(ShardedDataset):
-    """Numbers in shards: they cost nothing.
+    """Numbers in shards, which cost nothing.
 
     >>> list(CountedShards(num_shards=2, samples_a_shard=3))
     [0, 1, 2, 3, 4, 5]
@@ -57,7 +57,7 @@ class CountedShards(ShardedDataset):
 
 
 class CountedStream(IterableDataset[int]):
-    """As many numbers as a plain iterable dataset, divided among the workers.
+    """A plain iterable dataset of numbers, divided among the workers.
 
     >>> list(CountedStream(4))
     [0, 1, 2, 3]
@@ -74,16 +74,16 @@ class CountedStream(IterableDataset[int]):
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """What is read, and by how many workers."""
+    """Data to read, and the number of workers."""
 
     work: str
     paths: Sequence[str]
-    """Of tars; of trivial samples their number counts alone."""
+    """Paths of tars; for trivial samples only their number matters."""
     samples_a_shard: int
     num_workers: int
 
     def loader(self, who: str) -> Any:
-        """A fresh loader of ours or of the peer."""
+        """Return a new loader, ours or the peer's."""
         if who == OURS:
             return self._ours()
         if who == TORCHDATA:
@@ -128,7 +128,7 @@ def _with_number(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Decoded:
-    """What a user of webdataset writes, with torchvision's decoder and transforms."""
+    """Decodes as a user of webdataset would, with torchvision's decoder and transforms."""
 
     def __init__(self) -> None:
         self._transform = v2.Compose([*crop_and_flip(), *to_float()])

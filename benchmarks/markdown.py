@@ -1,4 +1,4 @@
-"""Tables as Markdown, and what several sections take from the results."""
+"""Tables as Markdown, and common parts of several sections."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 Content = dict[str, Any]
-"""What :func:`benchmarks.results.read_results` gives."""
+"""Result of :func:`benchmarks.results.read_results`."""
 
 
 def as_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The first column to the left, the others to the right.
+    """Return a table with the first column left-aligned and the others right-aligned.
 
     >>> print(as_table(["", "images/s"], [["ours", "7"]]))
     |  | images/s |
@@ -22,7 +22,7 @@ def as_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def aims_table(content: Content) -> str:
-    """The table of what was hoped for and what was reached."""
+    """Return the table of aims and values reached."""
     rows = [
         [aim["what"], aim["aim"], aim["reached"], "yes" if aim["met"] else "**no**"]
         for aim in content["aims"]
@@ -31,17 +31,17 @@ def aims_table(content: Content) -> str:
 
 
 def medians_of(content: Content) -> dict[str, float]:
-    """Of every measurement."""
+    """Return the median of every measurement."""
     return {found["name"]: found["median"] for found in content["measurements"]}
 
 
 def comparisons_of(content: Content, of: str) -> list[Any]:
-    """Of one measurement with others."""
+    """Return the comparisons of one measurement with others."""
     return [found for found in content["comparisons"] if found["of"] == of]
 
 
 def times_of(content: Content, of: str, to: str) -> str:
-    """The ratio of two measurements with its interval; nothing where they were not compared."""
+    """Return the ratio of two measurements with its interval; empty if they were not compared."""
     for found in comparisons_of(content, of):
         if found["to"] == to:
             interval = f"[{found['ratio']['low']:.2f}, {found['ratio']['high']:.2f}]"
@@ -50,7 +50,7 @@ def times_of(content: Content, of: str, to: str) -> str:
 
 
 def short(value: float) -> str:
-    """Three digits that count.
+    """Format a number with three significant digits.
 
     >>> short(1234.5), short(0.12345)
     ('1,234', '0.123')
@@ -68,5 +68,5 @@ def power_of_ten(n: int) -> str:
 
 
 def cell(found: dict[str, float], name: str, unit: str = "") -> str:
-    """A median and its unit; nothing where it was not measured."""
+    """Return a median and its unit; empty if it was not measured."""
     return f"{short(found[name])} {unit}".strip() if name in found else ""

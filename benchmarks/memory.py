@@ -1,4 +1,4 @@
-"""The memory of a process and its workers, and how much a process grows."""
+"""Memory of a process and its workers, and growth of a process."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _RESET_PEAK = "5"
 
 
 class PeakGrowth:
-    """Peak resident memory since the object was made, over what was resident then.
+    """Peak resident memory since the object was made, minus the resident memory at that time.
 
-    Linux only: the peak is ``VmHWM``, which is reset at the start, so that what importing
-    took for a moment does not hide what comes later.
+    Linux only: the peak is ``VmHWM``. It is reset at the start, so that a short peak during
+    imports does not hide later ones.
     """
 
     def __init__(self) -> None:
@@ -22,12 +22,12 @@ class PeakGrowth:
         self._before = _kibibytes("VmRSS")
 
     def mebibytes(self) -> float:
-        """MiB."""
+        """Return the growth in MiB."""
         return max(0, _kibibytes("VmHWM") - self._before) / 1024
 
 
 def mebibytes_of_all_processes() -> float:
-    """MiB of this process and its workers, shared pages divided among those who share them."""
+    """Return MiB of this process and its workers; shared pages are divided among them."""
     this, found = psutil.Process(), 0
     for process in (this, *this.children(recursive=True)):
         try:

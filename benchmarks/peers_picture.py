@@ -1,4 +1,4 @@
-"""The picture of the peers: a column of bars a figure, ours in colour, the best marked."""
+"""Picture of the peers: a column of bars for each figure, ours in colour, the best marked."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from benchmarks.picture import (
 
 _NO = "#b3402e"
 _OURS_BAR = "#7fb8ca"
-"""Light enough for a figure to be read on it."""
+"""Light enough for the figure on it to be readable."""
 _LABELS, _VERDICTS, _TOP, _BOTTOM = 0.17, 0.13, 0.80, 0.10
 
 
 def draw_peers(content: Content, path: Path) -> None:
-    """One row a loader, with the first number of workers.
+    """Draw one row for each loader, with the first number of workers.
 
-    Bars of a column have the same scale; a star is the best of its column.
+    Bars of a column have the same scale; a star marks the best of its column.
 
     Args:
-        content: of ``peers.json``.
-        path: of the PNG file.
+        content: content of ``peers.json``.
+        path: path of the PNG file.
     """
     workers = content["settings"]["num_workers"][0]
     loaders, columns = measured_loaders(content)[::-1], columns_of(content)
@@ -101,7 +101,7 @@ def _clear(axes: Any, rows: int) -> None:
 
 
 def _wrapped(head: str) -> str:
-    """In two lines of about the same length.
+    """Break a heading into two lines of similar length.
 
     >>> _wrapped("first batch at 90% of")
     'first batch\\nat 90% of'

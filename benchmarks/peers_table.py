@@ -1,4 +1,4 @@
-"""The section of the peers: every loader beside the others, the best of each column in bold."""
+"""Section of the peers: a table of all loaders, with the best of each column in bold."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Column:
 
     head: str
     what: str
-    """Of the measurement's name."""
+    """Part of the measurement's name."""
     show: Callable[[float], str] = short
     n: int | None = None
-    """Samples of the epoch that is resumed."""
+    """Number of samples in the resumed epoch."""
     more_is_better: bool = False
 
 
 def columns_of(content: Content) -> list[Column]:
-    """The figures that were measured."""
+    """Return the measured figures."""
     return [
         Column(head="images/s", what=IMAGES, more_is_better=True),
         Column(head="CPU ms an image", what=CPU),
@@ -52,7 +52,7 @@ def columns_of(content: Content) -> list[Column]:
 
 
 def peers_section(content: Content) -> str:
-    """A table for each number of workers, then who is who."""
+    """Return a table for each number of workers, then the loaders' versions and sources."""
     settings = content["settings"]
     before = content["machine"]["load_average_before"]
     introduction = (
@@ -86,20 +86,20 @@ def peers_section(content: Content) -> str:
 
 
 def measured_loaders(content: Content) -> list[dict[str, Any]]:
-    """Those that ran."""
+    """Return the loaders that ran."""
     return [loader for loader in content["settings"]["loaders"] if loader["reason"] is None]
 
 
 def value_of(
     content: Content, loader: dict[str, Any], column: Column, workers: int
 ) -> float | None:
-    """The median of a loader's figure, if there is one."""
+    """Return the median of a loader's figure, if there is one."""
     name = measurement_name(loader["name"], column.what, workers, column.n)
     return medians_of(content).get(name)
 
 
 def text_of(content: Content, loader: dict[str, Any], column: Column, workers: int) -> str:
-    """The figure as it is shown: a limit, or a failure, where it has no value."""
+    """Return the figure as displayed: without a value, a limit or a failure."""
     value = value_of(content, loader, column, workers)
     if value is not None:
         return column.show(value)
@@ -113,7 +113,7 @@ def text_of(content: Content, loader: dict[str, Any], column: Column, workers: i
 
 
 def best_of(content: Content, column: Column, workers: int) -> float | None:
-    """The best figure of a column."""
+    """Return the best figure of a column."""
     values = [
         value
         for loader in measured_loaders(content)
@@ -125,10 +125,10 @@ def best_of(content: Content, column: Column, workers: int) -> float | None:
 
 
 def verdicts_of(loader: dict[str, Any], workers: int) -> tuple[str, str]:
-    """Whether samples and pixels came again: "yes", or how many batches did.
+    """Return whether samples and pixels were the same after a resume: "yes", or the batch counts.
 
-    A few photographs may all fit into a shuffle buffer, so that the longer epoch of numbers has a
-    say as well.
+    A shuffle buffer may hold all of a few photographs, so the longer epoch of numbers counts as
+    well.
     """
     found = loader["facts"].get(f"resumed workers={workers}")
     if found is None:
@@ -177,7 +177,7 @@ def _who_is_who(content: Content) -> str:
 
 
 def seconds(value: float) -> str:
-    """Milliseconds where it is less than one second.
+    """Format seconds, as milliseconds below one second.
 
     >>> seconds(0.0123), seconds(12.34)
     ('12.3 ms', '12.3 s')
@@ -186,7 +186,7 @@ def seconds(value: float) -> str:
 
 
 def counted(n: int) -> str:
-    """In millions where it is that many.
+    """Format a number, in millions from one million on.
 
     >>> counted(1_280_000), counted(24_000)
     ('1.28 million', '24,000')

@@ -1,8 +1,8 @@
-"""The loaders of the throughput benchmark: the same files, the same batches.
+"""Loaders of the throughput benchmark: same files, same batches.
 
 Each function starts one pass over the files and returns its batches: float32
-[batch_size, 3, 224, 224], a random crop of each image, resized, flipped every other time and
-normalised; and int64 [batch_size], the classes.
+[batch_size, 3, 224, 224], a random crop of each image, resized, flipped with probability 1/2 and
+normalized; and int64 [batch_size], the classes.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """What every contestant is asked to do."""
+    """Task of every contestant."""
 
     folder: PhotographFolder
     batch_size: int
     num_batches: int
     num_workers: int
-    """Processes, or threads."""
+    """Number of processes or threads."""
 
     @property
     def files(self) -> list[str]:
-        """As many paths as there are images in the pass: the folder, over and over."""
+        """One path for each image of the pass: the folder, repeated."""
         return self._over_and_over([str(file) for file in self.folder.files])
 
     @property
     def targets(self) -> list[int]:
-        """The class of each of ``files``."""
+        """Class of each of ``files``."""
         return self._over_and_over(list(self.folder.targets))
 
     def _over_and_over(self, values: list[Any]) -> list[Any]:
@@ -54,14 +54,14 @@ class Pass:
 
 
 def torch_with_pillow(work: Pass) -> Iterator[Any]:
-    """torch's DataLoader as most code has it: Pillow decodes and crops, v2 does the rest."""
+    """Start torch's DataLoader as in most code: Pillow decodes and crops, v2 does the rest."""
     steps = [*crop_and_flip(), v2.ToImage(), *to_float()]
     dataset = Photographs(work.files, work.targets, read_with_pillow, v2.Compose(steps))
     return iter(DataLoader(dataset, work.batch_size, shuffle=True, num_workers=work.num_workers))
 
 
 def torch_with_torchvision(work: Pass, *, pin_memory: bool) -> Iterator[Any]:
-    """torch's DataLoader with the fastest decoding and cropping that torchvision offers."""
+    """Start torch's DataLoader with torchvision's fastest decoding and cropping."""
     return iter(
         DataLoader(
             _torchvision_photographs(work),
@@ -74,7 +74,7 @@ def torch_with_torchvision(work: Pass, *, pin_memory: bool) -> Iterator[Any]:
 
 
 def torchdata_with_torchvision(work: Pass) -> Iterator[Any]:
-    """StatefulDataLoader with the fastest decoding and cropping that torchvision offers."""
+    """Start StatefulDataLoader with torchvision's fastest decoding and cropping."""
     dataset = _torchvision_photographs(work)
     return iter(
         StatefulDataLoader(dataset, work.batch_size, shuffle=True, num_workers=work.num_workers)
@@ -87,7 +87,7 @@ def _torchvision_photographs(work: Pass) -> Photographs:
 
 
 def dali(work: Pass, *, on_gpu: bool = False) -> Iterator[Any]:
-    """DALI's pipeline: as its ImageNet example, in its default execution mode."""
+    """Start DALI's pipeline, as in its ImageNet example, in its default execution mode."""
     pipeline = dali_pipeline(
         work.files, work.targets, work.batch_size, work.num_workers, on_gpu=on_gpu
     )
@@ -104,9 +104,9 @@ def dali_pipeline(
     on_gpu: bool = False,
     **options: Any,
 ) -> Any:
-    """The pipeline of :func:`dali`, with more of ``pipeline_def``'s options.
+    """Return the pipeline of :func:`dali`, with more of ``pipeline_def``'s options.
 
-    On a GPU it decodes there and gives float16: DALI has no bfloat16.
+    On a GPU it decodes there and returns float16, because DALI has no bfloat16.
     """
     from nvidia.dali import fn, pipeline_def, types
 
@@ -141,42 +141,42 @@ def dali_pipeline(
 
 
 def dali_batches(iterator: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Images and labels of a ``DALIGenericIterator`` over that pipeline."""
+    """Yield images and labels of a ``DALIGenericIterator`` over this pipeline."""
     for (batch,) in iterator:
         yield batch["images"], batch["targets"].squeeze(1).long()
 
 
 def dali_iterator(pipeline: Any) -> Any:
-    """The iterator over the pipeline of :func:`dali_pipeline`."""
+    """Return the iterator over the pipeline of :func:`dali_pipeline`."""
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
     return DALIGenericIterator(pipeline, ["images", "targets"], reader_name="reader")
 
 
 def ours(work: Pass, *, decoder: str, worker_type: str = "auto") -> Iterator[Any]:
-    """This package's loader."""
+    """Start this package's loader."""
     return ours_of(source_of(work), work, decoder=decoder, worker_type=worker_type)
 
 
 def ours_prepared(work: Pass, folder: Path) -> Iterator[Any]:
-    """The same over images that are kept in a folder, which the first pass fills."""
+    """Start the same over images kept in a folder, which the first pass fills."""
     return ours_of(PreparedSource(source_of(work), folder), work)
 
 
 def source_of(work: Pass) -> FolderSource:
-    """The files, for this package's loader."""
+    """Return the files for this package's loader."""
     return FolderSource.from_paths(work.files, work.targets, work.folder.root)
 
 
 def folder_source(folder: PhotographFolder) -> FolderSource:
-    """Each file once."""
+    """Return a source with each file once."""
     return FolderSource.from_paths(
         [str(file) for file in folder.files], list(folder.targets), folder.root
     )
 
 
 def ours_of(source: Source, work: Pass, *, head: Sequence[Any] = (), **more: Any) -> Iterator[Any]:
-    """This package's loader over a source of the images, with the recipes ``head`` before all."""
+    """Start this package's loader over a source of the images, with the recipes ``head`` first."""
     loader: StatefulGPULoader[Any] = StatefulGPULoader(
         source,
         batch_size=work.batch_size,
@@ -190,12 +190,12 @@ def ours_of(source: Source, work: Pass, *, head: Sequence[Any] = (), **more: Any
 
 
 def recipes() -> list[T.Recipe]:
-    """Recipes that this package's loaders apply to every photograph."""
+    """Return the recipes that this package's loaders apply to every photograph."""
     return [T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD)]
 
 
 class Photographs(Dataset[tuple[torch.Tensor, int]]):
-    """What a user of torch's loaders writes for a list of files."""
+    """Dataset as a user of torch's loaders writes it for a list of files."""
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class Photographs(Dataset[tuple[torch.Tensor, int]]):
 
 
 def read_with_pillow(file: str) -> Image.Image:
-    """As ``torchvision.datasets.ImageFolder`` does it."""
+    """Read a file like ``torchvision.datasets.ImageFolder``."""
     with open(file, "rb") as opened:
         return Image.open(opened).convert("RGB")
 

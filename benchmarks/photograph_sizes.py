@@ -1,4 +1,4 @@
-"""Folders of larger photographs: those of ImageNet's size, enlarged, with the noise of a sensor."""
+"""Folders of larger photographs: those of ImageNet's size, enlarged, with sensor noise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOISE = 5.0
 
 
 def enlarged_folder(num_images: int, width: int, height: int, parent: Path) -> PhotographFolder:
-    """Build the folder of ``num_images`` files of this size, or find it again."""
+    """Build the folder of ``num_images`` files of this size, or return an existing one."""
     small = photograph_folder(num_images, parent)
     root = small.root.with_name(f"{small.root.name}-{width}x{height}")
     if not root.is_dir():

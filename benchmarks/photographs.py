@@ -1,11 +1,11 @@
 """A folder of JPEG files of ImageNet's size, cut from real photographs.
 
 The photographs ship in the wheels of scikit-image and scikit-learn; nothing is downloaded.
-Those with smooth skies or blurred backgrounds are left out, which no sharpening brings to size.
-Small originals hold less detail than a photograph scaled down to 500x375 does, so that their
-files would be small and quick to decode: each crop is sharpened until its file is as large as
-one of ImageNet's, 110 KB on average. Where none of the photographs is installed, pictures of
-their statistics are drawn instead, and the folder says so.
+Photographs with smooth skies or blurred backgrounds are left out, because no sharpening makes them
+large enough. Small originals hold less detail than a photograph scaled down to 500x375, so their
+files would be small and quick to decode. Each crop is therefore sharpened until its file is as
+large as one of ImageNet's, 110 KB on average. If the photographs are not installed, pictures with
+their statistics are drawn instead, and the folder's name says so.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.generated_pictures import picture
 from benchmarks.progress import progress_bar
 
 FOLDER = Path(__file__).parent / "data"
-"""Where the files are kept; not in git."""
+"""Folder of the files; not in git."""
 
 WIDTH, HEIGHT, QUALITY = 500, 375, 90
 _SMALLEST, _LARGEST = 70_000, 130_000
@@ -45,19 +45,19 @@ _PHOTOGRAPHS = (
 
 @dataclass(frozen=True)
 class PhotographFolder:
-    """Class folders of JPEG files, a class a photograph."""
+    """Class folders of JPEG files, one class for each photograph."""
 
     root: Path
     files: tuple[Path, ...]
     """Sorted."""
     targets: tuple[int, ...]
-    """The class of each file: the number of its folder in sorted order."""
+    """Class of each file: the number of its folder in sorted order."""
     originals: str
-    """What they were cut from: ``"photographs"`` or ``"generated pictures"``."""
+    """Kind of originals: ``"photographs"`` or ``"generated pictures"``."""
 
     @property
     def mean_bytes(self) -> float:
-        """Average size of a file."""
+        """Average size of a file in bytes."""
         return sum(file.stat().st_size for file in self.files) / len(self.files)
 
     @property
@@ -74,9 +74,9 @@ class PhotographFolder:
 
 
 def photograph_folder(num_images: int, parent: Path = FOLDER) -> PhotographFolder:
-    """Build the folder of ``num_images`` files, or find it again.
+    """Build the folder of ``num_images`` files, or return an existing one.
 
-    The same number gives the same bytes, under the same Pillow.
+    The same number gives the same bytes with the same Pillow.
     """
     originals = "photographs" if _are_installed() else "generated pictures"
     root = parent / f"{originals.replace(' ', '-')}-{num_images}"
@@ -110,7 +110,7 @@ def _build(root: Path, num_images: int, originals: dict[str, Image.Image]) -> No
 
 
 def _are_installed() -> bool:
-    """All of them: another mixture would be another measurement."""
+    """Whether all are installed: another mixture would be another measurement."""
     try:
         return all(
             resources.files(package).joinpath(path).is_file() for package, path in _PHOTOGRAPHS
@@ -131,7 +131,7 @@ def _generated() -> dict[str, Image.Image]:
 
 
 def _open(package: str, path: str) -> Image.Image:
-    """An RGB photograph, at least as large as what is cut from it."""
+    """Return an RGB photograph, at least as large as the crops."""
     with resources.files(package).joinpath(path).open("rb") as file:
         image = Image.open(file).convert("RGB")
     scale = max(WIDTH / image.width, HEIGHT / image.height, 1)
@@ -146,7 +146,7 @@ def _crop(image: Image.Image, generator: np.random.Generator) -> Image.Image:
 
 
 def _of_size(image: Image.Image, num_bytes: float) -> bytes:
-    """The JPEG file of an image that is sharpened to the given size, by bisection."""
+    """Return the JPEG file of an image, sharpened to the given size by bisection."""
     weak, strong = 0.0, float(_STRONGEST)
     for _ in range(_HALVINGS):
         strength = (weak + strong) / 2

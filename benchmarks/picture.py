@@ -1,4 +1,4 @@
-"""Parts that all pictures share, and the picture of the throughput benchmark."""
+"""Common parts of all pictures, and the picture of the throughput benchmark."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ OURS_COLOR, PEER_COLOR, INK, FAINT = "#1f6f8b", "#b9c2c9", "#22303a", "#6b7780"
 
 
 def draw_throughput(content: dict[str, Any], path: Path) -> None:
-    """Horizontal bars of images a second, the ceiling as a line.
+    """Draw horizontal bars of images a second, with the ceiling as a line.
 
     Args:
-        content: of ``throughput.json``.
-        path: of the PNG file.
+        content: content of ``throughput.json``.
+        path: path of the PNG file.
     """
     settings = content["settings"]
     found = {measurement["name"]: measurement for measurement in content["measurements"]}
@@ -72,7 +72,7 @@ def draw_throughput(content: dict[str, Any], path: Path) -> None:
 
 
 def new_figure(size: tuple[float, float], dpi: int = 130) -> Any:
-    """Return an empty figure; matplotlib, which is slow to import, is imported here alone."""
+    """Return an empty figure; imports matplotlib, which is slow, only here."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -82,13 +82,13 @@ def new_figure(size: tuple[float, float], dpi: int = 130) -> Any:
 
 
 def hide_spines(axes: Any, *sides: str) -> None:
-    """Leave out lines around a panel."""
+    """Hide border lines of a panel."""
     for side in sides:
         axes.spines[side].set_visible(False)
 
 
 def measured_on(content: dict[str, Any]) -> str:
-    """Machine and day of a result."""
+    """Return machine and day of a result."""
     machine = content["machine"]
     return f"{machine['cores']} cores of {machine['processor']}, {content['date'][:10]}"
 
@@ -103,7 +103,7 @@ def write(
     top: float = 0.93,
     bottom: float = 0.04,
 ) -> None:
-    """Put the title above and the words below, and write the PNG file."""
+    """Add the title at the top and the words at the bottom, and write the PNG file."""
     figure.text(left, top, title, color=INK, fontsize=13, fontweight="bold", va="center")
     figure.text(left, bottom, words, color=FAINT, fontsize=8, va="center")
     path.parent.mkdir(parents=True, exist_ok=True)

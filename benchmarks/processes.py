@@ -1,4 +1,4 @@
-"""Where a measurement runs: in a Python process of its own, but for a smoke run."""
+"""Runs a measurement in its own Python process, except in a smoke run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TypeVar
 from benchmarks.harness import in_fresh_process
 
 ROOT = Path(__file__).parent.parent
-"""Where a process begins whose modules are those of this checkout, installed or not."""
+"""Folder in which processes start, so that they import this checkout, installed or not."""
 
 _Result = TypeVar("_Result")
 
 
 def run_apart(is_quick: bool, function: Callable[..., _Result], /, *arguments: object) -> _Result:
-    """What the function returns; a smoke run stays here, as it has no time for many starts.
+    """Run the function in a new process; a smoke run stays in this one to save time.
 
     >>> run_apart(True, max, 3, 7)
     7

@@ -1,18 +1,18 @@
-"""Records as other programs write them, field by field: TensorFlow, MXNet and Caffe are absent."""
+"""Records as TensorFlow, MXNet and Caffe write them, encoded field by field without them."""
 
 from __future__ import annotations
 
 import struct
 
 MAGIC = struct.pack("<I", 0xCED7230A)
-"""Before each part of a RecordIO record."""
+"""First bytes of each part of a RecordIO record."""
 
 _STRING, _INT32 = 4, 2
 """Types of a TensorProto."""
 
 
 def example(image: bytes, label: int) -> bytes:
-    """A tf.train.Example with the two features that every ImageNet record has.
+    """Encode a tf.train.Example with the two features of every ImageNet record.
 
     >>> len(example(b"jpeg", 7))
     57
@@ -29,13 +29,13 @@ def example(image: bytes, label: int) -> bytes:
 
 
 def tfrecord(payload: bytes) -> bytes:
-    """A record of a TFRecord file: its length, the payload, and a checksum of each."""
+    """Encode a record of a TFRecord file: length and payload, each with a checksum."""
     length = struct.pack("<Q", len(payload))
     return b"".join([length, _masked_crc(length), payload, _masked_crc(payload)])
 
 
 def recordio(image: bytes, label: int, number: int) -> bytes:
-    """A record of an MXNet .rec file, as ``im2rec`` packs an image with one label.
+    """Encode a record of an MXNet .rec file, as ``im2rec`` packs an image with one label.
 
     >>> recordio(b"jpeg", 7, number=0)[:12].hex()
     '0a23d7ce1c00000000000000'
@@ -44,7 +44,7 @@ def recordio(image: bytes, label: int, number: int) -> bytes:
     cuts = [at for at in range(0, len(payload) & ~3, 4) if payload.startswith(MAGIC, at)]
     if not cuts:
         return _part(0, payload)
-    # What looks like the beginning of a record is cut out of one.
+    # Bytes that look like the beginning of a record are cut out.
     starts, ends = [0, *(cut + 4 for cut in cuts)], [*cuts, len(payload)]
     kinds = [1, *[2] * (len(cuts) - 1), 3]
     parts = zip(kinds, starts, ends, strict=True)
@@ -52,7 +52,7 @@ def recordio(image: bytes, label: int, number: int) -> bytes:
 
 
 def datum(image: bytes, label: int) -> bytes:
-    """Caffe's Datum of an image file.
+    """Encode Caffe's Datum of an image file.
 
     >>> datum(b"jpeg", 7).hex()
     '22046a70656728073801'
@@ -61,7 +61,7 @@ def datum(image: bytes, label: int) -> bytes:
 
 
 def tensors(image: bytes, label: int) -> bytes:
-    """Caffe2's TensorProtos of an image file and its class.
+    """Encode Caffe2's TensorProtos of an image file and its class.
 
     >>> tensors(b"jpeg", 7).hex()
     '0a08100432046a7065670a051002220107'

@@ -1,4 +1,4 @@
-"""Results as JSON: raw values, versions and the machine, and nothing that names a place."""
+"""Results as JSON: raw values, versions and the machine, without any path or host name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.markdown import short
 from benchmarks.summary import Ratio, ratio, summarise
 
 FOLDER = Path(__file__).parent / "results"
-"""Where committed results lie, and where the table looks for them."""
+"""Folder of the committed results, from which the table is drawn."""
 
 _PACKAGES = {
     "stateful_gpu_loader": "stateful_gpu_loader",
@@ -50,7 +50,7 @@ _PACKAGES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """The values of one contestant, one a round."""
+    """Values of one contestant, one a round."""
 
     name: str
     label: str
@@ -58,7 +58,7 @@ class Measurement:
     values: Sequence[float]
 
     def to_dict(self) -> dict[str, Any]:
-        """With median and quartiles."""
+        """Return the values with median and quartiles."""
         return {
             "name": self.name,
             "label": self.label,
@@ -70,19 +70,19 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """How one contestant stands to another."""
+    """Ratio of one contestant to another."""
 
     of: str
     """Name of a measurement."""
     to: str
-    """Name of another, the reference."""
+    """Name of another measurement, the reference."""
     ratio: Ratio
 
 
 def compared(
     measurements: Iterable[Measurement], pairs: Iterable[tuple[str, str]]
 ) -> list[Comparison]:
-    """Compare each pair of names of which both were measured."""
+    """Compare each pair of names if both were measured."""
     values = {found.name: found.values for found in measurements}
     return [
         Comparison(of=of, to=to, ratio=ratio(values[of], values[to]))
@@ -93,7 +93,7 @@ def compared(
 
 @dataclass(frozen=True, kw_only=True)
 class Aim:
-    """What was hoped for and what was reached."""
+    """A target and the value reached."""
 
     what: str
     aim: str
@@ -102,7 +102,7 @@ class Aim:
 
     @classmethod
     def at_most(cls, what: str, reached: Ratio | float, limit: float, unit: str = "times") -> Aim:
-        """An aim that a value, or the median of a ratio, does not exceed.
+        """Return the aim that a value, or the median of a ratio, does not exceed a limit.
 
         >>> Aim.at_most("a state", 2048, 1024, "bytes")
         Aim(what='a state', aim='<= 1,024 bytes', reached='2,048 bytes', met=False)
@@ -116,7 +116,7 @@ class Aim:
 
     @classmethod
     def at_least(cls, what: str, reached: Ratio | float, limit: float) -> Aim:
-        """An aim of so many times that a ratio reaches.
+        """Return the aim that the median of a ratio reaches a limit.
 
         >>> Aim.at_least("a rate", Ratio(2.5, 2.25, 3.0), 2)
         Aim(what='a rate', aim='>= 2 times', reached='2.50 [2.25, 3.00]', met=True)
@@ -131,7 +131,7 @@ class Aim:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """All that one benchmark has to say."""
+    """All results of one benchmark."""
 
     benchmark: str
     """Name of the JSON file, and of the module without ``bench_``."""
@@ -181,7 +181,7 @@ class Results:
 
 
 def read_results(folder: Path, benchmark: str) -> dict[str, Any] | None:
-    """What :meth:`Results.write` wrote, or None where it wrote nothing."""
+    """Read back :meth:`Results.write`; None if there is no file."""
     path = folder / f"{benchmark}.json"
     if not path.is_file():
         return None
@@ -190,7 +190,7 @@ def read_results(folder: Path, benchmark: str) -> dict[str, Any] | None:
 
 
 def machine() -> dict[str, Any]:
-    """The processor and its memory, without the machine's name."""
+    """Return the processor and its memory, without the machine's name."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "processor": _processor(),
@@ -201,7 +201,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of every package that takes part; missing ones are left out."""
+    """Return the versions of Python and of every installed package that takes part."""
     found = {"Python": platform.python_version()}
     for name, package in _PACKAGES.items():
         try:
@@ -212,7 +212,7 @@ def versions() -> dict[str, str]:
 
 
 def load_average() -> float:
-    """Runnable processes in the last minute: near 0 on a quiet machine."""
+    """Return the number of runnable processes in the last minute: near 0 on a quiet machine."""
     return round(os.getloadavg()[0], 2)
 
 

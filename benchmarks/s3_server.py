@@ -1,8 +1,8 @@
-"""A local S3 server whose every answer is late: ``python -m benchmarks.s3_server FOLDER``.
+"""A local S3 server that delays every answer: ``python -m benchmarks.s3_server FOLDER``.
 
-moto keeps a bucket in memory. Each request waits before it is answered, in a thread of its own, as
-requests to object storage do however many are under way. Ranges of objects are answered here, since
-moto copies the whole object for each of them.
+moto keeps a bucket in memory. Each request waits in its own thread before it is answered, like
+requests to object storage, however many are in progress. Ranges of objects are answered here,
+because moto copies the whole object for each range.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _READY = "listening on port"
 
 
 class Late:
-    """A WSGI application that waits before it answers or passes a request on, and counts them.
+    """A WSGI application that delays and counts requests, then answers or forwards them.
 
     Args:
-        application: moto's.
-        contents: of the objects in the bucket.
+        application: moto's application.
+        contents: contents of the objects in the bucket.
     """
 
     def __init__(self, application: Any, contents: dict[str, bytes]) -> None:
@@ -97,7 +97,7 @@ def _client(port: int) -> Any:
 
 @contextlib.contextmanager
 def serving(folder: Path, core: int | None) -> Iterator[int]:
-    """Serve a folder's files from another process, on one core; the port."""
+    """Serve a folder's files from another process, on one core; yield the port."""
     command = [sys.executable, "-m", "benchmarks.s3_server", str(folder)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -117,7 +117,7 @@ def serving(folder: Path, core: int | None) -> Iterator[int]:
 
 
 def set_latency(port: int, milliseconds: float) -> int:
-    """Let each request wait so long from now on; the number of requests since the last call."""
+    """Set the delay of each request; return the number of requests since the last call."""
     with socket.create_connection(("127.0.0.1", port)) as connection:
         head = f"GET /_latency/{milliseconds} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
         connection.sendall(head.encode())

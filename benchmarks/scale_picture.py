@@ -1,4 +1,4 @@
-"""The picture of docs/scale.md: how what a rank pays grows, and rates from object storage."""
+"""Picture of docs/scale.md: growth of a rank's costs, and rates from object storage."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from benchmarks.picture import (
 _COLORS = (OURS_COLOR, "#b3702e", PEER_COLOR, "#7fb8ca")
 
 Line = tuple[str, Sequence[int], Callable[[int], str]]
-"""Its label, where it has points, and the measurement at each."""
+"""Label, places of the points, and the name of the measurement at each."""
 
 
 def draw_scale(content: Content, path: Path) -> None:
-    """Four panels: over samples, ranks, shards, and the states of all ranks.
+    """Draw four panels: over samples, ranks, shards, and the states of all ranks.
 
     Args:
-        content: of ``scale.json``.
-        path: of the PNG file.
+        content: content of ``scale.json``.
+        path: path of the PNG file.
     """
     found = medians_of(content)
     orders = {**scale.ORDERS, scale.MIXTURE: "mixture of 1,000 datasets"}
@@ -104,11 +104,11 @@ def draw_scale(content: Content, path: Path) -> None:
 
 
 def draw_object_storage(content: Content, path: Path) -> None:
-    """Each way's rate beside that from local files, over the latency.
+    """Draw each way's rate relative to local files, by latency.
 
     Args:
-        content: of ``object_storage.json``.
-        path: of the PNG file.
+        content: content of ``object_storage.json``.
+        path: path of the PNG file.
     """
     ratios = {found["of"]: found["ratio"] for found in content["comparisons"]}
     figure = new_figure((8, 3.6))

@@ -1,4 +1,4 @@
-"""The tables of docs/scale.md: what a rank pays, and tars in object storage."""
+"""Tables of docs/scale.md: costs of a rank, and tars in object storage."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _HEADS = {
     scale.SIZE: "size of the state",
 }
 DOLLARS_A_MILLION = 0.4
-"""For GET requests, as Amazon S3 lists them (Standard, us-east-1)."""
+"""Price of GET requests in Amazon S3's list (Standard, us-east-1)."""
 
 
 def scale_section(content: Content) -> str:
-    """One table a kind of order, one for lanes, one for the states of all ranks."""
+    """Return a table for each kind of order, one for lanes, and one for the states of all ranks."""
     found = medians_of(content)
     ranks, samples = f"{scale.RANKS:,}", "10<sup>11</sup>"
     parts = [
@@ -110,7 +110,7 @@ def scale_section(content: Content) -> str:
 
 
 def object_storage_section(content: Content) -> str:
-    """Rates and their ratio to local files, requests, and what an epoch costs."""
+    """Return rates and their ratio to local files, requests, and the costs of an epoch."""
     found, settings = medians_of(content), content["settings"]
     rows = []
     for way, label in storage.WAYS.items():
@@ -156,7 +156,7 @@ def _costs(found: dict[str, float], settings: Content, name: str) -> list[str]:
 
 
 def _table(found: dict[str, float], rows: list[tuple[str, Case]]) -> str:
-    """One column for each thing that was measured of any of the cases."""
+    """Return a table with a column for each quantity that was measured in any of the cases."""
     whats = [what for what in _WHATS if any(case.name(what) in found for _, case in rows)]
     body = [
         [label, *(cell(found, case.name(what), scale.UNITS[what]) for what in whats)]

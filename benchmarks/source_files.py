@@ -1,7 +1,7 @@
-"""The same samples in files of every format, written once and kept beside the photographs.
+"""The same samples in files of every format, written once and kept next to the photographs.
 
-:func:`photograph_files` holds photographs as large as ImageNet's, each several times, for rates;
-:func:`small_files` holds very many small records, for what depends on their number.
+:func:`photograph_files` holds photographs of ImageNet's size, each several times, to measure rates.
+:func:`small_files` holds very many small records, to measure costs that depend on their number.
 """
 
 from __future__ import annotations
@@ -36,41 +36,42 @@ FORMATS = {
     RECORDIO: "RecordIO",
     PARQUET: "Parquet",
 }
-"""All of them, as a reader knows them."""
+"""All formats, with displayed names."""
 SMALL_FORMATS = (TAR, CAFFE, TFRECORD, RECORDIO, PARQUET)
 
 ROWS = 64
-"""Photographs in a tar and in a row group: some 7 MB."""
+"""Number of photographs in a tar and in a row group, about 7 MB."""
 SMALL_BYTES = 100
-"""Of the image of a small record, which is none."""
+"""Size of a small record's image, which is not a real image."""
 
 _SMALL_ROWS, _SMALL_CLASSES = 4096, 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFiles:
-    """Where the files of each format lie; all hold the same samples, all but folders in order."""
+    """Files of each format; all hold the same samples, in the same order except for folders."""
 
     root: Path
     num_samples: int
     num_bytes: int
-    """Of all images together."""
+    """Size of all images together."""
 
     def paths(self, name: str) -> list[str]:
-        """Of a format, in order."""
+        """Return the paths of a format, in order."""
         return [str(path) for path in sorted((self.root / name).glob(f"part-*{SUFFIXES[name]}"))]
 
     def index_paths(self, name: str) -> list[str]:
-        """Of TFRecord and RecordIO, as ``tfrecord2idx`` and ``rec2idx`` write them."""
+        """Return the indices of TFRecord and RecordIO, as from ``tfrecord2idx`` and ``rec2idx``."""
         return [f"{path}.idx" for path in self.paths(name)]
 
 
 def photograph_files(num_samples: int, num_images: int, parent: Path) -> SourceFiles:
-    """So many samples of ``num_images`` different photographs, in many tars and a few others.
+    """Return files of samples from ``num_images`` different photographs, in many tars and few
+    others.
 
     Args:
         num_samples: a multiple of ``num_images``.
-        num_images: no multiple of 7.
+        num_images: not a multiple of 7.
         parent: folder of all files of benchmarks.
     """
     folder = photograph_folder(num_images, parent)
@@ -89,7 +90,7 @@ def photograph_files(num_samples: int, num_images: int, parent: Path) -> SourceF
 
 
 def small_files(num_samples: int, parent: Path) -> SourceFiles:
-    """So many records of 100 bytes, in one file of each format."""
+    """Return files of ``num_samples`` records of 100 bytes, one file for each format."""
 
     def samples() -> Iterator[Encoded]:
         for number in range(num_samples):
@@ -132,7 +133,7 @@ def _build(
 
 
 def under_more_names(paths: Sequence[str], folder: Path, times: int) -> list[str]:
-    """Each file under several names: a larger data set, without its size on the disk."""
+    """Link each file under several names: a larger data set without more disk space."""
     names = []
     for turn in range(times):
         for path in paths:

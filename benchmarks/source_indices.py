@@ -1,4 +1,4 @@
-"""Seconds a gigabyte to index files that have no index yet, beside DALI's scripts for it."""
+"""Seconds a gigabyte to index files without an index, compared with DALI's scripts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from benchmarks.source_readers import open_source
 UNIT = "s a GB"
 INDEXED = (TAR, TFRECORD, RECORDIO)
 SCRIPTS = {TAR: "wds2idx", TFRECORD: "tfrecord2idx"}
-"""DALI's; its ``rec2idx`` needs MXNet."""
+"""DALI's scripts; its ``rec2idx`` needs MXNet."""
 
 
 def index_name(name: str, who: str) -> str:
@@ -34,7 +34,7 @@ def index_name(name: str, who: str) -> str:
 
 
 def measure_indices(files: SourceFiles, arguments: Arguments) -> list[Measurement]:
-    """Of tars, TFRecord and RecordIO, in turn."""
+    """Measure the indexing of tars, TFRecord and RecordIO in turn."""
     contestants = [
         Contestant(
             name=index_name(name, "ours"),
@@ -69,7 +69,7 @@ def _index(name: str, files: SourceFiles, folder: str) -> None:
 
 
 def _scripts() -> dict[str, Callable[[str, SourceFiles, str], object]]:
-    """Those that are installed, to be run in this process: without the start of another Python."""
+    """Return the installed scripts, run in this process to exclude the start of another Python."""
     found: dict[str, Callable[[str, SourceFiles, str], object]] = {}
     if importlib.util.find_spec("wds2idx") is not None:
         found[TAR] = _wds2idx

@@ -1,4 +1,4 @@
-"""Samples a second of every reader of one format, in a process of its own."""
+"""Samples a second of every reader of one format, in its own process."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ _MOST_SECONDS = 2.0
 
 
 def measurement_name(name: str, reader: str) -> str:
-    """Key of a measurement."""
+    """Return the key of a measurement."""
     return f"{reader} {name}"
 
 
 def cpu_name(name: str, reader: str) -> str:
-    """Key of the measurement of its CPU time."""
+    """Return the key of a measurement of CPU time."""
     return f"cpu {measurement_name(name, reader)}"
 
 
 def measure_rates(name: str, files: SourceFiles, arguments: Arguments) -> list[Measurement]:
-    """All readers of a format in turn, once it is certain that they read the same.
+    """Measure all readers of a format in turn, after checking that they read the same samples.
 
-    The clock runs over the middle of an epoch, when what reads ahead is busy. A reader that is
-    slow is timed over fewer samples.
+    The clock runs over the middle of an epoch, when readers that read ahead are busy. A slow
+    reader is timed over fewer samples.
 
     Raises:
-        ValueError: two readers give different samples.
+        ValueError: two readers yield different samples.
     """
     readers = [*our_readers(name, files), *references(name, files)]
     _check(readers, files)
@@ -70,16 +70,16 @@ def measure_rates(name: str, files: SourceFiles, arguments: Arguments) -> list[M
             name=cpu_name(name, reader.name),
             label=f"{FORMATS[name]}, {reader.label}, CPU time",
             unit=CPU_UNIT,
-            values=cpu[reader.name][-arguments.rounds :],  # those of warm-up rounds come first
+            values=cpu[reader.name][-arguments.rounds :],  # warm-up rounds come first
         )
         for reader in readers
     ]
 
 
 def _timed(reader: Reader, num_samples: int) -> tuple[float, float]:
-    """Samples a second, and CPU seconds of all threads a sample."""
+    """Return samples a second, and CPU seconds of all threads a sample."""
     samples = reader.begin()
-    # To the last block that our threads read before the end.
+    # Up to the last block that our threads read before the end.
     warm_up, timed = num_samples // 8, num_samples * 5 // 8
     trial = max(1, timed // 16)
     seconds, cpu = _seconds(samples, warm_up, trial)
@@ -90,17 +90,17 @@ def _timed(reader: Reader, num_samples: int) -> tuple[float, float]:
 
 
 def _seconds(samples: Iterator[Any], warm_up: int, timed: int) -> tuple[float, float]:
-    """Of the clock and of the CPU, a sample."""
+    """Return wall-clock and CPU seconds a sample."""
     for _ in itertools.islice(samples, warm_up - 1):
         pass
-    # The clock starts with the sample that is one before the timed ones.
+    # The clock starts one sample before the timed ones.
     started = time.process_time()
     seconds = seconds_a_batch(samples, warm_up=1, timed=timed)
     return seconds, (time.process_time() - started) / (timed + 1)
 
 
 def _check(readers: list[Reader], files: SourceFiles) -> None:
-    """Compare all samples of an epoch with those of the folder, in whatever order they come."""
+    """Compare all samples of an epoch with those of the folder, in any order."""
     expected = _contents(our_readers(FOLDER, files)[0], files)
     for reader in readers:
         found = _contents(reader, files)
@@ -108,12 +108,12 @@ def _check(readers: list[Reader], files: SourceFiles) -> None:
             raise ValueError(
                 f"{reader.label} reads {found.total()} samples, {len(found)} of them different, "
                 f"and the folder has {files.num_samples} and {len(expected)}. Remedy: remove "
-                f"{files.root.name}, so that it is written anew, or find out why they differ"
+                f"{files.root.name}, so that it is written again, or find out why they differ"
             )
 
 
 def _contents(reader: Reader, files: SourceFiles) -> Counter[tuple[int, int]]:
-    """How often there is each image, by its checksum, with each label."""
+    """Count each image, by its checksum, with each label."""
     samples = itertools.islice(reader.begin(), files.num_samples)
     return Counter((zlib.crc32(_buffer(data)), label) for data, label in samples)
 

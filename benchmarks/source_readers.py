@@ -1,7 +1,7 @@
-"""What reads the files of each format: our sources, and the references beside them.
+"""Readers of each format: our sources, and reference readers for comparison.
 
-Every reader gives pairs of an image's bytes and its label, as an object that holds bytes and an
-int; nothing is decoded.
+Every reader yields pairs of an image's bytes and its label, as an object that holds bytes and an
+int. Nothing is decoded.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ Sample = tuple[Any, int]
 
 NUM_THREADS = 2
 PARQUET_CACHE = 4
-"""The share of the images that row groups in memory may take is one in so many."""
+"""Ratio of the images' size to that of the cache of row groups."""
 WINDOW = 4
-"""Row groups that are mixed at a time."""
+"""Number of row groups that are mixed at a time."""
 
 _BLOCK = 64
-"""Samples that a thread reads at a time."""
+"""Number of samples that a thread reads at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,21 +48,21 @@ class Reader:
     """One way to read the files of one format."""
 
     name: str
-    """Key of its measurement, together with the format's."""
+    """Key of its measurement, together with the format's key."""
     label: str
     begin: Callable[[], Iterator[Sample]]
-    """Opens the files anew; the samples end with an epoch, or never."""
+    """Opens the files again; the samples end with an epoch, or never."""
     is_reference: bool = False
     is_shuffled: bool = False
     has_threads: bool = False
-    """Of ours."""
+    """Whether our reader uses several threads."""
 
 
 def open_source(name: str, files: SourceFiles, cache_dir: str | None = None) -> Source:
-    """Our source over all files of a format.
+    """Return our source over all files of a format.
 
     Args:
-        cache_dir: where the indices of tars and records are; None is beside them.
+        cache_dir: folder for the indices of tars and records; None keeps them next to the files.
     """
     paths = files.paths(name)
     if name == FOLDER:
@@ -81,7 +81,7 @@ def open_source(name: str, files: SourceFiles, cache_dir: str | None = None) -> 
 
 
 def our_readers(name: str, files: SourceFiles) -> list[Reader]:
-    """Ours: in order by one thread, by two, and at random."""
+    """Return our readers: in order with one thread and with two, and shuffled."""
 
     def begin(order: Callable[[Source], Sequence[int]], num_threads: int = 1) -> Iterator[Sample]:
         source = open_source(name, files)
@@ -117,7 +117,7 @@ def our_readers(name: str, files: SourceFiles) -> list[Reader]:
 
 
 def references(name: str, files: SourceFiles) -> list[Reader]:
-    """What the format's own users read it with, as far as it is installed."""
+    """Return the installed readers that the format's own users use."""
     found = []
     if name == FOLDER and _has("torchvision"):
         found += _both("torchvision", "torchvision's ImageFolder", _image_folder, name, files)
@@ -132,12 +132,12 @@ def references(name: str, files: SourceFiles) -> list[Reader]:
 
 
 def has_webdataset() -> bool:
-    """Whether webdataset can take part."""
+    """Whether webdataset is installed."""
     return _has("webdataset")
 
 
 def webdataset_samples(paths: Sequence[str], shuffle_buffer: int = 0) -> Any:
-    """webdataset's pairs of undecoded members, as its documentation has it."""
+    """Return webdataset's pairs of undecoded members, as in its documentation."""
     import webdataset
 
     dataset = webdataset.WebDataset(list(paths), shardshuffle=False)
@@ -185,7 +185,7 @@ def _read(source: Source, indices: Sequence[int]) -> Iterator[Sample]:
 
 
 def _read_ahead(source: Source, indices: Sequence[int]) -> Iterator[Sample]:
-    """In threads, a few blocks ahead, as the loader's worker threads do it."""
+    """Read in threads, a few blocks ahead, like the loader's worker threads."""
 
     def block(start: int) -> list[Sample]:
         return list(_read(source, indices[start : start + _BLOCK]))

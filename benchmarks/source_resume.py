@@ -1,8 +1,8 @@
-"""Time to the first batch after a resume, in a file of very many records, beside peers.
+"""Time to the first batch after a resume, in a file of very many records, compared with peers.
 
 The samples stay encoded: our loader and StatefulDataLoader get the same plain dataset. DALI's
-pipeline and webdataset open their files each time, which is part of their time at the beginning
-of the epoch too; opening our source has a figure of its own.
+pipeline and webdataset open their files each time, so this is part of their time at the beginning
+of the epoch, too. Opening our source has its own figure.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stateful_gpu_loader.datasets.source import Source
 
 BATCH_SIZE = dali_readers.BATCH_SIZE
 PLACES = (0.0, 0.9)
-"""Shares of the epoch that lie behind."""
+"""Delivered shares of the epoch."""
 OURS, TORCHDATA, DALI, WEBDATASET, OPENING = "ours", "torchdata", "dali", "webdataset", "opening"
 PEERS = {
     OURS: "StatefulGPULoader",
@@ -41,24 +41,24 @@ PEERS = {
 UNIT = "ms"
 
 _MOST_ROUNDS_OF_READING = 3
-"""webdataset reads all that lies before the place."""
+"""Maximum number of rounds for webdataset, which reads everything before the place."""
 
 Resume = Callable[[], Any]
-"""Gives the first batch."""
+"""Returns the first batch."""
 
 
 def resume_name(peer: str, name: str, place: float) -> str:
-    """Key of a measurement."""
+    """Return the key of a measurement."""
     return f"{peer} resume {name} {place:.0%}"
 
 
 def opening_name(name: str) -> str:
-    """Key of the time to open a source whose index is kept, and of its fingerprint."""
+    """Return the key of the time to open a source with a kept index and compute its fingerprint."""
     return f"{OPENING} {name}"
 
 
 def measure_resume(name: str, files: SourceFiles, arguments: Arguments) -> list[Measurement]:
-    """All that resume in a format, at both places."""
+    """Measure all resumes of a format at both places."""
     source = open_source(name, files)
     source.fingerprint()
     peers = [TORCHDATA]
@@ -84,7 +84,7 @@ def _measured(
     *,
     warm_up: int | None = None,
 ) -> list[Measurement]:
-    """One peer at both places in turn."""
+    """Measure one peer at both places in turn."""
 
     def milliseconds(resume: Resume) -> float:
         started = time.perf_counter()
@@ -134,7 +134,7 @@ def _batches_behind(n: int, place: float) -> int:
 
 
 def _ours(source: Source) -> list[Resume]:
-    """From one state whose position is set, into a fresh loader each time."""
+    """Resume a new loader each time, from one state whose position is set."""
 
     def make() -> Any:
         return StatefulGPULoader(
@@ -152,7 +152,7 @@ def _ours(source: Source) -> list[Resume]:
 
 
 def _torchdata(source: Source) -> list[Resume]:
-    """From states that were reached over as many samples that cost nothing."""
+    """Resume from states that were reached over equally many trivial samples."""
 
     def make(dataset: Dataset[Any]) -> Any:
         torch.manual_seed(42)
@@ -173,7 +173,7 @@ def _torchdata(source: Source) -> list[Resume]:
 
 
 def _dali(name: str, files: SourceFiles) -> list[Resume]:
-    """From checkpoints, into a pipeline that is built anew."""
+    """Resume a newly built pipeline from checkpoints."""
 
     def resume(checkpoint: str) -> Any:
         pipeline = dali_readers.pipeline(name, files, checkpoint=checkpoint)
@@ -192,7 +192,7 @@ def _dali(name: str, files: SourceFiles) -> list[Resume]:
 
 
 def _webdataset(files: SourceFiles) -> list[Resume]:
-    """As its users resume: read on to the place, and leave out what was read."""
+    """Resume like webdataset's users: read to the place and drop what was read."""
 
     def resume(place: float) -> Any:
         samples: Iterator[Any] = iter(webdataset_samples(files.paths(TAR)))

@@ -1,4 +1,4 @@
-"""The tables of what is read: sources by format, lanes, and orders by blocks."""
+"""Tables of reading: sources by format, lanes, and orders by blocks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REFERENCES = {
 
 
 def sources_section(content: Content) -> str:
-    """Rates beside the references, then indexing, then going on near the end."""
+    """Return rates and references, then indexing, then resuming near the end."""
     settings = content["settings"]
     rates = (
         f"**Sources**: samples per second of {settings['mean_bytes'] / 1000:.0f} KB files, read "
@@ -52,7 +52,7 @@ def sources_section(content: Content) -> str:
 
 
 def lanes_section(content: Content) -> str:
-    """Rates beside peers, the state, and the first batch after a resume."""
+    """Return rates and peers, the state, and the first batch after a resume."""
     settings = content["settings"]
     rates = (
         f"**Lanes**: samples per second of {settings['num_tars']} tars of "
@@ -69,7 +69,7 @@ def lanes_section(content: Content) -> str:
 
 
 def locality_section(content: Content) -> str:
-    """One row an order, for tars and for Parquet."""
+    """Return one row for each order, for tars and for Parquet."""
     settings, found = content["settings"], medians_of(content)
     rows = [
         [
@@ -96,7 +96,7 @@ def _whole_shuffle(content: Content) -> str:
 
 
 def _rates_table(content: Content, name_of: Callable[[str, str], str] = measurement_name) -> str:
-    """Every reader beside the references: the rates, or their CPU time by :func:`cpu_name`."""
+    """Return all readers with their references: rates, or CPU times by :func:`cpu_name`."""
     found, rows = medians_of(content), []
     for name, label in FORMATS.items():
         shuffled = "ours-blocks" if name == PARQUET else "ours-shuffled"

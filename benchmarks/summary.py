@@ -13,7 +13,7 @@ _INTERVAL = (2.5, 97.5)
 
 @dataclass(frozen=True)
 class Summary:
-    """The middle half of some values, in their unit."""
+    """Middle half of some values, in their unit."""
 
     median: float
     lower_quartile: float
@@ -21,7 +21,7 @@ class Summary:
 
 
 def summarise(values: Sequence[float]) -> Summary:
-    """Median and quartiles.
+    """Return median and quartiles.
 
     >>> summarise([1.0, 2.0, 3.0, 4.0, 100.0])
     Summary(median=3.0, lower_quartile=2.0, upper_quartile=4.0)
@@ -32,17 +32,17 @@ def summarise(values: Sequence[float]) -> Summary:
 
 @dataclass(frozen=True)
 class Ratio:
-    """One contestant over another."""
+    """Ratio of one contestant to another."""
 
     median: float
-    """The median over the rounds of the ratio within a round: slow drifts cancel."""
+    """Median over the rounds of the ratio within a round, so that slow drifts cancel."""
     low: float
     """Lower end of its 95% interval."""
     high: float
     """Upper end of its 95% interval."""
 
     def __str__(self) -> str:
-        """Show three digits that count of each.
+        """Format with three significant digits.
 
         >>> print(Ratio(0.98765, 0.9, 1.25), Ratio(2.5, 2.25, 3.0))
         0.988 [0.900, 1.250] 2.50 [2.25, 3.00]
@@ -54,11 +54,11 @@ class Ratio:
 def ratio(values: Sequence[float], reference: Sequence[float]) -> Ratio:
     """Compare two contestants that ran in the same rounds.
 
-    The interval is the percentile bootstrap of the median (Efron, 1979), rounds being drawn
-    with replacement.
+    The interval is the percentile bootstrap of the median (Efron, 1979); rounds are drawn with
+    replacement.
 
     Raises:
-        ValueError: they have different numbers of rounds.
+        ValueError: the numbers of rounds differ.
 
     >>> ratio([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
     Ratio(median=2.0, low=2.0, high=2.0)

@@ -41,9 +41,9 @@ PICTURES_OF = {
     "throughput": ("throughput.png", "images a second of every loader", draw_throughput),
     "cores": ("cores.png", "images a second over the number of workers", draw_cores),
 }
-"""By benchmark: the file, what stands for it where it cannot be seen, and what draws it."""
+"""By benchmark: file, alternative text, and drawing function."""
 SCALE_DOCUMENT, RAY_DOCUMENT = "scale.md", "cluster.md"
-"""Beside the first document."""
+"""Next to the first document."""
 SCALE = (
     ("scale", "scale.png", "what one rank pays", draw_scale, scale_section),
     (
@@ -91,11 +91,11 @@ def main(given: Sequence[str] | None = None) -> None:
 
 
 def markdown(folder: Path, pictures: Path) -> str:
-    """All tables for which there are results, as Markdown.
+    """Return all tables with results, as Markdown.
 
     Args:
-        folder: of the JSON files.
-        pictures: the folder in which the text looks for the pictures.
+        folder: folder of the JSON files.
+        pictures: folder in which the text looks for the pictures.
     """
     parts, where = [], []
     for benchmark, section in (
@@ -126,7 +126,7 @@ def markdown(folder: Path, pictures: Path) -> str:
 
 
 def put_into(file: Path, name: str, text: str) -> str:
-    """Put the text between the markers of that name; say what was done."""
+    """Put the text between the markers of this name; return a message about it."""
     start, end = f"<!-- {name}:start -->", f"<!-- {name}:end -->"
     if not file.is_file():
         return f"no tables drawn: there is no {file.name}"

@@ -1,4 +1,4 @@
-"""A dataset and a sampler with states as users give them theirs, whose size is known."""
+"""Typical user datasets and samplers with states of known size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NUM_INTS, _NUM_BYTES = 1000, 10**6
 
 
 class Recent(Dataset[int]):
-    """Its state is the last 1000 indices, of which one changes with every sample."""
+    """State: the last 1000 indices, of which one changes with every sample."""
 
     def __init__(self, numbers: Numbers) -> None:
         self._numbers = numbers
@@ -36,7 +36,7 @@ class Recent(Dataset[int]):
 
 
 class Buffered(Dataset[int]):
-    """Its state is a tensor of 1 MB, of which one byte changes with every sample, or none."""
+    """State: a tensor of 1 MB, of which one byte, or none, changes with every sample."""
 
     def __init__(self, numbers: Numbers, *, changes: bool) -> None:
         self._numbers = numbers

@@ -1,6 +1,6 @@
-"""Lines of code, room by room: ``python scripts/count_code.py [FOLDER ...]``.
+"""Counts lines of code by room: ``python scripts/count_code.py [FOLDER ...]``.
 
-Docstrings, comments and blank lines do not count.
+Docstrings, comments and blank lines are not counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NOT_CODE = {
 
 
 def lines_of_code(text: str) -> int:
-    """Lines that hold code.
+    """Return the number of lines that contain code.
 
     >>> lines_of_code('"Doc."\\n\\nx = 1  # one\\n# two\\n')
     1

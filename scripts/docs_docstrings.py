@@ -1,7 +1,7 @@
-"""An extension of Griffe: docstrings as Markdown.
+"""A Griffe extension that converts docstrings to Markdown.
 
-Docstrings write doctests as plain paragraphs and references in reStructuredText's manner. Here a
-doctest becomes a block of code, and a reference becomes the name in code.
+Docstrings write doctests as plain paragraphs, and references in reStructuredText. A doctest becomes
+a code block, and a reference becomes the name as code.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ class Docstrings(griffe.Extension):
     """Rewrites the docstring of every object."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
-        """Called by Griffe once an object is known."""
+        """Rewrite the docstring; Griffe calls this once an object is known."""
         if obj.docstring is not None:
             obj.docstring.value = as_markdown(obj.docstring.value)
 
 
 def as_markdown(docstring: str) -> str:
-    """A docstring with its doctests and references as Markdown."""
+    """Return a docstring with its doctests and references as Markdown."""
     fenced = DOCTEST.sub(lambda found: _fenced(found[0], found[1]), docstring + "\n")
     return REFERENCE.sub(r"`\1`", fenced)
 

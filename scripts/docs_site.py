@@ -1,8 +1,8 @@
-"""A hook of MkDocs: files outside ``docs/`` that pages link to are part of the site.
+"""A MkDocs hook that adds files outside ``docs/`` to the site if pages link to them.
 
-The README is the first page, and the other Markdown files of the root are pages. Any other file
-that a page links to becomes a page that shows its text. So links are written as a forge needs
-them, relative to the file they stand in, and the site still works offline and by itself.
+The README is the first page, and the root's other Markdown files are pages. Any other linked file
+becomes a page that shows its text. So links have the form that a forge needs, relative to their
+file, and the site still works offline and on its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LINK = re.compile(r"(?<=\]\()(?!\w+:|/|#)([^)#\s]+)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the root's pages, and a page for each file of the repository that is linked."""
+    """Add the root's pages, and a page for each linked file of the repository."""
     for name, uri in ROOT_PAGES.items():
         files.append(File.generated(config, uri, content=_as_if_in_docs((ROOT / name).read_text())))
     pages = [file for file in files if file.src_uri.endswith(".md")]
@@ -38,13 +38,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if (path := _path_outside(file.src_uri, target)) and path not in ROOT_PAGES
     }
     for path in sorted(linked):
-        if (ROOT / path).exists():  # else the link stays as it is, and MkDocs complains of it
+        if (ROOT / path).exists():  # otherwise MkDocs complains about the unchanged link
             files.append(File.generated(config, _uri_of(path), content=_shown(path)))
     return files
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let links that lead out of ``docs/`` lead to those pages."""
+    """Redirect links that lead out of ``docs/`` to those pages."""
     folder = posixpath.dirname(page.file.src_uri)
 
     def on_the_site(match: re.Match[str]) -> str:
@@ -57,22 +57,22 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:
-    """Refuse a page that needs the network to be read."""
+    """Raise if a page needs the network."""
     if found := FROM_THE_NETWORK.search(output):
         raise PluginError(
-            f"{page.file.src_uri} loads {found[0]!r} from the network, and the site is read "
+            f"{page.file.src_uri} loads {found[0]!r} from the network, but the site must work "
             "offline. Remedy: leave out the setting or plugin of mkdocs.yml that adds it"
         )
     return output
 
 
 def _as_if_in_docs(markdown: str) -> str:
-    """A page of the root, with its links as they would be in ``docs/``."""
+    """Return a page of the root with its links as in ``docs/``."""
     return LINK.sub(lambda match: posixpath.relpath(match[1], "docs"), markdown)
 
 
 def _path_outside(uri: str, target: str) -> str | None:
-    """The path in the repository that a page's link names, or None for one inside ``docs/``."""
+    """Return the repository path that a page's link names, or None for one inside ``docs/``."""
     path = posixpath.normpath(posixpath.join("docs", posixpath.dirname(uri), target))
     return None if path.startswith(("docs/", "..")) else path
 
@@ -82,7 +82,7 @@ def _uri_of(path: str) -> str:
 
 
 def _shown(path: str) -> str:
-    """A page with a file's text, or with the names of a folder's files."""
+    """Return a page with a file's text, or with the names of a folder's files."""
     head = f"---\nsearch: {{exclude: true}}\nhide: [navigation, toc]\n---\n\n# {path}\n\n"
     if (ROOT / path).is_dir():
         names = sorted(entry.name for entry in (ROOT / path).iterdir() if entry.is_file())

@@ -1,9 +1,9 @@
-"""A pytest plugin and its start: torchdata's own tests, with StatefulGPULoader for their loader.
+"""A pytest plugin and its entry point: torchdata's own tests with StatefulGPULoader.
 
-Run by ``run_peer_tests.sh`` as a program, so that processes that the tests spawn import it too
-(multiprocessing imports the main module in each), and find the loader replaced. Which tests differ
-on purpose, and why, stands in ``docs/compatibility.md`` alone; it is read from there. Each must
-fail every time: one that passes fails the run, as does a row that names no test.
+``run_peer_tests.sh`` runs it as a program, so that processes spawned by the tests also import it
+(multiprocessing imports the main module in each) and find the loader replaced. The tests that
+differ on purpose, with reasons, are listed only in ``docs/compatibility.md`` and read from there.
+Each must fail every time: a test that passes fails the run, as does a row that names no test.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ import torchdata.stateful_dataloader
 from stateful_gpu_loader import StatefulGPULoader
 
 IS_ORIGINAL = os.environ.get("PEER_ORIGINAL", "0") not in ("", "0")
-"""The run is for comparison: the loader is not replaced."""
+"""Whether the run is for comparison: the loader is not replaced."""
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "compatibility.md"
 
-# Before the tests are imported, in every process: they take the class by name.
+# Replace it before the tests are imported, in every process: they import the class by name.
 if not IS_ORIGINAL:
     torchdata.stateful_dataloader.StatefulDataLoader = StatefulGPULoader
 
 _OF_TORCH = "test/test_dataloader.py"
 _JOIN_TIMEOUT = 90.0
-"""Seconds that the tests wait for a process to end. Theirs, 13, are too few on a busy machine for
-one that is spawned and imports torch."""
+"""Seconds that the tests wait for a process to end. Their own 13 are too few on a busy machine if
+the process is spawned and imports torch."""
 
 _ROW = re.compile(r"\| `(test_\w+\.py::[\w:]+)` \| (passes|fails) \| (.+) \|")
 
@@ -48,7 +48,8 @@ class Difference:
 
 
 def read_differences(text: str) -> dict[str, Difference]:
-    """The rows ``| `file::Class::test` | passes or fails with torchdata | reason |`` of a page.
+    """Read the rows ``| `file::Class::test` | passes or fails with torchdata | reason |`` of a
+    page.
 
     >>> read_differences("| `test_a.py::A::test_b` | passes | private layout |")
     {'test_a.py::A::test_b': Difference(passes_with_original=True, reason='private layout')}
@@ -61,7 +62,7 @@ def read_differences(text: str) -> dict[str, Difference]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
-    """torch's own test module, and only that, finds the loader under torch's name."""
+    """Replace the loader under torch's name, but only for torch's own test module."""
     replaces = isinstance(collector, pytest.Module) and _is_of_torch(collector) and not IS_ORIGINAL
     original = torch.utils.data.DataLoader
     if replaces:

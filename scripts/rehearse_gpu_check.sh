@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs benchmarks/gpu_check.py without a GPU, in an environment like that of a GPU machine which has
-# no package index: its Python and torch, and the wheels that would travel with the repository. All
-# tests have to be collected, none may fail, and each has to skip for want of a GPU and nothing else.
+# Runs benchmarks/gpu_check.py without a GPU, in an environment like that of a GPU machine without
+# a package index: its Python and torch, and the wheels that would travel with the repository. All
+# tests have to be collected, none may fail, and each has to skip only because there is no GPU.
 #
 #   scripts/rehearse_gpu_check.sh FOLDER
 #
-# FOLDER keeps the environment (some 6 GB) and the wheels for the next time, and gets the report.
-# PYTHON is the interpreter to use: 3.12, as on the GPU machine.
+# FOLDER keeps the environment (about 6 GB) and the wheels for the next time, and receives the
+# report. PYTHON is the interpreter to use: 3.12, as on the GPU machine.
 set -euo pipefail
 
 if [[ $# -ne 1 ]]; then
@@ -21,7 +21,7 @@ python=$folder/venv/bin/python
 if [[ ! -x $python ]]; then
   "${PYTHON:-python3.12}" -m venv "$folder/venv"
 fi
-# What the GPU machine has: torch for CUDA 13, and tools for the tests.
+# Packages of the GPU machine: torch for CUDA 13, and tools for the tests.
 "$python" -m pip install --quiet 'torch==2.11.*' 'torchvision==0.26.*' numpy pytest pytest-timeout \
   hypothesis scipy pillow tqdm scikit-image scikit-learn psutil fsspec
 if [[ ! -d $folder/site ]]; then

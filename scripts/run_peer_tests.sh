@@ -3,13 +3,13 @@
 #
 #   scripts/run_peer_tests.sh PATH [--original] [pytest arguments]
 #
-# PATH        a checkout of meta-pytorch/data, or of pytorch/pytorch (its test/test_dataloader.py
-#             then runs with DataLoader replaced, as far as it runs)
+# PATH        a checkout of meta-pytorch/data, or of pytorch/pytorch (test/test_dataloader.py then
+#             runs with DataLoader replaced, as far as possible)
 # --original  (or PEER_ORIGINAL=1) keeps the original class, for comparison
 # PYTHON      another interpreter than the project's .venv/bin/python
 #
-# Tests that differ on purpose are listed, with reasons, in docs/compatibility.md, and nowhere
-# else: they are expected to fail, and one of them that passes is an error.
+# Tests that differ on purpose are listed, with reasons, only in docs/compatibility.md: they are
+# expected to fail, and it is an error if one of them passes.
 set -euo pipefail
 
 usage() {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs each file of a folder (a wheel, an sdist) into a clean environment and uses it there: a
-# loader of pictures is interrupted and resumed in another process, and the command line is called.
+# Installs each file of a folder (a wheel, an sdist) into a clean environment and uses it there: an
+# image loader is interrupted and resumed in another process, and the command line is called.
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

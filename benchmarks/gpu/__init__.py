@@ -1,1 +1,1 @@
-"""The parts of bench_gpu and of gpu_check."""
+"""Parts of bench_gpu and gpu_check."""

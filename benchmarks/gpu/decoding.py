@@ -1,4 +1,4 @@
-"""Decoding on the GPU and nothing else: the ceiling of the GPU benchmark."""
+"""Decoding on the GPU without anything else: the ceiling of the GPU benchmark."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from stateful_gpu_loader.decoders.decoder import Image
 from stateful_gpu_loader.decoders.registry import BATCH_DECODERS, make_batch_decoder
 
 BACKENDS = tuple(BATCH_DECODERS)
-"""In the order in which "auto" tries them."""
+"""Backends in the order in which "auto" tries them."""
 
 
 @dataclass(frozen=True)
 class EncodedFiles:
-    """Files in page-locked memory, as the loader's readers leave them."""
+    """Files in page-locked memory, as the loader's readers produce them."""
 
     data: list[torch.Tensor]
     headers: list[ImageHeader]
@@ -36,7 +36,7 @@ class EncodedFiles:
 
 
 def read_batches(files: Sequence[str], batch_size: int) -> list[EncodedFiles]:
-    """All whole batches of these files."""
+    """Return all whole batches of these files."""
     batches = []
     for start in range(0, len(files) - batch_size + 1, batch_size):
         data = [
@@ -50,11 +50,11 @@ def read_batches(files: Sequence[str], batch_size: int) -> list[EncodedFiles]:
 
 
 class DecodingAlone:
-    """One backend, in one thread, batch after batch, as the loader's stage calls it.
+    """One backend in one thread, batch after batch, called as in the loader's stage.
 
     Args:
         backend: name of the decoder.
-        batches: decoded over and over.
+        batches: batches that are decoded repeatedly.
     """
 
     def __init__(self, backend: str, batches: Sequence[EncodedFiles]) -> None:
@@ -65,7 +65,7 @@ class DecodingAlone:
         """Decode one batch.
 
         Raises:
-            ValueError: an image was refused: then the time would mean nothing.
+            ValueError: an image was refused, which would invalidate the time.
         """
         batch = self._batches[number % len(self._batches)]
         images = []
@@ -76,7 +76,7 @@ class DecodingAlone:
         return images
 
     def images_a_second(self, *, warm_up: int, timed: int) -> float:
-        """Over so many batches, each waited for, as the stage does before the next one."""
+        """Return the rate over ``timed`` batches; each is waited for, as in the stage."""
         stream, num_images = torch.cuda.Stream(DEVICE), 0
         with torch.cuda.stream(stream):
             for number in range(warm_up):
@@ -90,7 +90,7 @@ class DecodingAlone:
 
 
 def what_is_wrong(backend: str, files: Sequence[str]) -> str | None:
-    """Why a backend cannot take part, by trying it; None where it can."""
+    """Return why a backend cannot take part, by trying it; None if it can."""
     try:
         batches = read_batches(files, len(files))
         images = DecodingAlone(backend, batches).decode(0)
@@ -104,9 +104,9 @@ def what_is_wrong(backend: str, files: Sequence[str]) -> str | None:
 
 
 def usable_backends(files: Sequence[str], seconds: float = 90.0) -> dict[str, str | None]:
-    """Of each backend what is wrong with it, all tried at once.
+    """Return the fault of each backend, or None; all are tried at once.
 
-    In processes of their own, because a crash of one library must not end the benchmark.
+    They run in separate processes, because a crash of one library must not end the benchmark.
     """
     command = [sys.executable, "-m", "benchmarks.gpu.decoding"]
     trials = {

@@ -1,6 +1,6 @@
-"""The machine that a GPU check runs on: ``python -m benchmarks.gpu.environment FOLDER``.
+"""Machine of a GPU check: ``python -m benchmarks.gpu.environment FOLDER``.
 
-Written into a file, because drivers and libraries print what they like.
+The report is written to a file, because drivers and libraries also print.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _QUERY = "name,driver_version,memory.total,memory.used,clocks.max.sm,clocks.max.
 
 
 def environment() -> dict[str, Any]:
-    """GPU, driver, libraries and decoders; what cannot be found out says why."""
+    """Return GPU, driver, libraries and decoders; a failed query returns its reason."""
     return {
         "machine": results.machine(),
         "versions": results.versions(),
@@ -66,7 +66,7 @@ def _decoder(name: str) -> str:
 
 
 def _nvjpeg_libraries() -> list[str]:
-    """The files of nvJPEG that this process has loaded, without the folders they lie in."""
+    """Return the nvJPEG files that this process has loaded, without their folders."""
     import torchvision  # noqa: F401  (loads its own)
 
     lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
@@ -74,7 +74,7 @@ def _nvjpeg_libraries() -> list[str]:
 
 
 def _photographs() -> str:
-    """What the tests and benchmarks cut their files from."""
+    """Return the originals of the tests' and benchmarks' files."""
     from tests.images import PHOTOGRAPHS, photograph
 
     return ", ".join(f"{name} {photograph(name).size}" for name in PHOTOGRAPHS)

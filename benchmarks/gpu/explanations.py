@@ -32,7 +32,7 @@ _TRAINING_ROUNDS, _STEPS = 3, 20
 
 
 def measure_launch(work: Pass, results: GpuResults) -> None:
-    """The fused launch on the device and on the host, beside the floor of its memory traffic."""
+    """Measure the fused launch on device and host, and its memory traffic as the lower limit."""
     decode = DecodingAlone(
         results.backends[0], read_batches(work.files[: 4 * work.batch_size], work.batch_size)
     )
@@ -61,7 +61,7 @@ def measure_launch(work: Pass, results: GpuResults) -> None:
 
 
 def measure_decoding_by_size(work: Pass, results: GpuResults) -> None:
-    """Whether a backend decodes larger batches faster than the loader's."""
+    """Measure whether a backend decodes larger batches faster than the loader's batches."""
     for backend in results.backends:
         found = {}
         for size in (work.batch_size // 4, work.batch_size, 4 * work.batch_size):
@@ -72,7 +72,7 @@ def measure_decoding_by_size(work: Pass, results: GpuResults) -> None:
 
 
 def measure_reading(work: Pass, results: GpuResults) -> None:
-    """The readers alone: Python's lock bounds what sixteen of them reach."""
+    """Measure the readers alone; Python's lock limits the rate of sixteen readers."""
     reading = ReadingAlone(work.folder, Compose(loaders.RECIPES), work.batch_size)
     num_batches = 4 if results.arguments.quick else 32
     reading.images_a_second(num_threads=1, num_batches=4)
@@ -89,7 +89,7 @@ def measure_reading(work: Pass, results: GpuResults) -> None:
 
 
 def measure_phases(work: Pass, results: GpuResults) -> None:
-    """Where the time of a pass goes, for each backend, and what taking the state costs."""
+    """Measure the phases of a pass for each backend, and the cost of taking the state."""
     shares = []
     for backend in results.backends:
         loader = loaders.ours(work, decoder=backend)
@@ -117,10 +117,10 @@ def measure_phases(work: Pass, results: GpuResults) -> None:
 
 
 def measure_training(work: Pass, results: GpuResults) -> None:
-    """What a ResNet-50's step spends waiting, and how much longer it takes than with no loader.
+    """Measure a ResNet-50 step's waiting time, and its slowdown compared with no loader.
 
-    The stream waits where the batch comes later than the step before it ends. What decoding and
-    augmenting take of the GPU while the step runs shows in the last figure alone.
+    The stream waits if the batch comes after the previous step's end. The GPU time that decoding
+    and augmenting take during the step shows only in the last figure.
     """
     training = Training()
     steps = 4 if results.arguments.quick else _STEPS

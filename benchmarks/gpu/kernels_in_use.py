@@ -1,7 +1,7 @@
-"""Which kernels the recipes run on a GPU: Triton's, or torch's operators in their place.
+"""Kernels that the recipes run on a GPU: Triton's, or torch's operators as a fallback.
 
 Triton needs a C compiler and Python's headers. Without them the loader works, with a warning in the
-log, and its figures are no result of this package's kernels.
+log, but its figures do not represent this package's kernels.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class _Noted(logging.Handler):
 
 
 def kernels_in_use(device: torch.device) -> dict[str, str]:
-    """Return what runs for each kind of recipe: Triton and its version, or the fallback and why."""
+    """Return for each kind of recipe Triton's version, or the fallback with its reason."""
     return {name: _in_use(kernels, device) for name, kernels in _KERNELS.items()}
 
 
 def no_result(found: Mapping[str, str]) -> str | None:
-    """Return why figures that were measured with these kernels would be no result, or None."""
+    """Return why figures measured with these kernels would not be valid, or None."""
     missing = [f"{name}: {kernels}" for name, kernels in found.items() if FALLBACK in kernels]
     if not missing:
         return None

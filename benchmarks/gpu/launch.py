@@ -1,4 +1,4 @@
-"""The fused launch by itself: its time on the device, and that of its memory traffic."""
+"""The fused launch alone: its time on the device, and the time of its memory traffic."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from stateful_gpu_loader.transforms import Compose, PipelineDraw
 from stateful_gpu_loader.transforms.batches import kernels
 
 BLOCKS = ((4, 128), (4, 64), (4, 32), (8, 64), (8, 32), (16, 64), (16, 32))
-"""Rows and columns of the fused launch's blocks that are compared."""
+"""Rows and columns of the fused launch's blocks to compare."""
 _AHEAD_CYCLES = 20_000_000
-"""Some 10 ms of the GPU's time, in which the host queues what is timed."""
+"""About 10 ms of the GPU's time, in which the host queues the timed work."""
 _COPIED_BYTES = 2**31
 
 
 def bytes_a_second() -> float:
-    """Read and written by a copy on the device, which is as fast as its memory goes."""
+    """Return bytes a second, read and written by a copy on the device at full memory speed."""
     source = torch.randint(256, (_COPIED_BYTES,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     microseconds = device_microseconds(lambda number: target.copy_(source), repeats=10)
@@ -31,7 +31,7 @@ def bytes_a_second() -> float:
 
 
 def device_microseconds(queue: Callable[[int], Any], *, repeats: int) -> list[float]:
-    """Time on the device between events around what ``queue(number)`` queues.
+    """Return the device time between events around the work that ``queue(number)`` queues.
 
     The device is kept busy before, so that the host's own time does not count.
     """
@@ -51,7 +51,7 @@ def device_microseconds(queue: Callable[[int], Any], *, repeats: int) -> list[fl
 
 
 def by_block(queue: Callable[[int], Any], *, repeats: int) -> dict[tuple[int, int], list[float]]:
-    """As :func:`device_microseconds`, of the fused launch in blocks of every shape."""
+    """Return :func:`device_microseconds` of the fused launch for every shape of blocks."""
     ours, found = kernels.BLOCK, {}
     try:
         for block in BLOCKS:
@@ -63,7 +63,7 @@ def by_block(queue: Callable[[int], Any], *, repeats: int) -> dict[tuple[int, in
 
 
 def host_microseconds(queue: Callable[[int], Any], *, repeats: int) -> list[float]:
-    """Time that a call takes on the host, with a device that has nothing else to do."""
+    """Return the time of a call on the host while the device is idle."""
     found = []
     for number in range(repeats):
         torch.cuda.synchronize()
@@ -75,7 +75,7 @@ def host_microseconds(queue: Callable[[int], Any], *, repeats: int) -> list[floa
 
 
 def kernels_of(queue: Callable[[int], Any], *, repeats: int) -> dict[str, dict[str, float]]:
-    """What runs on the device: for each name its launches a call and its microseconds each."""
+    """Return the launches a call, and the microseconds each, of every kernel by name."""
     queue(0)
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
@@ -93,11 +93,11 @@ def kernels_of(queue: Callable[[int], Any], *, repeats: int) -> dict[str, dict[s
 
 
 class Augmenting:
-    """``Compose.apply_batch`` on batches that lie decoded on the device.
+    """Calls ``Compose.apply_batch`` on batches that lie decoded on the device.
 
     Args:
-        recipes: that are applied.
-        batches: each n images, uint8 [3, H, W]; more than the cache holds, taken in turn.
+        recipes: recipes to apply.
+        batches: batches of n images, uint8 [3, H, W], taken in turn; larger than the cache.
     """
 
     def __init__(self, recipes: Compose, batches: Sequence[list[torch.Tensor]]) -> None:
@@ -111,7 +111,7 @@ class Augmenting:
         return self._recipes.apply_batch(self._batches[which], self.drawn[which])
 
     def least_bytes(self) -> float:
-        """Read and written by one batch on average: every pixel of the boxes, every value."""
+        """Return the minimum of bytes read and written a batch: all pixels of boxes, all values."""
         found = []
         for number, drawn in enumerate(self.drawn):
             boxes = drawn.draws[0].numbers

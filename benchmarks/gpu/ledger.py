@@ -1,8 +1,9 @@
-"""Makes one report of several checks, and enters it: ``python -m benchmarks.gpu.ledger DIR ...``.
+"""Merges several checks into one report, and records it: ``python -m benchmarks.gpu.ledger DIR
+...``.
 
-The folders are those that ``gpu_check`` has written. Of a part or a test that several hold, the
-last counts. Each row of ``docs/gpu-verification.md`` of whose tests some have passed, and none has
-failed, gets the day, the GPU and their number. Other rows stay; those with a failure are printed.
+The folders were written by ``gpu_check``. If several contain a part or a test, the last one counts.
+In ``docs/gpu-verification.md``, each row with passed and no failed tests gets the day, the GPU and
+the number of tests. Other rows are unchanged; rows with a failure are printed.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from benchmarks.gpu_check import ROOT, table
 
 LEDGER = ROOT / "docs" / "gpu-verification.md"
 TESTS = re.compile(r"`([\w/]+\.py)(?:::(\w+))?(?:\[(\w+)\])?`")
-"""A file, perhaps one test of it, perhaps a word among its case's."""
+"""A file, optionally a test in it and a word in the test's case."""
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Print the merged report's table, and enter it into the ledger."""
+    """Print the merged report's table, and record it in the ledger."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folders", nargs="+", type=Path, help="outputs of gpu_check, oldest first")
     parser.add_argument("--day", default=datetime.date.today().isoformat(), help="of the runs")
@@ -37,10 +38,10 @@ def main(given: Sequence[str] | None = None) -> None:
 
 
 def merged(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One report of all their parts.
+    """Return one report of all parts.
 
     Raises:
-        ValueError: they are of different GPUs or versions.
+        ValueError: the reports are from different GPUs or versions.
     """
     whole: dict[str, Any] = {"versions": reports[0]["versions"], "parts": {}}
     for report in reports:
@@ -59,7 +60,7 @@ def merged(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def filled(text: str, report: Mapping[str, Any], *, day: str) -> tuple[str, list[str]]:
-    """The ledger with what has passed, and the features of which something failed.
+    """Return the ledger with the passed tests, and the features with a failure.
 
     >>> row = "| resuming | B2 | `gpu/test_resume.py` | not yet run | | |"
     >>> found = {"found": {"gpus": [{"name": "H100"}]}}
@@ -86,7 +87,7 @@ def filled(text: str, report: Mapping[str, Any], *, day: str) -> tuple[str, list
 
 
 def _is_among(name: str, cell: str) -> bool:
-    """Whether a row's tests hold this one."""
+    """Whether a row's tests include this one."""
     path, _, test = name.partition("::")
     function, _, case = test.partition("[")
     for file, only, word in TESTS.findall(cell):

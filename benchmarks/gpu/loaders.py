@@ -1,8 +1,8 @@
-"""The loaders of the GPU benchmark: the same files, the same batches on the GPU.
+"""Loaders of the GPU benchmark: same files, same batches on the GPU.
 
 Each function starts one pass over the files and returns its batches: bfloat16
-[batch_size, 3, 224, 224], a random crop of each image, resized, flipped every other time and
-normalised; and int64 [batch_size], the classes.
+[batch_size, 3, 224, 224], a random crop of each image, resized, flipped with probability 1/2 and
+normalized; and int64 [batch_size], the classes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ JITTERED: tuple[T.Recipe, ...] = (
 def ours(
     work: Pass, *, decoder: str, recipes: Sequence[T.Recipe] = RECIPES, **changes: Any
 ) -> StatefulGPULoader[Any]:
-    """This package's loader, not yet begun."""
+    """Return this package's loader, not yet iterated."""
     arguments: dict[str, Any] = {
         "batch_size": work.batch_size,
         "shuffle": True,
@@ -61,23 +61,23 @@ def ours(
 
 
 def state_at_every_step(loader: StatefulGPULoader[Any]) -> Iterator[Any]:
-    """Its batches, with the state taken at each."""
+    """Yield the loader's batches, taking the state at each."""
     for batch in loader:
         loader.state_dict()
         yield batch
 
 
 def torch_on_cpu(work: Pass) -> Iterator[Any]:
-    """torch's DataLoader: torchvision decodes in processes, and only the batch moves."""
+    """Start torch's DataLoader: torchvision decodes in processes, and only the batch moves."""
     for images, targets in torch_with_torchvision(work, pin_memory=True):
         moved = images.to(DEVICE, non_blocking=True).to(DTYPE)
         yield [moved, targets.to(DEVICE, non_blocking=True)]
 
 
 def torchvision_one_by_one(work: Pass) -> Iterator[Any]:
-    """torchvision's batched decoding on the GPU, then v2 image by image, as its docs have it.
+    """Start torchvision's batched GPU decoding, then v2 image by image, as its docs recommend.
 
-    Threads read the files of the next batch meanwhile.
+    Meanwhile threads read the files of the next batch.
     """
     augment = v2.Compose(
         [

@@ -1,4 +1,4 @@
-"""Where the loader's time goes: its own methods under a clock, in a pass like any other."""
+"""Times of the loader's phases: its own methods under a clock, in an ordinary pass."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ PHASES: dict[str, list[tuple[Any, str]]] = {
     "next() (the user)": [(DevicePrefetch, "__next__")],
     "of it: hand over": [(Task, "take")],
 }
-"""What is measured, and the methods that do it."""
+"""Phases, and the methods that implement them."""
 
 
 @dataclass
 class Spent:
-    """What a phase took, all calls and threads together."""
+    """Time of a phase, summed over all calls and threads."""
 
     calls: int = 0
     seconds: float = 0.0
-    """By the clock."""
+    """Wall-clock time."""
     cpu_seconds: float = 0.0
-    """On a core: the rest was waiting, for the device, a file or Python's lock."""
+    """Time on a core: the rest was waiting for the device, a file or Python's lock."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def note(self, seconds: float, cpu_seconds: float) -> None:
@@ -53,7 +53,7 @@ class Spent:
 
 @contextmanager
 def phases_timed() -> Iterator[dict[str, Spent]]:
-    """Within it every call of the methods in :data:`PHASES` is timed, in any thread."""
+    """Time every call of the methods in :data:`PHASES` within the block, in any thread."""
     spent = {phase: Spent() for phase in PHASES}
     with ExitStack() as stack:
         for phase, methods in PHASES.items():
@@ -65,7 +65,7 @@ def phases_timed() -> Iterator[dict[str, Spent]]:
 
 
 def a_batch(spent: dict[str, Spent], num_batches: int) -> dict[str, dict[str, float]]:
-    """Milliseconds a batch of each phase, and calls."""
+    """Return milliseconds and calls a batch of each phase."""
     return {
         phase: {
             "calls": found.calls / num_batches,

@@ -1,7 +1,7 @@
-"""The loader's readers and nothing else: files to bytes, headers and draws, in threads.
+"""The loader's readers without anything else: files to bytes, headers and draws, in threads.
 
-Python's lock lets one of them run at a time but for the system calls. So the images a second that
-many threads reach are one over the Python time of an image.
+Python's lock lets only one of them run at a time, except in system calls. So the rate of many
+threads is limited to one image per Python time of an image.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from stateful_gpu_loader.engine.makers.memory import BatchMemory
 from stateful_gpu_loader.transforms import Compose
 
 _MOST_FREE = 16
-"""Batches whose memory waits to be used again: one for each reader."""
+"""Number of batches whose memory waits for reuse: one for each reader."""
 
 
 def _memory_of_the_host() -> Allocate:
-    """Page-locked, as the loader allocates it; without a GPU memory that is used again as well."""
+    """Return page-locked memory, as the loader allocates it; without a GPU, other reused memory."""
     if torch.cuda.is_available():
         return partial(torch.empty, pin_memory=True)
     memory = BatchMemory(keep=_MOST_FREE)
 
     def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        # In powers of two, as torch rounds what it locks, so that other sizes find it again.
+        # Use powers of two, as torch rounds locked memory, so that other sizes can reuse it.
         (num_bytes,) = shape
         return memory.empty((1 << num_bytes.bit_length(),), dtype)[:num_bytes]
 
@@ -40,12 +40,12 @@ def _memory_of_the_host() -> Allocate:
 
 
 class ReadingAlone:
-    """What one reader does for a batch, again and again.
+    """Work of one reader for a batch, repeated.
 
     Args:
-        folder: of the files; they are in the page cache after the first time.
-        recipes: whose numbers are drawn.
-        batch_size: images of one request.
+        folder: folder of the files, which are in the page cache after the first time.
+        recipes: recipes whose numbers are drawn.
+        batch_size: number of images in one request.
     """
 
     def __init__(self, folder: PhotographFolder, recipes: Compose, batch_size: int) -> None:
@@ -61,7 +61,7 @@ class ReadingAlone:
         )
 
     def images_a_second(self, *, num_threads: int, num_batches: int) -> float:
-        """With so many readers at a time."""
+        """Return the rate of ``num_threads`` readers at a time."""
         requests = requests_of(len(self._folder.files), self._batch_size, num_batches)
         seconds = seconds_to_execute(
             requests, lambda request: self._execute(request, lambda: None), num_threads=num_threads
@@ -69,7 +69,7 @@ class ReadingAlone:
         return num_batches * self._batch_size / seconds
 
     def cpu_microseconds_an_image(self, *, num_batches: int) -> float:
-        """Of one core, system calls included, in one thread."""
+        """Return the time of one core, including system calls, in one thread."""
         requests = requests_of(len(self._folder.files), self._batch_size, num_batches)
         started = time.thread_time()
         for request in requests:

@@ -1,4 +1,4 @@
-"""What the GPU benchmark has found so far: written after every part, judged by the aims."""
+"""Results of the GPU benchmark so far: written after every part, compared with the aims."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DECODING, OURS = "decoding", "ours"
 JITTERED, WITH_STATE = "ours_jittered", "ours_with_state"
 IN_PROCESSES, FEW_READERS = "ours_in_processes", "ours_few_readers"
 VARIANTS = (JITTERED, WITH_STATE, IN_PROCESSES, FEW_READERS)
-"""This loader with the first backend, and something else changed."""
+"""This loader with the first backend and one other change."""
 DALI, TORCH, ONE_BY_ONE = "dali", "torch_cpu", "torchvision_cuda_v2"
 LAUNCH, FLOOR = "launch", "launch_floor"
 WAITING_HOST, WAITING_STREAM = "waiting_in_next", "waiting_on_stream"
@@ -32,30 +32,30 @@ JITTER, WAITING, STATE = 0.10, 0.02, 0.01
 
 
 def decoding(backend: str) -> str:
-    """The name of a backend's ceiling."""
+    """Return the name of a backend's ceiling."""
     return f"{DECODING}_{backend}"
 
 
 def ours(backend: str) -> str:
-    """The name of our loader with a backend."""
+    """Return the name of our loader with a backend."""
     return f"{OURS}_{backend}"
 
 
 @dataclass
 class GpuResults:
-    """Measurements by name, and all else that explains them."""
+    """Measurements by name, and everything that explains them."""
 
     arguments: Arguments
     work: Pass
     name: str
-    """Of the benchmark, and so of its file."""
+    """Name of the benchmark and its file."""
     backends: list[str] = field(default_factory=list)
-    """Those that can take part; the first is the one that "auto" takes."""
+    """Usable backends; the first is the choice of "auto"."""
     labels: dict[str, str] = field(default_factory=dict)
     units: dict[str, str] = field(default_factory=dict)
     values: dict[str, list[float]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
-    """Backends and peers that could not take part, and why."""
+    """Backends and peers that could not take part, with reasons."""
     details: dict[str, Any] = field(default_factory=dict)
     """Phases, kernels, seconds of each part."""
     notes: list[str] = field(default_factory=list)
@@ -65,11 +65,11 @@ class GpuResults:
         self.labels[name], self.units[name], self.values[name] = label, unit, list(values)
 
     def median(self, name: str) -> float | None:
-        """None where it was not measured."""
+        """Return the median; None if it was not measured."""
         return summarise(self.values[name]).median if self.values.get(name) else None
 
     def best(self, of: str) -> str | None:
-        """The backend with the most images a second, ``of`` being ``decoding`` or ``ours``."""
+        """Return the backend with the most images a second; ``of`` is ``decoding`` or ``ours``."""
         found = {
             name: summarise(values).median
             for name, values in self.values.items()
@@ -78,11 +78,11 @@ class GpuResults:
         return max(found, key=lambda name: found[name]).removeprefix(f"{of}_") if found else None
 
     def write(self) -> None:
-        """Write the file with what there is."""
+        """Write the file with the results so far."""
         self._results().write(self.arguments.output)
 
     def lines(self) -> list[str]:
-        """The short table: medians, then the aims."""
+        """Return the short table: medians, then aims."""
         lines = []
         for name, values in self.values.items():
             found = summarise(values)
@@ -120,7 +120,7 @@ class GpuResults:
         )
 
     def _comparisons(self) -> list[Comparison]:
-        """Of each backend with its ceiling and with the peers, within the rounds."""
+        """Compare each backend with its ceiling and the peers, within the rounds."""
         pairs = [
             (name, reference)
             for name in self.values
@@ -142,7 +142,7 @@ class GpuResults:
 
 
 def gpu_section(content: Content) -> str:
-    """Every measurement on the GPU, then the aims, then what was left out."""
+    """Return every measurement on the GPU, the aims, and the omissions."""
     settings = content["settings"]
     rows = [
         [found["label"], f"{found['median']:,.4g}", found["unit"]]
@@ -165,7 +165,7 @@ def gpu_section(content: Content) -> str:
 
 
 def aims_of(results: GpuResults) -> list[Aim]:
-    """Each aim whose measurements there are."""
+    """Return each aim with measurements."""
     values = results.values
     backend = results.best(OURS)
     aims: list[Aim] = []
@@ -186,7 +186,7 @@ def aims_of(results: GpuResults) -> list[Aim]:
         plain = ours(results.backends[0])
         judge("what ColorJitter adds", [plain, JITTERED], _added, JITTER, "under %")
     judge("the fused launch, us a batch", [LAUNCH], _median, LAUNCH_MICROSECONDS, "under")
-    # What the host spends in next() is no loss while the stream has work: it is reported alone.
+    # Time of the host in next() is no loss while the stream has work, so it is only reported.
     judge("share of a training step without data", [WAITING_STREAM], _median, WAITING, "under %")
     judge("state_dict() at every step", [STATE_SHARE], _median, STATE, "under %")
     return aims
@@ -213,5 +213,5 @@ def _ratio(values: Sequence[float], reference: Sequence[float]) -> float:
 
 
 def _added(without: Sequence[float], added: Sequence[float]) -> float:
-    """By how much more time a batch takes, the values being images a second."""
+    """Return by how much more time a batch takes, from values in images a second."""
     return ratio(without, added).median - 1

@@ -1,4 +1,4 @@
-"""Part of the GPU benchmark: images a second of the loaders, of their peers and of the ceiling."""
+"""Part of the GPU benchmark: images a second of the loaders, their peers and the ceiling."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.photograph_loaders import SIZE, Pass, dali
 
 WARM_UP_BATCHES, TIMED_BATCHES = 8, 40
 SPARE_BATCHES = 48
-"""At the end of the pass: as many as the readers may be ahead, so that they work to the end."""
+"""Number of batches at the end of the pass: readers may be this far ahead and stay busy."""
 _TIMED_OF_THE_SLOW = 12
 _THREADS_OF_PROCESS, _FEW_READERS = 4, 4
 _CPU_SHARES = (0.0, 0.15, 0.3, 0.45, 0.6)
@@ -29,10 +29,10 @@ Start = Callable[[], Iterator[Any]]
 
 
 def measure_throughput(work: Pass, results: GpuResults) -> None:
-    """Images a second of all contestants, in alternating rounds.
+    """Measure images a second of all contestants in alternating rounds.
 
-    None is a warm-up: each contestant was started before, to see whether it takes part, and lets
-    some batches pass in each round before the clock starts.
+    There are no warm-up rounds: each contestant was started before, to check that it takes part,
+    and delivers some batches in each round before the clock starts.
     """
     passes = _passes(work, results)
     contestants = [
@@ -68,7 +68,7 @@ def measure_throughput(work: Pass, results: GpuResults) -> None:
 
 
 def measure_cpu_shares(work: Pass, results: GpuResults) -> None:
-    """What the loader reaches where the workers' cores decode a share of the images."""
+    """Measure the loader's rate when the workers' cores decode a share of the images."""
     for backend in results.backends:
         found = {}
         for share in _CPU_SHARES:
@@ -82,7 +82,7 @@ def _started(work: Pass, backend: str, cpu_share: float) -> Iterator[Any]:
 
 
 def images_a_second(start: Start, batch_size: int, timed: int) -> float:
-    """In the middle of a pass, with a device that is done at both ends of the clock."""
+    """Return the rate in the middle of a pass; the device is idle at both ends of the clock."""
     batches = start()
     for _ in range(WARM_UP_BATCHES):
         next(batches)
@@ -98,7 +98,7 @@ def images_a_second(start: Start, batch_size: int, timed: int) -> float:
 
 
 def _passes(work: Pass, results: GpuResults) -> dict[str, tuple[str, Start, int]]:
-    """Label, start and timed batches of each loader."""
+    """Return label, start and number of timed batches of each loader."""
     auto = results.backends[0] if results.backends else "auto"
     passes: dict[str, tuple[str, Start, int]] = {
         names.ours(backend): (
@@ -158,7 +158,7 @@ def _passes(work: Pass, results: GpuResults) -> dict[str, tuple[str, Start, int]
 
 
 def _takes_part(name: str, start: Start, work: Pass, results: GpuResults) -> bool:
-    """Whether it makes what is asked for; if not, it is named among what is missing."""
+    """Whether a contestant makes the requested batches; if not, it is listed as missing."""
     try:
         batches = start()
         images, targets = next(batches)

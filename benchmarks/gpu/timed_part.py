@@ -1,4 +1,4 @@
-"""A part of a check: a program with a budget of time, whose output goes to a file."""
+"""A part of a check: a program with a time budget, whose output goes to a file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 GRACE_SECONDS = 8.0
-"""Between asking a program to end and ending it with all that it has started."""
+"""Seconds between a request to end and the kill of a program and its children."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What is run."""
+    """A program to run."""
 
     name: str
     command: Sequence[str]
@@ -27,31 +27,31 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How it went."""
+    """Result of a program."""
 
     code: int
-    """The program's exit code; minus the signal's number where one ended it."""
+    """Exit code of the program; minus the signal's number if a signal ended it."""
     seconds: float
     timed_out: bool
 
     @property
     def is_good(self) -> bool:
-        """Whether the program says that all went well."""
+        """Whether the program reports success."""
         return self.code == 0 and not self.timed_out
 
 
 def run_part(part: Part, log: Path, variables: Mapping[str, str], folder: Path) -> Outcome:
-    """Run it to its end, or to the end of its budget.
+    """Run a part to its end, or to the end of its budget.
 
     Args:
-        part: what to run.
-        log: gets all it prints.
-        variables: beside those of this process.
-        folder: where it runs.
+        part: the program.
+        log: file for all its output.
+        variables: environment variables in addition to this process's.
+        folder: working directory.
     """
     started = time.monotonic()
     timed_out = False
-    alive, inherited = os.pipe()  # readable at its end: when all that hold the other have ended
+    alive, inherited = os.pipe()  # readable once all holders of the other end have ended
     try:
         with log.open("w", encoding="utf-8") as file:
             process = subprocess.Popen(
@@ -80,7 +80,7 @@ def run_part(part: Part, log: Path, variables: Mapping[str, str], folder: Path) 
 
 
 def _end(process: subprocess.Popen[bytes], alive: int) -> None:
-    """The whole session: worker processes would keep the GPU's memory."""
+    """End the whole session, because worker processes would keep the GPU's memory."""
     for kind in (signal.SIGINT, signal.SIGKILL):
         try:
             os.killpg(process.pid, kind)

@@ -1,4 +1,4 @@
-"""How much of a ResNet-50's training step is spent waiting for data."""
+"""Share of a ResNet-50's training step spent waiting for data."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _CLASSES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """What some steps spent, in seconds a step."""
+    """Times of some steps, in seconds a step."""
 
     step: float
-    """All in all, by the host's clock, from a device that is done to a device that is done."""
+    """Total time by the host's clock, between two moments at which the device is idle."""
     host: float
-    """In ``next()``."""
+    """Time in ``next()``."""
     stream: float
-    """Of the training stream with nothing to do, between the end of a step and the batch."""
+    """Idle time of the training stream between the end of a step and the batch."""
 
 
 class Training:
-    """A ResNet-50 in bfloat16 and channels_last with SGD, as many train it.
+    """A ResNet-50 in bfloat16 and channels_last with SGD, a common training setup.
 
-    The host is never made to wait for the device within the steps, so that it is as far ahead as
-    a training loop is that does not print its loss.
+    The host never waits for the device within the steps, so it is as far ahead as in a training
+    loop that does not print its loss.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Training:
         self._optimizer.step()
 
     def measure(self, batches: Iterator[Any], *, warm_up: int, timed: int) -> Waiting:
-        """Train on batches, after some that do not count."""
+        """Train on batches, after some uncounted ones."""
         for _ in range(warm_up):
             self.step(*next(batches))
         torch.cuda.synchronize()
@@ -76,7 +76,7 @@ class Training:
 
 
 def the_same_batch(batch_size: int) -> Iterator[Any]:
-    """A loader that costs nothing: one batch of noise, over and over."""
+    """Yield one batch of noise repeatedly, as a loader that costs nothing."""
     images = torch.randn(batch_size, 3, SIZE, SIZE, device=DEVICE).to(DTYPE)
     targets = torch.randint(_CLASSES, (batch_size,), device=DEVICE)
     while True:

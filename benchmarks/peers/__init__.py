@@ -1,1 +1,1 @@
-"""Loaders of other projects beside this one: an adapter a file, each as its documents recommend."""
+"""Loaders of other projects and this one: one adapter for each, as its documents recommend."""

@@ -1,4 +1,4 @@
-"""What the benchmark of peers asks of a loader, whoever wrote it."""
+"""Interface between the benchmark of peers and each loader."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ SEED = 42
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a pass is asked to deliver: samples 0 to ``num_samples`` - 1, shuffled, in batches."""
+    """Task of a pass: deliver samples 0 to ``num_samples`` - 1, shuffled, in batches."""
 
     num_samples: int
     batch_size: int
     num_workers: int
-    """Processes, or threads."""
+    """Number of processes or threads."""
     folder: Path
-    """Where a loader with a format of its own keeps these samples."""
+    """Folder of these samples, for a loader with its own format."""
     photographs: tuple[str, ...] = ()
     """JPEG files; sample number i is ``photographs[i % len(photographs)]``."""
 
     @property
     def files(self) -> list[str]:
-        """The file of every sample."""
+        """File of every sample."""
         times = -(-self.num_samples // len(self.photographs))
         return list(self.photographs * times)[: self.num_samples]
 
     @property
     def numbers(self) -> list[int]:
-        """The label of every sample: its own number, by which it is known again."""
+        """Label of every sample: its own number, which identifies it."""
         return list(range(self.num_samples))
 
 
@@ -43,10 +43,10 @@ class Delivery:
     """A pass that has begun."""
 
     batches: Iterator[Any]
-    """Of photographs: the pair of float32 [batch_size, 3, 224, 224] and int64 [batch_size], the
-    numbers of the samples. Of numbers: int64 [batch_size]."""
+    """Photographs: pairs of float32 [batch_size, 3, 224, 224] and int64 [batch_size], the numbers
+    of the samples. Numbers: int64 [batch_size]."""
     state: Callable[[], bytes]
-    """The state behind the last batch that was taken, as it would be written to a file."""
+    """Returns the state after the last batch taken, as it would be written to a file."""
 
 
 class Peer(ABC):
@@ -60,23 +60,23 @@ class Peer(ABC):
 
     @abstractmethod
     def photographs(self, work: Work, state: bytes | None) -> Delivery:
-        """Begin a pass over the photographs, or go on with one."""
+        """Begin or resume a pass over the photographs."""
 
     @abstractmethod
     def numbers(self, work: Work, state: bytes | None) -> Delivery:
-        """Begin a pass over samples that are their numbers alone, or go on with one."""
+        """Begin or resume a pass over samples that are only numbers."""
 
     @abstractmethod
     def moved(self, state: bytes, work: Work, batches: int) -> bytes:
-        """A state of numbers as it would be so many batches later, without reading them.
+        """Return a state of numbers advanced by ``batches``, without reading them.
 
-        ``batches`` is a multiple of the number of workers, and so is the place of ``state``. Only
-        asked of those whose entry says ``can_be_moved``.
+        ``batches`` and the place of ``state`` are multiples of the number of workers. Called only
+        if the entry has ``can_be_moved``.
         """
 
 
 def to_bytes(state: Any) -> bytes:
-    """As JSON where that brings it back, otherwise pickled.
+    """Serialize a state as JSON if that is lossless, otherwise with pickle.
 
     >>> to_bytes({"epoch": 0})
     b'{"epoch": 0}'
@@ -91,7 +91,7 @@ def to_bytes(state: Any) -> bytes:
 
 
 def from_bytes(data: bytes) -> Any:
-    """What :func:`to_bytes` was given.
+    """Read back :func:`to_bytes`.
 
     >>> from_bytes(to_bytes({"epoch": 0})), from_bytes(to_bytes({0: b"bytes"}))
     ({'epoch': 0}, {0: b'bytes'})
@@ -100,14 +100,14 @@ def from_bytes(data: bytes) -> Any:
 
 
 def loaded(loader: Any, state: bytes | None) -> Delivery:
-    """A pass of a loader that has ``state_dict`` and ``load_state_dict``."""
+    """Begin a pass of a loader with ``state_dict`` and ``load_state_dict``."""
     if state is not None:
         loader.load_state_dict(from_bytes(state))
     return Delivery(iter(loader), lambda: to_bytes(loader.state_dict()))
 
 
 def replayed(batches: Iterator[Any], state: bytes | None) -> Delivery:
-    """A pass of a loader without a state: the batches that were seen are read once more.
+    """Begin a pass of a loader without a state: the seen batches are read again.
 
     >>> delivery = replayed(iter("abcde"), None)
     >>> next(delivery.batches), next(delivery.batches), delivery.state()
@@ -130,7 +130,7 @@ def replayed(batches: Iterator[Any], state: bytes | None) -> Delivery:
 
 
 def state_of_seen(batches: int) -> bytes:
-    """What :func:`replayed` goes on from, once so many batches were seen."""
+    """Return the state from which :func:`replayed` resumes after ``batches`` batches."""
     return str(batches).encode()
 
 

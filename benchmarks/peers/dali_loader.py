@@ -14,7 +14,7 @@ from benchmarks.photograph_loaders import dali_batches, dali_iterator, dali_pipe
 
 
 class Dali(Peer):
-    """The pipeline of its ImageNet example; numbers come from its parallel external source."""
+    """The pipeline of DALI's ImageNet example; numbers come from its parallel external source."""
 
     def photographs(self, work: Work, state: bytes | None) -> Delivery:
         pipeline = dali_pipeline(
@@ -64,10 +64,10 @@ class Dali(Peer):
         return Delivery(batches(), lambda: bytes(iterator.checkpoints()[0]))
 
     def moved(self, state: bytes, work: Work, batches: int) -> bytes:
-        """DALI's checkpoint is a protobuf message that ends with two texts of JSON.
+        """Advance DALI's checkpoint, a protobuf message that ends with two JSON texts.
 
         They hold the pipeline's and the iterator's counters, in fields 1 and 2 of the message's
-        field 2; all lengths are below 128, and so are single bytes.
+        field 2. All lengths are below 128, so each is a single byte.
         """
         head, _, texts = state.partition(b'{"iter"')
         pipeline = json.loads(b'{"iter"' + texts[: texts.index(b"}") + 1])
@@ -85,7 +85,7 @@ class Dali(Peer):
 
 
 class _Shuffled:
-    """As in DALI's example of shuffling: the callable draws the order of the epoch."""
+    """Draws the order of each epoch in the callable, as in DALI's shuffling example."""
 
     def __init__(self, n: int, batch_size: int) -> None:
         self._n = n

@@ -15,7 +15,7 @@ from benchmarks.peers.adapter import SEED, Delivery, Peer, Work, loaded
 from benchmarks.peers.torch_loader import pillow_transform
 
 _NUM_FILES = 80
-"""At the least: a shuffle reads ten at a time, and so counts them as a tenth for the workers."""
+"""Minimum number of files: a shuffle reads ten at a time, so workers see only a tenth of them."""
 _NUMBERS_A_FILE = 80_000
 
 
@@ -31,7 +31,7 @@ class HuggingFace(Peer):
             shard.to_parquet(str(work.folder / f"{number:05d}.parquet"))
 
     def build_numbers(self, work: Work) -> None:
-        """One file is written and the others are links to it, as only the count is of use."""
+        """Write one file and link the others to it, because only the count matters."""
         size = min(_NUMBERS_A_FILE, work.num_samples // _NUM_FILES)
         first = work.folder / "00000.parquet"
         pq.write_table(pa.table({"number": range(size)}), first)

@@ -1,4 +1,4 @@
-"""Whether a resumed pass delivers what an uninterrupted one did: compared, sample by sample."""
+"""Comparison of a resumed pass with an uninterrupted one, sample by sample."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 Batches = Sequence[dict[str, Any]]
-"""What :mod:`benchmarks.peers.process` reports of each: ``numbers``, and ``pixels``."""
+"""Reports of :mod:`benchmarks.peers.process` for each batch: ``numbers`` and ``pixels``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exactness:
-    """How much of the rest of a pass came again."""
+    """Agreement of a resumed pass with the rest of an uninterrupted one."""
 
     batches: int
-    """Of the uninterrupted pass, behind the state."""
+    """Number of batches of the uninterrupted pass after the state."""
     same_samples: int
-    """Batches of the resumed pass that held the same samples in the same order."""
+    """Number of batches of the resumed pass with the same samples in the same order."""
     same_pixels: int
-    """Batches of the resumed pass with the same samples and the same pixels."""
+    """Number of batches of the resumed pass with the same samples and the same pixels."""
     lost: int
-    """Samples of the rest that the resumed pass did not deliver."""
+    """Number of samples that the resumed pass did not deliver."""
     repeated: int
-    """Samples that the resumed pass delivered though they were seen, or delivered twice."""
+    """Number of samples that the resumed pass delivered twice, or after they were seen."""
 
     @property
     def are_samples_exact(self) -> bool:
-        """Every batch had its samples, and there was none too many."""
+        """Whether every batch had its samples, and none too many."""
         return self.same_samples == self.batches and not (self.lost or self.repeated)
 
     @property
     def are_pixels_exact(self) -> bool:
-        """The pixels too."""
+        """Whether the pixels agree, too."""
         return self.are_samples_exact and self.same_pixels == self.batches
 
     def to_dict(self) -> dict[str, Any]:
-        """For the JSON file."""
+        """Return the values for the JSON file."""
         return {
             **asdict(self),
             "samples_exact": self.are_samples_exact,
@@ -45,7 +45,7 @@ class Exactness:
 
 
 def compare(rest: Batches, resumed: Batches) -> Exactness:
-    """Compare what an uninterrupted pass delivered behind the state with a resumed one.
+    """Compare an uninterrupted pass after the state with a resumed pass.
 
     >>> left = [{"numbers": [3, 1], "pixels": "a"}, {"numbers": [0, 2], "pixels": "b"}]
     >>> compare(left, left).are_pixels_exact

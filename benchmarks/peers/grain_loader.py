@@ -1,4 +1,4 @@
-"""Google's Grain, by its DataLoader."""
+"""Google's Grain, with its DataLoader."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class _Numbers:
 
 
 class _Files:
-    """A path and the number of its sample."""
+    """Paths, each with the number of its sample."""
 
     def __init__(self, files: list[str]) -> None:
         self._files = files
@@ -88,7 +88,7 @@ class _Files:
 
 
 class _CropAndFlip(grain.transforms.RandomMap):
-    """Decode and augment; a worker process of its own has no need of torch's threads."""
+    """Decodes and augments, without torch's threads, because it runs in worker processes."""
 
     def random_map(
         self, element: tuple[str, int], rng: np.random.Generator
@@ -104,7 +104,7 @@ class _CropAndFlip(grain.transforms.RandomMap):
 
 
 def _crop(height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
-    """Top, left, height and width: an eighth to all of the area, aspects of 3:4 to 4:3."""
+    """Return top, left, height and width: 1/8 to all of the area, aspects of 3:4 to 4:3."""
     for _ in range(10):
         area = height * width * rng.uniform(0.08, 1.0)
         aspect = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))

@@ -29,7 +29,7 @@ class LitData(Peer):
         )
 
     def build_numbers(self, work: Work) -> None:
-        """One chunk is written and the others are links to it, as only the index is of use."""
+        """Write one chunk and link the others to it, because only the index matters."""
         size = min(_NUMBERS_A_CHUNK, work.num_samples)
         litdata.optimize(
             fn=int,

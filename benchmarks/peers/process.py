@@ -1,6 +1,6 @@
 """One pass of one loader, in a Python process that does nothing else.
 
-``python -m benchmarks.peers.process ORDER``, where the order is a :class:`Order` as JSON.
+``python -m benchmarks.peers.process ORDER``, where ORDER is an :class:`Order` as JSON.
 """
 
 from __future__ import annotations
@@ -23,46 +23,46 @@ PHOTOGRAPHS, NUMBERS = "photographs", "numbers"
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What the process is asked to do."""
+    """Task of the process."""
 
     peer: str
     kind: str
     """Photographs or numbers."""
     work: dict[str, Any]
-    """The fields of :class:`benchmarks.peers.adapter.Work`."""
+    """Fields of :class:`benchmarks.peers.adapter.Work`."""
     report: str
-    """The JSON file to write; beside it ``.ready``, once the loader's modules are imported, and
-    ``.timed``, once the timed batches are there."""
+    """JSON file to write. ``.ready`` next to it is written once the loader's modules are imported,
+    ``.timed`` once the timed batches were delivered."""
     build: bool = False
-    """Write the samples in the loader's own format, and nothing else."""
+    """Only write the samples in the loader's own format."""
     resume: str | None = None
-    """File of a state to go on from."""
+    """File of a state to resume from."""
     save: str | None = None
-    """File to write the state to, after ``save_after`` batches."""
+    """File for the state after ``save_after`` batches."""
     save_after: int = 0
     move: int = 0
-    """Batches by which the state is moved on before it is written."""
+    """Number of batches by which the state is advanced before it is written."""
     batches: int | None = None
-    """Stop after so many; None reads to the end."""
+    """Number of batches after which to stop; None reads to the end."""
     digests: bool = False
-    """Report what every batch held."""
+    """Report the content of every batch."""
     timed: tuple[int, int] | None = None
-    """Batches before the clock runs, and batches while it does."""
+    """Numbers of batches before the clock runs, and while it runs."""
 
     def to_json(self) -> str:
-        """As the command line has it."""
+        """Return the order as JSON for the command line."""
         return json.dumps(dataclasses.asdict(self))
 
 
 def main() -> None:
-    """Do what the order says, and report."""
+    """Execute the order and report."""
     order = Order(**json.loads(sys.argv[1]))
     report = carry_out(order)
     Path(order.report).write_text(json.dumps(report), encoding="utf-8")
 
 
 def carry_out(order: Order) -> dict[str, Any]:
-    """The pass, and what is to be said of it."""
+    """Run the pass and return its report."""
     from benchmarks.harness import quieten_peers
     from benchmarks.peers.adapter import Work
 
@@ -115,7 +115,7 @@ def _carry_out(order: Order, work: Any) -> dict[str, Any]:
 
 
 def _held(batch: Any, kind: str) -> dict[str, Any]:
-    """The numbers of the samples, and a digest of the pixels."""
+    """Return the numbers of the samples, and a digest of the pixels."""
     import torch
 
     if kind == NUMBERS:

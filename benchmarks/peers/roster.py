@@ -1,4 +1,4 @@
-"""Which loaders are compared, and what is to be known of each before it is imported."""
+"""Loaders to compare, with the facts needed before they are imported."""
 
 from __future__ import annotations
 
@@ -16,36 +16,37 @@ class Entry:
     """A loader as its own documents recommend it."""
 
     name: str
-    """Its key in the JSON."""
+    """Key in the JSON."""
     label: str
-    """What a reader of the table sees."""
+    """Name in the table."""
     module: str
-    """What has to be installed."""
+    """Module that has to be installed."""
     adapter: str
     """Module and class."""
     method: str
-    """What is done, in a few words."""
+    """Short description of the method."""
     guide: str
-    """The documents that recommend it."""
+    """Documents that recommend the method."""
     note: str | None = None
-    """What explains its figures, a whole sentence."""
+    """Explanation of its figures, a whole sentence."""
     has_state: bool = True
-    """Without one, a pass is resumed by beginning it again and throwing away what was seen."""
+    """Whether it has a state. Otherwise a resume begins the pass again and skips the seen
+    batches."""
     has_format: bool = False
-    """Whether it reads a format of its own, which has to be written first."""
+    """Whether it reads its own format, which has to be written first."""
     can_be_moved: bool = True
-    """Whether a state can be moved on without reading; otherwise an epoch is walked through."""
+    """Whether a state can be advanced without reading; otherwise the epoch is walked through."""
 
     @property
     def is_installed(self) -> bool:
-        """Whether it can be tried here."""
+        """Whether the loader can run here."""
         try:
             return importlib.util.find_spec(self.module) is not None
         except ModuleNotFoundError:
             return False
 
     def load(self) -> Peer:
-        """The adapter."""
+        """Return the adapter."""
         module, _, name = self.adapter.partition(":")
         peer: Peer = getattr(importlib.import_module(module), name)()
         return peer
@@ -158,5 +159,5 @@ ENTRIES = (
 
 
 def entry_of(name: str) -> Entry:
-    """The loader of that name."""
+    """Return the loader of this name."""
     return next(entry for entry in ENTRIES if entry.name == name)

@@ -1,4 +1,4 @@
-"""Passes of loaders, each in a fresh Python process, watched from here."""
+"""Passes of loaders, each in a new Python process, watched from here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.peers.process import Order
 from benchmarks.peers.tree import memory_bytes, processes
 
 LONGEST_SECONDS = 600.0
-"""Of anything but what has a limit of its own."""
+"""Limit for anything without its own limit."""
 _STEP_SECONDS = 0.05
 
 
@@ -28,27 +28,27 @@ class PassFailed(Exception):
 
 
 class PassTooLong(Exception):
-    """The loader's process was ended as it took longer than it may."""
+    """The loader's process was ended because it exceeded its limit."""
 
 
 def carry_out(
     order: Order, *, limit: float | None = None, watch_memory: bool = False
 ) -> dict[str, Any]:
-    """What the process reports.
+    """Run a pass and return the report of its process.
 
     Args:
         order: without ``report``, which is chosen here.
-        limit: seconds from when the loader's modules are imported; the rest has
+        limit: seconds from the import of the loader's modules; the rest has
             :data:`LONGEST_SECONDS`.
-        watch_memory: add ``peak_bytes``, the largest sum over all its processes that was seen; it
-            is looked for behind the part that is timed, if there is one, as looking takes time.
+        watch_memory: add ``peak_bytes``, the largest observed sum over all its processes. It is
+            sampled after the timed part, if there is one, because sampling takes time.
 
     Returns:
         The report, and ``process_started_at``, on the clock of ``time.monotonic``.
 
     Raises:
-        PassFailed: it ended with an error; the message is the last line it wrote.
-        PassTooLong: it was ended at its limit.
+        PassFailed: the process ended with an error; the message is its last line of output.
+        PassTooLong: the process was ended at its limit.
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
@@ -103,7 +103,7 @@ def _wait(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of the session, which nobody else takes part in."""
+    """End the remaining processes of the session, which is the loader's own."""
     for number in processes(process.pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(number, signal.SIGKILL)
@@ -111,7 +111,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _last_line(text: str) -> str:
-    """What a traceback ends with, without the folders of the files that it names.
+    """Return the last line of a traceback, without the folders in file names.
 
     >>> _last_line("Traceback:\\nOSError: no /somewhere/on/this/disk.bin")
     'OSError: no disk.bin'

@@ -1,7 +1,7 @@
 """SPDL: a pipeline of threads.
 
-Its own decoder needs the shared libraries of FFmpeg, which pip does not bring. The pipeline runs
-any function that lets go of the GIL, and torchvision's decoder is one.
+Its own decoder needs the shared libraries of FFmpeg, which pip does not install. The pipeline runs
+any function that releases the GIL, such as torchvision's decoder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.peers.torch_loader import tensor_photographs
 
 
 class Spdl(Replaying):
-    """A map-style dataset's items, loaded by the threads of a pipeline."""
+    """Items of a map-style dataset, loaded by the threads of a pipeline."""
 
     def photographs(self, work: Work, state: bytes | None) -> Delivery:
         dataset = tensor_photographs(work)
@@ -30,7 +30,7 @@ class Spdl(Replaying):
 
 
 def _batches(load: Any, collate: Any, work: Work) -> Iterator[Any]:
-    """A stage that loads with as many threads as there are workers, and one that collates."""
+    """Load in a stage with one thread for each worker, and collate in another stage."""
     torch.set_num_threads(1)
     random.seed(SEED)
     torch.manual_seed(SEED)

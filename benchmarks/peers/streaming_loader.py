@@ -27,7 +27,7 @@ class Streaming(Peer):
                 writer.write({"image": Image.open(file), "number": number})
 
     def build_numbers(self, work: Work) -> None:
-        """One shard is written and the others are links to it, as only the index is of use."""
+        """Write one shard and link the others to it, because only the index matters."""
         size = min(_NUMBERS_A_SHARD, work.num_samples)
         with MDSWriter(out=str(work.folder), columns={"number": "int"}, size_limit=None) as writer:
             for number in range(size):

@@ -1,4 +1,4 @@
-"""torch's DataLoader, with the two ways to decode that most code has."""
+"""torch's DataLoader with the two most common ways to decode."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from benchmarks.photograph_loaders import (
 
 
 def pillow_transform() -> v2.Compose:
-    """From a Pillow image."""
+    """Return the transform of a Pillow image."""
     return v2.Compose([*crop_and_flip(), v2.ToImage(), *to_float()])
 
 
 def tensor_transform() -> v2.Compose:
-    """From uint8 [3, H, W]."""
+    """Return the transform of a uint8 tensor [3, H, W]."""
     return v2.Compose([*crop_and_flip(), *to_float()])
 
 
 def pillow_photographs(work: Work) -> Photographs:
-    """Pillow decodes and crops."""
+    """Return a dataset that Pillow decodes and crops."""
     return Photographs(work.files, work.numbers, read_with_pillow, pillow_transform())
 
 
 def tensor_photographs(work: Work) -> Photographs:
-    """torchvision decodes and crops."""
+    """Return a dataset that torchvision decodes and crops."""
     return Photographs(work.files, work.numbers, read_with_torchvision, tensor_transform())
 
 
 class TorchPillow(Replaying):
-    """Pillow decodes, as ``ImageFolder`` does."""
+    """Decodes with Pillow, like ``ImageFolder``."""
 
     def photographs(self, work: Work, state: bytes | None) -> Delivery:
         return replayed(_batches(pillow_photographs(work), work), state)
@@ -51,7 +51,7 @@ class TorchPillow(Replaying):
 
 
 class TorchTensors(TorchPillow):
-    """torchvision decodes."""
+    """Decodes with torchvision."""
 
     def photographs(self, work: Work, state: bytes | None) -> Delivery:
         return replayed(_batches(tensor_photographs(work), work), state)

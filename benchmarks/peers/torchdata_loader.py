@@ -14,7 +14,7 @@ from benchmarks.peers.torch_loader import tensor_photographs
 
 
 class Torchdata(Peer):
-    """A map-style dataset; torchvision decodes."""
+    """A map-style dataset, decoded by torchvision."""
 
     def photographs(self, work: Work, state: bytes | None) -> Delivery:
         return loaded(_loader(tensor_photographs(work), work), state)
@@ -34,7 +34,7 @@ def _loader(dataset: Dataset[Any], work: Work) -> Any:
 
 
 def move_counters(state: dict[str, Any], batches: int, work: Work) -> None:
-    """Raise what StatefulDataLoader counts in batches and in samples."""
+    """Increase StatefulDataLoader's counts of batches and samples."""
     snapshot = state["_snapshot"]
     main = snapshot["_main_snapshot"]
     snapshot["_snapshot_step"] += batches

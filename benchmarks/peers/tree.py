@@ -1,4 +1,4 @@
-"""What the processes of a session take, from what Linux counts."""
+"""CPU time and memory of a session's processes, as counted by Linux."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NEVER_GIVEN_BACK = ("Pss_Anon:", "Pss_Shmem:")
 
 
 def processes(leader: int) -> list[int]:
-    """The processes of a session, which are the leader and what it and they started."""
+    """Return the processes of a session: the leader and its descendants."""
     found = []
     for folder in Path("/proc").iterdir():
         fields = _fields(folder.name) if folder.name.isdigit() else []
@@ -20,7 +20,7 @@ def processes(leader: int) -> list[int]:
 
 
 def cpu_seconds(leader: int) -> float:
-    """User and system time of all of them, and of those that ended and were waited for."""
+    """Return user and system time of these processes, and of ended ones that were waited for."""
     return (
         sum(int(value) for process in processes(leader) for value in _fields(str(process))[11:15])
         / _TICKS
@@ -28,9 +28,9 @@ def cpu_seconds(leader: int) -> float:
 
 
 def memory_bytes(leader: int) -> int:
-    """Memory of all of them that is no file's, each page that is shared counted once.
+    """Return the memory of these processes outside files, with each shared page counted once.
 
-    Pages of files, libraries and maps, are left out: the system gives them back when it has to.
+    Pages of files, libraries and maps are left out, because the system can reclaim them.
     """
     kibibytes = 0
     for process in processes(leader):
@@ -45,7 +45,7 @@ def memory_bytes(leader: int) -> int:
 
 
 def _fields(process: str) -> list[str]:
-    """What /proc/PID/stat says behind the name; nothing if the process has ended."""
+    """Return the fields of /proc/PID/stat after the name; empty if the process has ended."""
     try:
         text = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""webdataset, as its README has it: tar shards, a shuffle buffer, batches made in the workers."""
+"""webdataset, as in its README: tar shards, a shuffle buffer, batches made in the workers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _batches(dataset: Any, work: Work) -> Iterator[Any]:
 
 
 class _Shards:
-    """As many ranges of numbers as there are workers."""
+    """One range of numbers for each worker."""
 
     def __init__(self, n: int, count: int) -> None:
         self._bounds = [n * i // count for i in range(count + 1)]

@@ -85,7 +85,7 @@ def attempt(
         last_words = "\n".join(errors.read_text().splitlines()[-15:])
         raise LoaderError(
             f"the training process of {job.loader} on {job.num_workers} workers failed, "
-            f"{returncode = }, {len(events)} events told. Its last words:\n{last_words}"
+            f"{returncode = }, {len(events)} events reported. Its last words:\n{last_words}"
         )
     return Attempt(
         num_workers=job.num_workers,

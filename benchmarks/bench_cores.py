@@ -77,7 +77,7 @@ class SleepingDecode(T.Recipe):
 
 
 class SleepingCrop(T.Recipe):
-    """Takes the time of a random crop, resized and normalized; the batch stays unwritten."""
+    """Takes the time of a random crop, resized and normalised; the batch stays unwritten."""
 
     num_draws = 4
 

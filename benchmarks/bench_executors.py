@@ -2,7 +2,7 @@
 
 Worker threads process image by image. Batch by batch is the code of the device stage, which a CPU
 without Triton runs as plain torch operations. Both make the same from the same files: a random
-crop resized to 224x224, flipped with probability 1/2, normalized to float32.
+crop resized to 224x224, flipped with probability 1/2, normalised to float32.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from stateful_gpu_loader.transforms import Compose
 
 NUM_THREADS = 2
 LEVEL = 1 / (255 * min(STD))
-"""One level of 255 after normalization."""
+"""One level of 255 after normalisation."""
 
 DECODING, IMAGES, BATCHES = "decoding", "images", "batches"
 LABELS = {

@@ -1,7 +1,7 @@
 """The device stage on a GPU: images a second compared with the ceiling and peers, and its phases.
 
 Every contestant makes the same batches from the same files: a random crop resized to 224x224,
-flipped with probability 1/2, normalized to bfloat16 on the GPU, and shuffled. Batches have 256
+flipped with probability 1/2, normalised to bfloat16 on the GPU, and shuffled. Batches have 256
 images, and there are sixteen workers, either processes or threads. Contestants that are not
 installed, or fail when they are tried, are listed. The JSON is written after each part, so that an
 interrupted run keeps its results. ``bench_gpu_sweep`` measures the settings of the decoders.

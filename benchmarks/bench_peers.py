@@ -2,7 +2,7 @@
 
 Each loader is used as its own documents recommend (:mod:`benchmarks.peers.roster`), on the same
 photographs, in its own format if it needs one. All make the same: a random crop resized to
-224x224, flipped with probability 1/2, normalized to float32. Every pass has its own Python process.
+224x224, flipped with probability 1/2, normalised to float32. Every pass has its own Python process.
 Whether a resumed pass delivers the rest of an uninterrupted one is measured, not taken from
 documents. A loader that cannot run is listed with the reason.
 """

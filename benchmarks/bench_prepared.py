@@ -1,7 +1,7 @@
 """Images a second of prepared images: in the filling epoch, and in later epochs.
 
 Every contestant makes the same batches from the same files: the image resized to 256 pixels, a
-random crop resized to 224x224, flipped with probability 1/2, normalized to float32, and shuffled.
+random crop resized to 224x224, flipped with probability 1/2, normalised to float32, and shuffled.
 Batches have 64 images, and there are two workers. The clock runs in the middle of a pass, as in the
 throughput benchmark. CPU time and bytes read are those of whole passes, including workers. All
 files lie in the system's cache.

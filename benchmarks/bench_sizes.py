@@ -1,7 +1,7 @@
 """Images a second by the size of the photographs, from thumbnails to 12 megapixels; peak memory.
 
 Every contestant makes the same batches from the same files: a random crop resized to 224x224,
-flipped with probability 1/2, normalized to float32, shuffled, with two workers. ``draft`` and
+flipped with probability 1/2, normalised to float32, shuffled, with two workers. ``draft`` and
 ``scaled_decoding`` let libjpeg decode at a half, a quarter or an eighth of the size, which changes
 the pixels slightly. The other contestants decode at full size; DALI and ``nvimgcodec`` decode only
 the crop.

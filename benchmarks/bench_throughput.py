@@ -1,7 +1,7 @@
-"""Images a second, from JPEG files to normalized batches, compared with peers and the ceiling.
+"""Images a second, from JPEG files to normalised batches, compared with peers and the ceiling.
 
 Every contestant makes the same batches from the same files: a random crop resized to 224x224,
-flipped with probability 1/2, normalized to float32, shuffled, in batches of 64, with two workers,
+flipped with probability 1/2, normalised to float32, shuffled, in batches of 64, with two workers,
 either processes or threads. The clock runs in the middle of one long pass: the start of workers
 and the first batches do not count, and the workers are busy until the end.
 """

@@ -2,7 +2,7 @@
 
 Each function starts one pass over the files and returns its batches: bfloat16
 [batch_size, 3, 224, 224], a random crop of each image, resized, flipped with probability 1/2 and
-normalized; and int64 [batch_size], the classes.
+normalised; and int64 [batch_size], the classes.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def equal_images(pair: Pair) -> str:
 
 
 def _colours(images: torch.Tensor) -> torch.Tensor:
-    """Undo the normalization: float [n, height, width, 3] from 0 to 1."""
+    """Undo the normalisation: float [n, height, width, 3] from 0 to 1."""
     mean, std = torch.tensor(MEAN), torch.tensor(STD)
     return (images.permute(0, 2, 3, 1) * std + mean).clamp(0, 1)
 

@@ -199,7 +199,7 @@ class DALILoader(TextState):
         loaders.
 
         Raises:
-            LoaderError: the workers would be forked, and CUDA was initialized in this process.
+            LoaderError: the workers would be forked, and CUDA was initialised in this process.
         """
         if self._stream is not None or self._started is not None:
             return

@@ -22,7 +22,7 @@ VERSION = 1
 _MIN_ROUNDS = 8
 _CLOSENESS = 1 << 24
 _HALF = np.uint64(32)
-# The multipliers of splitmix64's finalizer, Stafford's variant 13 of MurmurHash3's.
+# The multipliers of splitmix64's finaliser, Stafford's variant 13 of MurmurHash3's.
 _FIRST_MULTIPLIER = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND_MULTIPLIER = np.uint64(0x94D049BB133111EB)
 
@@ -32,7 +32,7 @@ _Words = npt.NDArray[np.uint64]
 class Permutation:
     """A permutation of range(n), keyed by (seed, epoch), in constant memory and constant time.
 
-    A generalized Feistel network (Black and Rogaway, "Ciphers with arbitrary finite domains",
+    A generalised Feistel network (Black and Rogaway, "Ciphers with arbitrary finite domains",
     CT-RSA 2002). A value below ``rows * columns >= n`` is a row and a column, and each in turn is
     shifted by a keyed hash of the other. The few results of n or more go through the network again
     ("cycle walking") until they are below n, so the map stays a bijection.

@@ -70,7 +70,7 @@ def lane_text(epoch: int, cursor: LaneCursor) -> str:
     """Return a lane's entry in a loader's state.
 
     Each entry holds the epoch. Ranks end an epoch one after the other, so a checkpoint that mixes
-    their states must be recognized.
+    their states must be recognised.
 
     >>> lane_text(3, LaneCursor(turns=2, count=512))
     '3/2:512:0:0:0'

@@ -1,6 +1,6 @@
 """Tables of pandas, pyarrow and polars as lists and arrays, equal across package versions.
 
-None of these packages is imported: a table is recognized by the modules of its classes.
+None of these packages is imported: a table is recognised by the modules of its classes.
 """
 
 from __future__ import annotations

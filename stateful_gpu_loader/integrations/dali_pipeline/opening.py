@@ -55,7 +55,7 @@ def start_py_workers(pipeline: Any) -> None:
     """Start the worker processes of a pipeline's parallel external sources.
 
     Raises:
-        LoaderError: the workers would be forked, and CUDA was initialized in this process.
+        LoaderError: the workers would be forked, and CUDA was initialised in this process.
     """
     if _forks(pipeline) and torch.cuda.is_initialized():  # DALI checks this after forking, or never
         raise LoaderError(

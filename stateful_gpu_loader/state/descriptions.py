@@ -1,13 +1,13 @@
 """Descriptions of datasets and callables: texts that are the same in every process.
 
-A description goes into a loader's fingerprint. It never uses ``repr`` of an object, pickle or
-bytecode, which change while the thing stays the same, and stay the same while it changes. What a
-text cannot tell is noted beside it, in words.
+A description goes into a loader's fingerprint. It never uses an object's ``repr``, pickle or
+bytecode, which may change while the thing stays the same, or stay the same while it changes. Facts
+that a text cannot express are noted beside it in words.
 
-A text shows a bounded sample of a long list or a large array: the first entry, the last, and
-others evenly spread between them. It says nothing about a table, a deque or an array of objects.
-Beside such a text stands the digest of :mod:`~stateful_gpu_loader.state.contents`, which tells
-everything. Older states have no digest, and so the texts stay as they are.
+A text shows a bounded sample of a long list or large array: the first and last entries, and others
+evenly spread between them. It shows nothing of a table, a deque or an array of objects. Such a text
+comes with a digest of all the data, from :mod:`~stateful_gpu_loader.state.contents`. Older states
+have no digest, so the texts stay as they are.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from stateful_gpu_loader.state.contents import (
 from stateful_gpu_loader.state.tensors import bytes_of
 
 TRANSFORM_ATTRIBUTES = ("transform", "target_transform", "transforms")
-"""Where datasets, and transforms made of others, keep transforms."""
+"""Attributes in which datasets, and composed transforms, keep transforms."""
 
 NOTHING_KNOWN = "?"
-"""The text of an object of which nothing is known, its class included."""
+"""Text of an object of which nothing is known, not even its class."""
 
 _MOVED = {
     f"stateful_gpu_loader.{now}": f"stateful_gpu_loader.{before}"
@@ -75,7 +75,7 @@ _MOVED = {
         "transforms.recipe.BatchRecipe": "transforms.batch_recipe.BatchRecipe",
     }.items()
 }
-"""What has moved in this package keeps the name by which saved states know it."""
+"""Former names of classes that have moved, under which saved states know them."""
 
 _LONGEST_OWN = 400
 _LONGEST = 1000
@@ -104,13 +104,13 @@ _NAMED = {
     "albumentations",
     "stateful_gpu_loader",
 }
-"""Packages, beside Python's own, whose functions their names and versions identify."""
+"""Packages, besides Python's own, whose functions are identified by name and version."""
 _PUBLIC_NAMES: dict[Any, str] = {
     torch.utils.data.default_collate: "torch.utils.data.default_collate",
     torch.utils.data.default_convert: "torch.utils.data.default_convert",
 }
 _HELD_BY_OURS = ("datasets", "function", "steps")
-"""Attributes in which objects of this package, which describe themselves, keep the user's."""
+"""Attributes in which this package's self-describing objects keep the user's objects."""
 
 CONTENT_ATTRIBUTES = (
     "dataset",
@@ -123,44 +123,46 @@ CONTENT_ATTRIBUTES = (
     "classes",
     "data",
 )
-"""Where datasets, those of other people included, keep what they are made of."""
+"""Attributes in which datasets, including those of other packages, keep their data."""
 
 MOST_ENTRIES = 1024
-"""Most entries looked at of a list of numbers, strings, or pairs of these."""
+"""Maximum number of entries examined in a list of numbers, strings, or pairs of these."""
 MOST_ROWS = 256
-"""Most rows looked at of an array, or entries of a list of other things."""
+"""Maximum number of rows examined in an array, or of entries in a list of other things."""
 MOST_IN_ALL = 4096
-"""Most entries and rows looked at of all lists and arrays of one dataset."""
+"""Maximum number of entries and rows examined in all lists and arrays of one dataset."""
 FEWEST_ENTRIES = 8
-"""Entries of each list or array that are looked at even where the others have used up the rest."""
+"""Number of entries examined in each list or array even if the others have used up the rest."""
 _MOST_PARTS = 1 << 16
-"""Most datasets of one list whose transforms are looked at."""
+"""Maximum number of datasets in one list whose transforms are examined."""
 _MOST_MAPPED_ROWS = 8
-"""Rows of an array in a file, each of which may cost an access to the disk."""
+"""Maximum number of rows of an array in a file, each of which may cost a disk access."""
 _MOST_VALUES = 16
-"""Most values looked at of a row."""
+"""Maximum number of values examined in a row."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """A thing's text, and what the text does not tell."""
+    """A thing's text, and the facts that the text does not express."""
 
     text: str
-    """The same for equal things, in every process."""
+    """Text that is the same for equal things, in every process."""
     unknown: tuple[str, ...] = ()
-    """What the text does not tell, each in words; empty if it tells all that decides the stream."""
+    """Facts missing from the text, each in words; empty if the text determines the stream."""
     content: str | None = None
-    """Digest of all that is described, where the text tells only a part; None if it tells all."""
+    """Digest of all the data, if the text covers only a part; None if the text covers
+    everything."""
     is_sampled: bool = False
-    """Whether the digest covers only a sample, too."""
+    """Whether the digest also covers only a sample."""
 
 
 def describe(thing: Any) -> str:
-    """Name a callable or another thing so that the name is the same in every process.
+    """Return a name for a callable or another thing that is the same in every process.
 
-    ``thing.fingerprint()`` where it has one; else the qualified name of the function or class,
-    with the settings of torchvision's and albumentations' transforms, the arguments of a
-    ``functools.partial``, and the transforms that a user's own is made of.
+    This is ``thing.fingerprint()`` if it has one. Otherwise it is the qualified name of the
+    function
+    or class, with the settings of torchvision's and albumentations' transforms, the arguments of a
+    ``functools.partial``, and the parts of a user's composed transform.
 
     >>> import json
     >>> describe(functools.partial(json.dumps, indent=2))
@@ -170,13 +172,13 @@ def describe(thing: Any) -> str:
 
 
 def describe_dataset(dataset: Any) -> Description:
-    """What a dataset is made of, as far as that can be seen without reading a sample.
+    """Describe a dataset's data, as far as possible without reading a sample.
 
-    That is ``dataset.fingerprint()`` where it has one; the digest that a Hugging Face dataset
-    keeps; all that a dataset of torchvision or a wrapper of torch holds, files by their paths
-    below the dataset's root; and of any other class what lies in :data:`CONTENT_ATTRIBUTES`. The
-    text is :data:`NOTHING_KNOWN` where there is none of that: a class of the user's may be renamed,
-    wrapped or corrected.
+    The sources are, in this order: ``dataset.fingerprint()``; the digest kept by a Hugging Face
+    dataset; all attributes of a torchvision dataset or torch wrapper, with files by their paths
+    relative to the dataset's root; and for any other class the :data:`CONTENT_ATTRIBUTES`. If there
+    are none, the text is :data:`NOTHING_KNOWN`: a user's class may be renamed, wrapped or
+    corrected.
 
     >>> import torch
     >>> describe_dataset(torch.utils.data.Subset(range(10), [3, 1])).text
@@ -187,7 +189,7 @@ def describe_dataset(dataset: Any) -> Description:
 
 
 def describe_transforms_of(dataset: Any) -> Description:
-    """The transforms that a dataset, or one that it holds, applies by itself; or ``"none"``.
+    """Describe the transforms that a dataset, or a dataset inside it, applies; or ``"none"``.
 
     >>> describe_transforms_of([1, 2, 3]).text
     'none'
@@ -200,17 +202,17 @@ def describe_transforms_of(dataset: Any) -> Description:
 
 
 def shortened(text: str, longest: int = _LONGEST) -> str:
-    """A long text's beginning, and a digest of all of it."""
+    """Return a long text's beginning, and a digest of the whole text."""
     if len(text) <= longest:
         return text
     return f"{text[: longest - 45]}... {digest(text.encode(errors='surrogateescape'))[8:]}"
 
 
 def own_fingerprint(thing: Any) -> Any:
-    """The method or function ``fingerprint`` of an object, or None.
+    """Return the method or function ``fingerprint`` of an object, or None.
 
-    One that the object only passes on, from what it wraps, does not describe the wrapper and does
-    not count.
+    A wrapped object's ``fingerprint`` that is only forwarded does not describe the wrapper and is
+    ignored.
     """
     has_own = hasattr(type(thing), "fingerprint") or "fingerprint" in getattr(thing, "__dict__", ())
     own = getattr(thing, "fingerprint", None) if has_own and not isinstance(thing, type) else None
@@ -218,11 +220,11 @@ def own_fingerprint(thing: Any) -> Any:
 
 
 class Describer:
-    """Writes things as text, and notes in :attr:`unknown` what the text does not tell.
+    """Writes things as text, and notes in :attr:`unknown` the facts missing from the text.
 
     Args:
         followed: attributes that are described of an object of an unknown class.
-        left_out: attributes that are not described, of any object.
+        left_out: attributes that are never described.
         names_classes: whether the name of an unknown class is part of the text.
 
     >>> from torchvision.transforms import v2
@@ -248,11 +250,11 @@ class Describer:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """What the text does not tell, in words, in the order in which it was met."""
+        """Facts missing from the text, in words, in order of discovery."""
         return tuple(self._unknown)
 
     def text(self, thing: Any) -> str:
-        """The thing as text, of a bounded length."""
+        """Return the thing as text of bounded length."""
         kind = type(thing)
         if kind is str:
             return self._string(thing)
@@ -261,7 +263,7 @@ class Describer:
         if kind is tuple and len(thing) <= _LONGEST_PAIR:
             return f"({', '.join(map(self.text, thing))})"  # a million files are such pairs
         if isinstance(thing, enum.Enum):
-            # torchvision takes and keeps "bilinear" and InterpolationMode.BILINEAR alike.
+            # torchvision accepts and keeps both "bilinear" and InterpolationMode.BILINEAR.
             is_text = isinstance(thing.value, str)
             return repr(thing.value) if is_text else f"{kind.__qualname__}.{thing.name}"
         if isinstance(thing, (str, os.PathLike)):
@@ -282,7 +284,7 @@ class Describer:
             self._depth -= 1
 
     def description(self, thing: Any) -> Description:
-        """Describe a thing: its text, its digest, and what neither tells."""
+        """Describe a thing: its text, its digest, and the facts missing from both."""
         return self.described(self.text(thing), thing)
 
     def described(self, text: str, thing: Any, *, is_partial: bool = False) -> Description:
@@ -301,7 +303,7 @@ class Describer:
         if own is not None:
             if _package(type(thing)) == "stateful_gpu_loader":
                 for name in _HELD_BY_OURS:
-                    self.text(getattr(thing, name, None))  # only to note what is unknown
+                    self.text(getattr(thing, name, None))  # only to note missing facts
             return shortened(str(own()), _LONGEST_OWN)
         if isinstance(thing, (np.ndarray, torch.Tensor)):
             return self._array(thing)
@@ -364,7 +366,7 @@ class Describer:
     def _mapping(self, things: Mapping[Any, Any]) -> str:
         keys = list(things)
         if len(keys) <= MOST_ENTRIES:
-            keys.sort(key=self._sorting)  # equal dicts may have been filled in another order
+            keys.sort(key=self._sorting)  # equal dicts may have been filled in different orders
         sampled = [keys[i] for i in spread(len(keys), self._room(len(keys), MOST_ROWS))]
         self._is_partial |= len(sampled) < len(keys) or isinstance(things, OrderedDict)
         roots, self._roots = self._roots, self._roots or _common_folder(list(things.values()))
@@ -382,7 +384,7 @@ class Describer:
         return f"{n} entries {digest(joined.encode(errors='surrogateescape'))}"
 
     def _named(self, thing: Any) -> str:
-        """A function or a class: its code is not compared, and a package's is its version's."""
+        """Return a function's or class's name; code is not compared, a package's has a version."""
         public = _PUBLIC_NAMES.get(thing) if isinstance(thing, types.FunctionType) else None
         if public is not None:
             return public
@@ -391,7 +393,7 @@ class Describer:
         name = _name(type(owner), thing.__name__) if bound else _name(thing)
         if bound and _tells_settings(owner):
             return f"{self.text(owner)}.{thing.__name__}"
-        if bound or not _is_named(thing) or "<" in name:  # a lambda, or in a function
+        if bound or not _is_named(thing) or "<" in name:  # a lambda, or defined in a function
             self._note(f"the code of {name}")
         return name
 
@@ -401,14 +403,14 @@ class Describer:
         return f"functools.partial({', '.join([self.text(thing.func), *given])})"
 
     def _hugging_face(self, thing: Any) -> str | None:
-        """A dataset of the package ``datasets``, which digests what it holds and what was done."""
+        """Describe a dataset of the package ``datasets``, which digests its data and history."""
         found = vars(thing).get("_fingerprint") if hasattr(thing, "__dict__") else None
         if not isinstance(found, str) or not _comes_from(thing, "datasets"):
             return None
         if _package(type(thing)) != "datasets":
             self._note_class(thing)
         if getattr(thing, "_format_type", None) == "custom":
-            # The digest holds the function that was given, down to the state of generators in it.
+            # The digest includes the given function, down to the states of generators in it.
             self._note("the function of with_transform(), and the data behind it")
             picked = getattr(thing, "_indices", None)
             rows = [] if picked is None else picked.column(0)
@@ -424,7 +426,7 @@ class Describer:
         try:
             settings = thing.to_dict()
         except (ValueError, TypeError, NotImplementedError, AttributeError, KeyError):
-            return None  # such as of a Lambda without a name
+            return None  # for example a Lambda without a name
         if _package(type(thing)) != "albumentations":
             self._note_class(thing)
         settings = {key: value for key, value in settings.items() if key != "__version__"}
@@ -434,7 +436,7 @@ class Describer:
         return text
 
     def _object(self, thing: Any) -> str:
-        """All settings of an object of torch or torchvision; of another object what it holds."""
+        """Describe all settings of a torch or torchvision object; of others, the data they hold."""
         name = self._class_of(thing)
         settings = self._settings(thing)
         roots, self._roots = self._roots, _roots_of(thing) or self._roots
@@ -453,7 +455,7 @@ class Describer:
         return _name(type(thing)) if is_named else ""
 
     def _settings(self, thing: Any) -> dict[str, Any]:
-        """Return the attributes that decide what an object does, as far as they are known."""
+        """Return the known attributes that determine what an object does."""
         attributes = getattr(thing, "__dict__", {})
         if not _tells_settings(thing):
             held = {name: attributes.get(name) for name in self._followed}
@@ -479,7 +481,7 @@ class Describer:
         return found
 
     def _held(self, thing: Any) -> Held | None:
-        """Return what is digested of an object; None if its text tells all."""
+        """Return the parts of an object to digest; None if its text covers everything."""
         if own_fingerprint(thing) is not None:
             if _package(type(thing)) != "stateful_gpu_loader":
                 return None
@@ -496,7 +498,7 @@ class Describer:
         return _roots_of(thing), {"": self._class_of(thing), **self._settings(thing)}
 
     def _room(self, wanted: int, most: int) -> int:
-        """How many entries of a list may be looked at; they are taken from the budget for all."""
+        """Take a number of entries of a list from the total budget; return how many are granted."""
         granted = min(wanted, most, max(self._budget, FEWEST_ENTRIES))
         self._budget -= granted
         return granted
@@ -511,12 +513,12 @@ class Describer:
 def _inside(
     dataset: Any, path: str = "", depth: int = 0, most: int = MOST_ROWS
 ) -> Iterator[tuple[str, Any]]:
-    """Each transform with the attributes that lead to it."""
+    """Yield each transform with the attribute path to it."""
     attributes = getattr(dataset, "__dict__", {})
     transform: Any = attributes.get("transform")
     for name in TRANSFORM_ATTRIBUTES:
         given: Any = attributes.get(name)
-        # torchvision's ``transforms`` are most often the two others once more.
+        # torchvision's ``transforms`` usually repeats the other two.
         is_both = type(given).__name__ == "StandardTransform" and given.transform is transform
         if given is not None and not is_both:
             yield f"{path}{name}", given
@@ -541,18 +543,18 @@ def _encoded(text: str) -> bytes:
     try:
         return text.encode(errors="surrogateescape")
     except UnicodeEncodeError:
-        return text.encode(errors="surrogatepass")  # half of a pair, as JSON may have
+        return text.encode(errors="surrogatepass")  # half of a surrogate pair, possible in JSON
 
 
 def digest(content: bytes) -> str:
-    """A short name of bytes."""
+    """Return a short digest of bytes."""
     return f"blake2b {hashlib.blake2b(content, digest_size=16).hexdigest()}"
 
 
 def array_text(
     array: np.ndarray[Any, Any] | torch.Tensor, *, most_rows: int = MOST_ROWS
 ) -> str | None:
-    """Shape, dtype and a digest of sampled values; None if the values cannot be read.
+    """Return shape, dtype and a digest of sampled values; None if the values cannot be read.
 
     >>> array_text(torch.zeros(2, 3))[:22]
     'float32 [2, 3] blake2b'
@@ -561,7 +563,7 @@ def array_text(
     try:
         sampled = _sampled_bytes(array, most_rows)
     except (TypeError, ValueError, RuntimeError, NotImplementedError):
-        return None  # of objects, sparse, on the meta device
+        return None  # objects, sparse, or on the meta device
     return f"{dtype} {list(array.shape)} {digest(sampled)}"
 
 
@@ -586,7 +588,7 @@ def _sampled_bytes(array: np.ndarray[Any, Any] | torch.Tensor, most_rows: int) -
 
 
 def _is_whole(array: np.ndarray[Any, Any] | torch.Tensor, most_rows: int) -> bool:
-    """Whether the text of an array tells all its values."""
+    """Whether the text of an array covers all its values."""
     rows, *others = map(int, array.shape or (1,))
     row_size = math.prod(others)
     if isinstance(array, np.memmap):
@@ -596,7 +598,7 @@ def _is_whole(array: np.ndarray[Any, Any] | torch.Tensor, most_rows: int) -> boo
 
 
 def _inline(value: Any) -> str:
-    """Plain values of another package, written whole."""
+    """Return plain values of another package in full."""
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key!r}: {_inline(value[key])}' for key in value)}}}"
     if isinstance(value, (list, tuple)):
@@ -605,10 +607,10 @@ def _inline(value: Any) -> str:
 
 
 def _name(thing: Any, attribute: str = "") -> str:
-    """The qualified name; of a known package without its private modules, which may change."""
+    """Return the qualified name; for known packages without private modules, which may change."""
     module = getattr(thing, "__module__", None) or "builtins"
     if module == "__mp_main__":
-        module = "__main__"  # the same script, in a process that it has spawned
+        module = "__main__"  # the same script in a process that it has spawned
     if _is_named(thing):
         module = ".".join(part for part in module.split(".") if not part.startswith("_"))
     name = getattr(thing, "__qualname__", None) or thing.__name__
@@ -630,7 +632,7 @@ def _comes_from(thing: Any, package: str) -> bool:
 
 
 def _tells_settings(thing: Any) -> bool:
-    """Whether an object is what its attributes say; torch has others, written in C++."""
+    """Whether attributes describe an object completely; torch also has objects written in C++."""
     if isinstance(thing, torch.jit.ScriptModule) or not hasattr(thing, "__dict__"):
         return False
     if _package(type(thing)) == "torch":
@@ -641,7 +643,7 @@ def _tells_settings(thing: Any) -> bool:
 
 
 def _is_digested(thing: Any) -> bool:
-    """Whether an attribute of an object of unknown class is part of its digest alone."""
+    """Whether an attribute of an object of unknown class counts only in its digest."""
     kinds = (str, os.PathLike, bytes, set, frozenset)
     return isinstance(thing, kinds) or is_content(thing)
 
@@ -649,8 +651,7 @@ def _is_digested(thing: Any) -> bool:
 def _is_described(thing: Any) -> bool:
     """Whether an attribute of an object of unknown class is described.
 
-    What such an object opens while it is read, such as a file of h5py, is not what it was built
-    with.
+    Objects that it opens while it is read, such as an h5py file, are not part of its configuration.
     """
     kinds = (list, tuple, range, dict, np.ndarray, torch.Tensor, torch.utils.data.Dataset)
     return isinstance(thing, kinds) or callable(thing) or _comes_from(thing, "datasets")
@@ -664,7 +665,7 @@ def _is_plain(entry: Any) -> bool:
 
 
 def _roots_of(thing: Any) -> tuple[str, ...]:
-    """The root of a dataset, as it was given and as pathlib writes it, below which paths lie."""
+    """Return a dataset's root for relative paths, as given and as normalised by pathlib."""
     root = getattr(thing, "__dict__", {}).get("root")
     if not isinstance(root, (str, os.PathLike)):
         return ()
@@ -675,7 +676,7 @@ def _roots_of(thing: Any) -> tuple[str, ...]:
 
 
 def _common_folder(entries: Sequence[Any]) -> tuple[str, ...]:
-    """The folder of all absolute paths among the entries, and in pairs and small dicts of them."""
+    """Return the common folder of all absolute paths in entries, pairs and small dicts."""
     pairs = [
         tuple(entry.values())
         if isinstance(entry, dict)

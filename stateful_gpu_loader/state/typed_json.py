@@ -1,26 +1,26 @@
-"""Values of torch checkpoints as JSON that a person can read, and back, to the last bit.
+"""Values of torch checkpoints as readable JSON, and back, to the last bit.
 
-None, bool, int, finite float, str, list and dict with str keys stay themselves. Any other value is
+None, bool, int, finite float, str, list and dict with str keys stay as they are. Any other value is
 an object with one key that begins with ``$``:
 
-    $float        "nan", "inf", "-inf", or 16 hexadecimal digits of another NaN
-    $str          base64 of UTF-8 with surrogates, of a str that has any
-    $bytes        base64
-    $tuple        [items]
-    $set          [items], in the order of their JSON text; $frozenset likewise
-    $dict         [[key, value], ...], of a dict that would be misread as it is
-    $ordered      [[key, value], ...]; $state_dict [items, metadata] of a module's state
-    $counter      [[key, value], ...]
-    $size         [lengths], a torch.Size
-    $dtype        "float32"
-    $tensor       {"dtype": ..., "shape": ..., "data": ...}; $array and $scalar of NumPy
+- ``$float``: "nan", "inf", "-inf", or 16 hexadecimal digits of another NaN
+- ``$str``: base64 of UTF-8 with surrogates, for a str that contains any
+- ``$bytes``: base64
+- ``$tuple``: [items]
+- ``$set``: [items], in the order of their JSON text; ``$frozenset`` likewise
+- ``$dict``: [[key, value], ...], for a dict that would be misread otherwise
+- ``$ordered``: [[key, value], ...]; ``$state_dict``: [items, metadata] for a module's state
+- ``$counter``: [[key, value], ...]
+- ``$size``: [lengths], a torch.Size
+- ``$dtype``: "float32"
+- ``$tensor``: {"dtype": ..., "shape": ..., "data": ...}; ``$array`` and ``$scalar`` for NumPy
 
-``data`` is base64, so that the text is all there is; or, of tensors and arrays in a file,
+``data`` is base64, so that the text is complete; or, for tensors and arrays in a file,
 ``[first, end]``, a range of the raw bytes that follow the text.
 
-:func:`encode` copies a value into a form, which :func:`write` makes text; :func:`parse` reads text
-of unknown origin, in time and memory in proportion to its length, and :func:`decode` makes the
-value. No form names a class or a function, so that reading executes nothing.
+:func:`encode` copies a value into a form, which :func:`write` converts to text. :func:`parse` reads
+text of unknown origin, in time and memory proportional to its length, and :func:`decode` restores
+the value. No form names a class or a function, so reading executes nothing.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ import numpy.typing as npt
 import torch
 
 MAX_DEPTH = 64
-"""Greatest nesting of containers in a value; in JSON, each may be up to four levels."""
+"""Maximum nesting of containers in a value; in JSON each container may be up to four levels."""
 MAX_INT_BITS = 1024
-"""Longest int, without its sign. (The longest in use are the 128 bits of a PCG64 generator.)"""
+"""Maximum length of an int without its sign. (A PCG64 generator uses 128 bits.)"""
 MAX_JSON_DEPTH = 300
-"""Greatest nesting of arrays and objects in a text. Python's recursion limit is 1000 by default."""
+"""Maximum nesting of arrays and objects in a text. Python's default recursion limit is 1000."""
 MAX_DIGITS = 400
-"""Longest run of digits in a number of a text."""
+"""Maximum number of digits in a number of a text."""
 
 _TENSOR_NAMES = (
     "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64",
@@ -56,24 +56,24 @@ _TENSOR_NAMES = (
 TENSOR_DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name) for names in _TENSOR_NAMES for name in names.split(" ")
 }
-"""Dtypes of the tensors that have a form, by name."""
+"""Dtypes of supported tensors, by name."""
 
 _DTYPES = {str(v).removeprefix("torch."): v for v in vars(torch).values() if type(v) is torch.dtype}
-# Neither object arrays, which hold pointers, nor records, nor longdouble, whose bytes depend on the
-# machine, nor strings of length 0, whose number cannot be told from their bytes.
+# Not supported: object arrays, which hold pointers; records; longdouble, whose bytes depend on the
+# machine; and strings of length 0, whose number cannot be derived from their bytes.
 _ARRAY_DTYPE = re.compile(
     r"\|b1|\|[iu]1|[<>][iu][248]|[<>]f[248]|[<>]c(8|16)"
     r"|[<>][mM]8(\[[0-9]{0,6}[a-zA-Z]{1,2}\])?|\|S[1-9][0-9]{0,8}|[<>]U[1-9][0-9]{0,8}"
 )
 _NO_DATA = ""
-"""The data of an empty tensor or array, in base64 and with raw bytes alike."""
+"""Data of an empty tensor or array, for both base64 and raw bytes."""
 _CONTENT_FIELDS = {"dtype", "shape", "data"}
 _MAX_DIMS = 64
 _NUM_CODE_POINTS = 0x110000
 
 _MARK = "$"
 _METADATA = "_metadata"
-"""The attribute of the OrderedDict that ``torch.nn.Module.state_dict`` returns."""
+"""Attribute of the OrderedDict that ``torch.nn.Module.state_dict`` returns."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _FLOAT_BITS = re.compile("[0-9a-f]{16}")
@@ -95,23 +95,23 @@ _OPENING = [ord("["), ord("{")]
 _BLOCK = 1 << 16
 
 _Within = tuple[int, ...]
-"""The ids of the containers around a value."""
+"""Ids of the containers around a value."""
 _Inner = TypeVar("_Inner")
 
 
 def encode(value: Any) -> Any:
     """Copy a value into its form.
 
-    Of the copied tensors and arrays, each is on the CPU, contiguous, and shares no memory with
-    another. An OrderedDict keeps the ``_metadata`` of a module's state.
+    Copied tensors and arrays are on the CPU, contiguous, and share no memory with each other. An
+    OrderedDict keeps the ``_metadata`` of a module's state.
 
     Returns:
-        What :func:`write` takes: JSON values, and bytes as the data of tensors and arrays.
+        Input for :func:`write`: JSON values, and bytes as the data of tensors and arrays.
 
     Raises:
-        TypeError: a part of the value has no form; the error names its place. Among these are
-            subclasses, ints of more than :data:`MAX_INT_BITS` bits, and what holds itself or is
-            nested deeper than :data:`MAX_DEPTH`.
+        TypeError: a part of the value has no form; the error names its place. Examples are
+            subclasses, ints of more than :data:`MAX_INT_BITS` bits, and containers that contain
+            themselves or are nested deeper than :data:`MAX_DEPTH`.
 
     >>> encode({"lr": 0.1, "betas": (0.9, 0.999), "best": float("inf")})
     {'lr': 0.1, 'betas': {'$tuple': [0.9, 0.999]}, 'best': {'$float': 'inf'}}
@@ -128,10 +128,10 @@ arrays and tensors
 
 
 def decode(form: Any) -> Any:
-    """Make the value of a form, a fresh one at each call.
+    """Restore the value of a form, as a new object at each call.
 
     Raises:
-        ValueError: ``encode`` never gives this form; the error names the place.
+        ValueError: ``encode`` never returns this form; the error names the place.
 
     >>> decode({"$tuple": [1, {"$bytes": "AQI="}]})
     (1, b'\\x01\\x02')
@@ -150,9 +150,9 @@ def write(form: Any, raw: bytearray | None = None) -> str:
     """Write a form as JSON in ASCII.
 
     Args:
-        form: what :func:`encode` returned.
-        raw: the data of tensors and arrays is appended to it, and the text says where it lies;
-            with None it is base64 in the text.
+        form: result of :func:`encode`.
+        raw: buffer to which the data of tensors and arrays is appended; the text then contains
+            its ranges. With None the data is base64 in the text.
 
     >>> write({"a": [1, 0.5, "é"]})
     '{"a": [1, 0.5, "\\\\u00e9"]}'
@@ -178,20 +178,20 @@ def write(form: Any, raw: bytearray | None = None) -> str:
 def parse(text: bytes, raw: memoryview | None = None) -> Any:
     """Parse JSON in UTF-8, of unknown origin.
 
-    Python's own parser lets the last of equal keys win, and more: see :func:`check_text`.
+    Unlike Python's own parser, it refuses duplicate keys, and more: see :func:`check_text`.
 
     Args:
-        text: what :func:`write` returned.
-        raw: the data of tensors and arrays, if it was written apart. It must be used up in order,
+        text: result of :func:`write`.
+        raw: data of tensors and arrays, if it was written separately. It must be used up in order,
             each byte once, so that a short text cannot claim the same bytes many times.
 
     Returns:
-        A form, to be decoded: its parts are not checked yet.
+        A form for :func:`decode`, whose parts are not checked yet.
 
     Raises:
-        ValueError: it is no JSON, or has equal keys in one object, a literal that is no JSON
-            (``NaN``), a number of more than :data:`MAX_DIGITS` digits, or nesting beyond
-            :data:`MAX_JSON_DEPTH`; or it does not fit to ``raw``.
+        ValueError: the text is not JSON, does not fit ``raw``, or has duplicate keys in one
+            object, a literal that JSON lacks (``NaN``), more than :data:`MAX_DIGITS` digits in a
+            number, or nesting beyond :data:`MAX_JSON_DEPTH`.
 
     >>> parse(b'{"a": [1, 0.5]}')
     {'a': [1, 0.5]}
@@ -228,10 +228,10 @@ def parse(text: bytes, raw: memoryview | None = None) -> Any:
 
 
 def check_text(text: bytes) -> None:
-    """Refuse JSON on which Python's own parser would spend quadratic time or the C stack.
+    """Refuse JSON on which Python's own parser would use quadratic time or exhaust the C stack.
 
     Raises:
-        ValueError: it has a number of more than :data:`MAX_DIGITS` digits, or nesting beyond
+        ValueError: the text has a number of more than :data:`MAX_DIGITS` digits, or nesting beyond
             :data:`MAX_JSON_DEPTH`.
     """
     outside = _outside_strings(text)
@@ -242,7 +242,7 @@ def check_text(text: bytes) -> None:
 
 
 def is_text(value: str) -> bool:
-    """Whether a str is without surrogates, two of which JSON would join to one character."""
+    """Whether a str has no surrogates, two of which JSON would join to one character."""
     return value.isascii() or not _SURROGATE.search(value)
 
 
@@ -297,10 +297,10 @@ def _deeper(depth: int) -> int:
 
 
 class _Misfit(Exception):
-    """What is wrong with a part of a value, and the keys that lead to it, the innermost first.
+    """Fault in a part of a value, and the keys that lead to the part, innermost first.
 
-    The keys are collected while the exception passes through the containers, so that they cost
-    nothing as long as all fits.
+    The keys are collected while the exception passes through the containers, so valid values pay
+    nothing for them.
     """
 
     def __init__(self, reason: str) -> None:
@@ -309,7 +309,7 @@ class _Misfit(Exception):
         self.keys: list[Any] = []
 
     def place(self) -> str:
-        """The place as Python would write it: ``state['a'][3]``."""
+        """Return the place in Python's notation: ``state['a'][3]``."""
         return "state" + "".join(f"[{_brief(key)}]" for key in reversed(self.keys))
 
 
@@ -319,7 +319,7 @@ def _each(
     inner: _Inner,
     keys: Iterable[Any] | None = None,
 ) -> list[Any]:
-    """``act(value, inner)`` for all values; a misfit learns its value's key (None: its number)."""
+    """Return ``act(value, inner)`` for all values; a misfit gets the value's key, or its number."""
     done: list[Any] = []
     try:
         for value in values:
@@ -331,7 +331,7 @@ def _each(
 
 
 def _brief(value: Any) -> str:
-    """At most some 80 characters of a value."""
+    """Return at most about 80 characters of a value."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."
 
@@ -346,7 +346,7 @@ def _checked_int(value: int) -> int:
 
 
 def _float_form(value: float) -> Any:
-    """A finite float itself; of another every bit, which tells one NaN from another."""
+    """Return a finite float itself; of others every bit, which distinguishes all NaNs."""
     if math.isfinite(value):
         return value
     bits = struct.pack(">d", value)
@@ -359,7 +359,7 @@ def _float_form(value: float) -> Any:
 def _float(content: Any) -> float:
     if not isinstance(content, str):
         raise _Misfit(f"{_brief(content)} is no float")
-    # A new object each time, because a set tells one NaN from another by its identity.
+    # Make a new object each time, because a set distinguishes NaNs by identity.
     number = float(content) if content in _NON_FINITE else None
     if _FLOAT_BITS.fullmatch(content):
         (number,) = struct.unpack(">d", bytes.fromhex(content))
@@ -404,14 +404,14 @@ def _to_base64(data: bytes) -> str:
 
 
 def _from_base64(text: Any) -> bytes:
-    """The bytes of base64, if it is written as :func:`_to_base64` writes it."""
+    """Decode base64 that is written exactly as by :func:`_to_base64`."""
     if not isinstance(text, str):
         raise _Misfit(f"{_brief(text)} instead of base64")
     try:
         data = base64.b64decode(text, validate=True)
     except ValueError as error:
         raise _Misfit(f"no base64: {error}") from error
-    # Bits of the last character that no byte uses would let two texts mean the same.
+    # Unused bits of the last character would allow two texts for the same bytes.
     tail = len(data) % 3
     last = _to_base64(data[-tail:]) if tail else ""
     if len(text) != (len(data) + 2) // 3 * 4 or not text.endswith(last):
@@ -436,8 +436,8 @@ def _tensor_content(tensor: torch.Tensor) -> dict[str, Any]:
         raise _Misfit(f"a tensor of {tensor.ndim} dimensions. Remedy: save at most {_MAX_DIMS}")
     rows = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
     if rows.stride() != (1,):
-        # A tensor of one element or none is contiguous whatever its stride, but then it cannot be
-        # viewed as bytes.
+        # A tensor with at most one element is contiguous for any stride, but cannot be viewed as
+        # bytes unless its stride is 1.
         rows = rows.clone(memory_format=torch.contiguous_format)
     data = rows.view(torch.uint8).numpy().tobytes()
     if tensor.dtype == torch.bool and not _are_bools(data):
@@ -446,7 +446,7 @@ def _tensor_content(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def _tensor(content: Any) -> torch.Tensor:
-    """A tensor on the CPU, contiguous."""
+    """Return a tensor on the CPU, contiguous."""
     name, shape = _header(content)
     if name not in TENSOR_DTYPES:
         raise _Misfit(f"{_brief(name)} is no dtype of torch {torch.__version__}")
@@ -474,7 +474,7 @@ def _array_content(array: npt.NDArray[Any]) -> dict[str, Any]:
 
 
 def _array(content: Any) -> npt.NDArray[Any]:
-    """An array in C order."""
+    """Return an array in C order."""
     name, shape = _header(content)
     try:
         dtype = np.dtype(name) if _ARRAY_DTYPE.fullmatch(name) else None
@@ -524,7 +524,7 @@ def _data(content: dict[str, Any], num_bytes: int) -> bytes:
 
 
 def _fits(data: bytes, dtype: np.dtype[Any]) -> bool:
-    """Whether the bytes are values: a bool is 0 or 1, a character a code point."""
+    """Whether the bytes are valid values: a bool is 0 or 1, a character a code point."""
     if dtype.kind == "b":
         return _are_bools(data)
     if dtype.kind != "U":
@@ -541,14 +541,14 @@ def _are_bools(data: bytes) -> bool:
 
 
 def _stays_itself(value: dict[Any, Any]) -> bool:
-    """Whether JSON can hold a dict as it is, without its being mistaken for a typed form."""
+    """Whether JSON can hold a dict unchanged without confusion with a typed form."""
     if not all(type(key) is str and is_text(key) for key in value):
         return False
     return len(value) != 1 or not next(iter(value)).startswith(_MARK)
 
 
 def _check_key(value: Any) -> None:
-    """Keys must compare by value: a tensor, which does not, would be lost."""
+    """Raise if a key does not compare by value: a tensor, for example, would be lost."""
     is_number = isinstance(value, np.number | np.bool_) and value.dtype.kind not in "mM"
     if type(value) not in _KEYS and not is_number:
         raise _Misfit(f"a key of type {type(value).__name__}. Remedy: use strings or ints")
@@ -584,7 +584,7 @@ def _pairs_form(value: dict[Any, Any], within: _Within) -> list[list[Any]]:
 
 
 def _set_form(value: Any, within: _Within) -> list[Any]:
-    # Sorted, because the order of a set of strings differs from process to process.
+    # Sort, because the order of a set of strings differs between processes.
     return sorted(_each(_key_form, value, within), key=write)
 
 
@@ -635,7 +635,7 @@ def _pairs(content: Any, depth: int) -> list[tuple[Any, Any]]:
 
 def _set(content: Any, depth: int) -> set[Any]:
     found = set(_items(_key, content, depth))
-    # Only the order that was written, so that equal values have one text.
+    # Accept only the written order, so that equal values have one text.
     if len(found) < len(content) or sorted(content, key=write) != content:
         raise _Misfit("a set with equal items, or not in order")
     return found
@@ -701,14 +701,14 @@ _TEXT_ENCODER = json.JSONEncoder(allow_nan=False, default=_to_base64)
 
 
 def _outside_strings(text: bytes) -> bytes:
-    """What lies outside strings, exactly so as far as the text is JSON."""
+    """Return the text outside strings; exact as far as the text is JSON."""
     if b"\\" in text:
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     return b'"'.join(text.split(b'"')[::2])
 
 
 def _json_depth(outside: bytes) -> int:
-    """The depth of nesting; at least that, where there are few brackets."""
+    """Return the depth of nesting, or an upper bound if there are few brackets."""
     brackets = outside.translate(None, _NO_BRACKETS)
     if len(brackets) <= MAX_JSON_DEPTH:
         return len(brackets)

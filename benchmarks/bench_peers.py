@@ -235,8 +235,7 @@ class PeersBenchmark:
         """Whether, judging by a shorter epoch, a loader without a state would exceed the limit.
 
         It reads everything delivered before, so its time is proportional to the epoch. It is
-        skipped
-        only if twice the limit is expected.
+        skipped only if twice the limit is expected.
         """
         for shorter in self.sizes.lengths:
             name = _name(found, RESTORE, workers, shorter)

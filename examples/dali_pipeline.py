@@ -3,9 +3,9 @@
 Based on DALI's notebook "Pipeline checkpointing": `fn.readers.file` with `random_shuffle`, decoded
 and rotated by a random angle in (-30, 30), batches of 8, seed 12. As there, the state is saved
 after three batches. The labels and angles of the next batch are printed, from the original and
-from a new pipeline; both batches are drawn, in `pipeline_original.png` and
-`pipeline_restored.png`. Images are resized to 256 x 256 pixels to form one tensor. Without a GPU
-the pipeline runs on the CPU.
+from a new pipeline; both batches are drawn, in `pipeline_original.png` and `pipeline_restored.png`.
+Images are resized to 256 x 256 pixels to form one tensor. Without a GPU the pipeline runs on the
+CPU.
 
 Safer here:
 - The state is a `state_dict()`, next to those of the model and the optimizer. It knows its epoch:

@@ -76,12 +76,10 @@ class Checkpoint:
         """Return this thread's checkpoint, for code that receives none.
 
         Inside ``with checkpoint:`` it is that checkpoint; elsewhere the thread's own, which lasts
-        as
-        long as the thread. It is the counterpart of
+        as long as the thread. It is the counterpart of
         ``nvidia.dali.experimental.dynamic.checkpoint.current()``, which depends on DALI's
         ``EvalContext``. Registered objects stay registered, so begin a second run in the same
-        thread
-        with ``clear()``, or in its own ``with Checkpoint():``.
+        thread with ``clear()``, or in its own ``with Checkpoint():``.
 
         >>> def build_noise():
         ...     from stateful_gpu_loader import RNG
@@ -214,8 +212,7 @@ class Checkpoint:
         """Apply the loaded, set or last collected states to all objects.
 
         Everything is checked before anything is changed. If an object refuses its state, the
-        objects
-        before it get their former states back.
+        objects before it get their former states back.
 
         Raises:
             CheckpointError: there are no states, a state has no object, an object has no state or

@@ -78,7 +78,6 @@ class Pattern:
         Raises:
             CheckpointError: it has braces other than one ``{seq}`` or ``{seq:04d}`` in the file's
                 name, or names no file.
-                name, or no name.
         """
         text = path if isinstance(path, str) else getattr(path, "__fspath__", lambda: None)()
         if not _is_path(text):

@@ -169,10 +169,9 @@ class DALILoader(TextState):
 
         It applies to the next iterator, and everything known is checked before anything is changed.
         The checks are weaker than those of :meth:`state_dict`. They cover the names of the
-        operators
-        and, from each reader's position, batch size, shards, padding and number of samples. Changes
-        of other arguments (shuffle, crops, angles), of seeds, and of files in equal number are not
-        noticed.
+        operators and, from each reader's position, batch size, shards, padding and number of
+        samples. Changes of other arguments (shuffle, crops, angles), of seeds, and of files in
+        equal number are not noticed.
 
         Args:
             checkpoint: result of ``Pipeline.checkpoint()``, or the path of the file that it

@@ -101,8 +101,7 @@ class RankedState:
 
         Raises:
             StateMismatch: this is not such a state, it does not fit the loader, or its ranks'
-                states
-                cannot be merged for another number of ranks. The loader is unchanged.
+                states cannot be merged for another number of ranks. The loader is unchanged.
         """
         if not state_dict:
             return

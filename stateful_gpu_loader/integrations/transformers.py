@@ -58,9 +58,9 @@ class TrainLoaderMixin:
 
     Args:
         train_loader: replaces ``train_dataset`` and its collator. Its batches are the model's
-            inputs, for example ``{"pixel_values": ..., "labels": ...}`` from a
-            ``batch_transform``. An undivided loader is divided among the ranks by its own order,
-            as with ``num_replicas="auto"``.
+            inputs, for example ``{"pixel_values": ..., "labels": ...}`` from a ``batch_transform``.
+            An undivided loader is divided among the ranks by its own order, as with
+            ``num_replicas="auto"``.
         args, kwargs: as for Trainer.
 
     Raises:

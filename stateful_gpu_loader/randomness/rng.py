@@ -160,8 +160,7 @@ class RNG:
         """Return an independent generator, at its beginning, by name.
 
         It depends only on this generator's key, not on what was drawn, so a new stream does not
-        affect
-        earlier ones.
+        affect earlier ones.
 
         >>> rng = RNG(42)
         >>> rng.stream("crop").uniform() == RNG(42, "crop").uniform()

@@ -160,9 +160,8 @@ def describe(thing: Any) -> str:
     """Return a name for a callable or another thing that is the same in every process.
 
     This is ``thing.fingerprint()`` if it has one. Otherwise it is the qualified name of the
-    function
-    or class, with the settings of torchvision's and albumentations' transforms, the arguments of a
-    ``functools.partial``, and the parts of a user's composed transform.
+    function or class, with the settings of torchvision's and albumentations' transforms, the
+    arguments of a ``functools.partial``, and the parts of a user's composed transform.
 
     >>> import json
     >>> describe(functools.partial(json.dumps, indent=2))
@@ -174,11 +173,15 @@ def describe(thing: Any) -> str:
 def describe_dataset(dataset: Any) -> Description:
     """Describe a dataset's data, as far as possible without reading a sample.
 
-    The sources are, in this order: ``dataset.fingerprint()``; the digest kept by a Hugging Face
-    dataset; all attributes of a torchvision dataset or torch wrapper, with files by their paths
-    relative to the dataset's root; and for any other class the :data:`CONTENT_ATTRIBUTES`. If there
-    are none, the text is :data:`NOTHING_KNOWN`: a user's class may be renamed, wrapped or
-    corrected.
+    The first available source is used:
+
+    - ``dataset.fingerprint()``;
+    - the digest that a Hugging Face dataset keeps;
+    - all attributes of a torchvision dataset or torch wrapper, with paths relative to its root;
+    - for any other class, the :data:`CONTENT_ATTRIBUTES`.
+
+    Without any of these the text is :data:`NOTHING_KNOWN`, because a user's class may be renamed,
+    wrapped or corrected.
 
     >>> import torch
     >>> describe_dataset(torch.utils.data.Subset(range(10), [3, 1])).text

@@ -169,9 +169,8 @@ class Passes:
     """Passes of one loader, in the order in which they deliver.
 
     A pass takes its epoch when it begins: that of the loaded state, or else the epoch requested
-    with
-    :meth:`request_epoch`, or else the epoch after the last one that delivered a batch. A pass that
-    fails before its first delivery changes nothing.
+    with :meth:`request_epoch`, or else the epoch after the last one that delivered a batch. A pass
+    that fails before its first delivery changes nothing.
 
     >>> passes = Passes()
     >>> first = passes.begin()
@@ -273,8 +272,7 @@ class Passes:
         """Offer an exception of ``current`` to the user; the next batch starts at ``place``.
 
         The state after an earlier batch (``batches_ago=``) still lies before the failed batch,
-        which
-        is tried again if that state is loaded.
+        which is tried again if that state is loaded.
 
         Args:
             place: None if the failed batch does not move the place.

@@ -76,9 +76,9 @@ class TorchdataState:
     steps: int
     """Number of these batches that were delivered after the snapshot."""
     requests: int
-    """Number of items that the batch sampler had yielded, or the sampler with
-    ``batch_size=None``. Higher than ``batches`` if a fetch failed or an iterable ended. Lower with
-    ``in_order=False``, in which case the delivered batches are unknown."""
+    """Number of items that the batch sampler had yielded, or the sampler with ``batch_size=None``.
+    Higher than ``batches`` if a fetch failed or an iterable ended. Lower with ``in_order=False``,
+    in which case the delivered batches are unknown."""
     samples: int | None
     """Number of indices that the sampler had yielded, including an incomplete last batch that
     ``drop_last`` left out. None with ``batch_size=None`` and for a user's batch sampler."""

@@ -19,9 +19,7 @@ class Arguments:
     quick: bool
     """Whether everything is done once on very little data, to check that it runs."""
     output: Path
-    """Folder of the JSON files."""
     data: Path
-    """Folder of the photographs."""
     load_average: float = field(default_factory=results.load_average)
     """Runnable processes of the machine in the minute before the first round."""
 

@@ -58,7 +58,6 @@ _STD = [0.229 * 255, 0.224 * 255, 0.225 * 255]
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Run the benchmark and write ``checkpoint.json``."""
     arguments = parse(__doc__, rounds=15, given=given)
     if not is_installed():
         raise SystemExit(

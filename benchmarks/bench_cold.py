@@ -68,7 +68,6 @@ class ColdStarts:
 
     folder: Path
     cache: Path
-    """Folder of the kept listing."""
     found: dict[str, list[float]]
 
     def measure(self, name: str) -> float:
@@ -109,7 +108,6 @@ class ColdStarts:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Run the benchmark and write ``cold.json``."""
     arguments = parse(__doc__, rounds=9, given=given)
     num_images, num_classes = (KEPT_FROM, 10) if arguments.quick else (1_000_000, 1_000)
     arguments.data.mkdir(parents=True, exist_ok=True)

@@ -117,7 +117,6 @@ def collate(samples: list[tuple[torch.Tensor, int]]) -> list[torch.Tensor]:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Run the benchmark and write ``cores.json``."""
     arguments = parse(__doc__, rounds=5, given=given)
     numbers, readers = ((2,), (1,)) if arguments.quick else (WORKERS, READERS)
     seconds = 0.2 if arguments.quick else _SECONDS
@@ -161,7 +160,6 @@ def main(given: Sequence[str] | None = None) -> None:
 
 
 def name_of(kind: str, workers: int) -> str:
-    """Return the measurement's key in the JSON."""
     return f"{kind}_{workers}"
 
 

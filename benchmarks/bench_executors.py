@@ -43,12 +43,10 @@ LABELS = {
 
 
 def name_of(what: str, decoder: str) -> str:
-    """Return the measurement's key in the JSON."""
     return f"{what}_{decoder}"
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Run the benchmark and write ``executors.json``."""
     arguments = parse(__doc__, rounds=7, given=given)
     quieten_peers()
     num_images, batch_size, num_batches = (12, 4, 4) if arguments.quick else (256, 64, 8)

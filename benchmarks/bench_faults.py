@@ -64,7 +64,6 @@ class Start:
     turns: int
     """Turns of the busy loop a sample."""
     delivered: int
-    """Number of batches before the kill."""
 
     def milliseconds_of_fresh_start(self) -> float:
         """Return the time from ``iter()`` of a new loader to its first batch."""
@@ -93,7 +92,6 @@ class Start:
             return (time.perf_counter() - started) * 1e3
 
     def contestants(self) -> list[Contestant]:
-        """Return both measurements."""
         return [
             Contestant(name=start_name(what, self.method, self.cost), label=label, measure=measure)
             for what, measure in (
@@ -123,11 +121,9 @@ class Stateful:
     cost: str
     turns: int
     timed: int
-    """Number of timed batches."""
 
     @property
     def loaders(self) -> tuple[str, ...]:
-        """Loaders that take part."""
         return (TORCH, TORCHDATA, OURS) if self.state == NO_STATE else (TORCHDATA, OURS)
 
     def microseconds_a_batch(self, loader: str) -> float:
@@ -136,7 +132,6 @@ class Stateful:
         return seconds_a_batch(batches, warm_up=4 * NUM_WORKERS, timed=self.timed) * 1e6
 
     def contestants(self) -> list[Contestant]:
-        """Return one contestant for each loader."""
         return [
             Contestant(
                 name=state_name(loader, self.state, self.cost),
@@ -162,7 +157,6 @@ class Stateful:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Run the benchmark and write ``faults.json``."""
     arguments = parse(__doc__, rounds=9, given=given)
     quieten_peers()
     turns = turns_of(bench_overhead.SECONDS_A_SAMPLE)
@@ -209,12 +203,10 @@ def main(given: Sequence[str] | None = None) -> None:
 
 
 def start_name(what: str, method: str, cost: str) -> str:
-    """Return the key of a measurement in the JSON."""
     return f"{what} {method} {cost}"
 
 
 def state_name(loader: str, state: str, cost: str) -> str:
-    """Return the key of a measurement in the JSON."""
     return f"{loader} state={state} {cost}"
 
 

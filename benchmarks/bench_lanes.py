@@ -62,7 +62,6 @@ _CALLS = 200
 
 
 def rate_name(who: str, work: str, num_workers: int) -> str:
-    """Return the key of a measurement."""
     return f"{who} {work} workers={num_workers}"
 
 
@@ -72,12 +71,10 @@ def state_name(what: str, num_lanes: int) -> str:
 
 
 def resume_name(who: str, place: float) -> str:
-    """Return the key of a measurement."""
     return f"{who} resume {place:.0%}"
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Run the benchmark and write ``lanes.json``."""
     arguments = parse(__doc__, rounds=9, given=given)
     num_shards = 100 if arguments.quick else NUM_SHARDS
     lanes = [min(num_lanes, num_shards) for num_lanes in NUM_LANES]

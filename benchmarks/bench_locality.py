@@ -54,7 +54,6 @@ def measurement_name(what: str, name: str, order: str) -> str:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Run the benchmark and write ``locality.json``."""
     arguments = parse(__doc__, rounds=7, given=given)
     num_samples, num_images = (192, 12) if arguments.quick else (2048, 256)
     files = photograph_files(num_samples, num_images, arguments.data)

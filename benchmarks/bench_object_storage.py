@@ -53,7 +53,6 @@ def rate_name(way: str, place: int | str) -> str:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Run the benchmark and write ``object_storage.json``."""
     arguments = parse(__doc__, rounds=3, given=given)
     missing = [name for name in ("moto", "s3fs") if importlib.util.find_spec(name) is None]
     if missing:

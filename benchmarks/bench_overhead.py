@@ -59,7 +59,6 @@ CASES = (
     (TRIVIAL, 0, 1024),
     (TRIVIAL, 2, 16),
 )
-"""Datasets, numbers of workers and batch sizes."""
 AIMS = dict(zip(CASES, (1.01, 1.01, 3.0, 2.0, 1.1, 1.05, 1.0), strict=True))
 """Our time a batch, relative to torch's."""
 DIGEST_AIM = 0.01
@@ -71,12 +70,9 @@ _DIGESTS_A_BATCH = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One dataset and number of workers."""
-
     dataset: str
     num_workers: int
     timed: int
-    """Number of timed batches."""
     turns: int
     """Turns of the busy loop a sample."""
     batch_size: int = BATCH_SIZE
@@ -90,7 +86,6 @@ class Setting:
         return _WARM_UP + -(-EVIDENCE // self.batch_size) * max(1, self.num_workers)
 
     def batches(self, loader: str) -> Iterator[Any]:
-        """Start a pass of the loader of this name."""
         n = self.batch_size * (self.warm_up + self.timed + _SPARE)
         dataset = BusyNumbers(n, self.turns) if self.dataset == BUSY else Numbers(n)
         kinds: dict[str, Callable[..., Any]] = {
@@ -103,7 +98,6 @@ class Setting:
         )
 
     def name(self, loader: str) -> str:
-        """Return the key of a measurement."""
         return measurement_name(loader, self.dataset, self.num_workers, self.batch_size)
 
     def label(self, loader: str) -> str:
@@ -112,7 +106,6 @@ class Setting:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Run the benchmark and write ``overhead.json``."""
     arguments = parse(__doc__, rounds=15, given=given)
     quieten_peers()
     settings = _settings(arguments)
@@ -167,7 +160,6 @@ def main(given: Sequence[str] | None = None) -> None:
 def measurement_name(
     loader: str, dataset: str, num_workers: int, batch_size: int = BATCH_SIZE
 ) -> str:
-    """Return the key of a measurement in the JSON."""
     of_size = "" if batch_size == BATCH_SIZE else f" batch={batch_size}"
     return f"{loader} {dataset} workers={num_workers}{of_size}"
 

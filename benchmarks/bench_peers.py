@@ -54,8 +54,6 @@ PLACE = 0.9
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Amounts that are measured."""
-
     num_files: int
     num_workers: tuple[int, ...]
     batch_size: int
@@ -79,7 +77,6 @@ class Sizes:
 
     @property
     def passed(self) -> int:
-        """Number of samples in a timed pass."""
         most = self.warm_up(max(self.num_workers))
         return self.batch_size * (self.timed_batches + self.watched_batches + 2 * most)
 
@@ -118,19 +115,15 @@ class Found:
 
     entry: Entry
     reason: str | None = None
-    """Reason why it cannot run."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Facts other than measurements: whether resumes were exact, and limits that were reached."""
     values: dict[str, list[float]] = field(default_factory=dict)
-    """Values of the measurements, by name."""
 
     def add(self, what: str, value: float) -> None:
-        """Add a value of a measurement."""
         self.values.setdefault(what, []).append(value)
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Run the benchmark and write ``peers.json``."""
     arguments = parse(__doc__, rounds=7, given=given)
     sizes = QUICK if arguments.quick else FULL
     benchmark = PeersBenchmark(sizes, arguments)
@@ -142,8 +135,6 @@ def main(given: Sequence[str] | None = None) -> None:
 
 
 class PeersBenchmark:
-    """The measurements, each of one loader."""
-
     def __init__(self, sizes: Sizes, arguments: Arguments) -> None:
         self.sizes = sizes
         self.arguments = arguments
@@ -335,7 +326,6 @@ class PeersBenchmark:
         return *self.sizes.lengths, self.sizes.checked_length
 
     def _own(self, found: Found, kind: str, n: int) -> Path:
-        """Return the folder of the loader's own format."""
         return self.arguments.data.resolve() / "peers" / f"{found.entry.name}-{kind}-{n}"
 
     def _scratch(self, found: Found, name: str) -> Path:

@@ -90,11 +90,9 @@ class _Passes:
         return iter(DataLoader(dataset, work.batch_size, shuffle=True, num_workers=2))
 
     def each_time(self) -> Iterator[Any]:
-        """Start a pass of ours without prepared images."""
         return ours_of(source_of(self._work), self._work, head=[T.Resize(RESIZED)])
 
     def first(self) -> Iterator[Any]:
-        """Start a pass of ours over a new directory."""
         return ours_of(self._prepared("new"), self._work)
 
     def later(self) -> Iterator[Any]:
@@ -133,7 +131,6 @@ class _Passes:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Run the benchmark and write ``prepared.json``."""
     arguments = parse(__doc__, rounds=7, given=given)
     quieten_peers()
     num_images, batch_size, timed = (24, 4, 4) if arguments.quick else (512, 64, 24)

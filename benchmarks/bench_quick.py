@@ -37,7 +37,6 @@ _OURS, _TORCH = "ours", "torch"
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Run the benchmark and write ``quick.json``."""
     arguments = parse(__doc__, rounds=7, given=given)
     quieten_peers()
     timed, num_images, batch_size = (4, 8, 4) if arguments.quick else (8, 64, 32)

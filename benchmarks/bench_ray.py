@@ -109,7 +109,6 @@ class _Node:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Run the benchmark and write ``ray.json``."""
     arguments = parse(__doc__, rounds=7, given=given)
     quieten_peers()
     timed, num_images, batch_size = (4, 8, 4) if arguments.quick else (16, 256, 64)

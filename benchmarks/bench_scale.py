@@ -98,7 +98,6 @@ class Case:
     """Number of datasets in a mixture, or of lanes of a rank."""
 
     def name(self, what: str) -> str:
-        """Return the key of a measurement."""
         return f"{what}, {self.kind} n={self.n} ranks={self.ranks} parts={self.parts}"
 
     def make(self) -> StatefulGPULoader[Any]:
@@ -146,7 +145,6 @@ class Shards(ShardedDataset):
 
 
 def cases() -> list[Case]:
-    """Return all loaders to measure."""
     found = [Case(kind=kind, n=n) for kind in ORDERS for n in LENGTHS]
     found += [Case(kind=kind, ranks=ranks) for kind in ORDERS for ranks in NUMS_RANKS[:-1]]
     found += [Case(kind=MIXTURE, parts=parts) for parts in NUMS_DATASETS]
@@ -158,12 +156,10 @@ def cases() -> list[Case]:
 
 
 def states_name(what: str, whose: str, ranks: int) -> str:
-    """Return the key of a measurement of merged states."""
     return f"{what}, {STATES} of {whose} ranks={ranks}"
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Run the benchmark and write ``scale.json``."""
     arguments = parse(__doc__, rounds=3, given=given)
     quick = [Case(kind=SHUFFLED), Case(kind=MIXTURE, parts=10), Case(kind=LANES, n=8192)]
     measurements = [

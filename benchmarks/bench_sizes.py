@@ -40,7 +40,6 @@ from benchmarks.photographs import HEIGHT, WIDTH, photograph_folder
 from benchmarks.results import Aim, Measurement, compared
 
 SIZES = {"0.2": (WIDTH, HEIGHT), "0.8": (1024, 768), "3": (2048, 1536), "12": (4000, 3000)}
-"""Width and height by megapixels."""
 WORK = {"0.2": (512, 64, 24), "0.8": (64, 32, 12), "3": (24, 16, 8), "12": (16, 8, 4)}
 """Files, batch size and timed batches by megapixels."""
 QUICK = {"0.2": (8, 4, 4), "3": (4, 2, 2)}
@@ -78,7 +77,6 @@ class ReadWithDraft:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Run the benchmark and write ``sizes.json``."""
     arguments = parse(__doc__, rounds=5, given=given)
     quieten_peers()
     works = {size: _work(size, arguments) for size in (QUICK if arguments.quick else WORK)}

@@ -46,7 +46,6 @@ RESUME_AIM = 1.2
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Run the benchmark and write ``sources.json``."""
     arguments = parse(__doc__, rounds=9, given=given)
     num_samples, num_images, num_records = (
         (192, 12, 1280) if arguments.quick else (2048, 256, 1_000_000)
@@ -87,7 +86,6 @@ def main(given: Sequence[str] | None = None) -> None:
 
 
 def _rate_pairs(files: SourceFiles) -> Iterator[tuple[str, str]]:
-    """Yield each of our readers with each reference."""
     for name in FORMATS:
         for ours in our_readers(name, files):
             for reference in references(name, files):

@@ -51,7 +51,6 @@ TITLES = {
     "state_dict()": "time of `state_dict()`",
     "peak memory growth": "peak memory growth, 0 workers",
 }
-"""Titles of the table's rows."""
 
 _BATCHES_BEFORE_STATE = 10
 _CALLS = 1000
@@ -60,13 +59,10 @@ _CALLS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One loader over one length."""
-
     loader: str
     n: int
 
     def make(self, num_workers: int) -> Any:
-        """Return a new loader, shuffled."""
         dataset = Numbers(self.n)
         if self.loader == OURS:
             return StatefulGPULoader(
@@ -76,16 +72,13 @@ class Case:
         return StatefulDataLoader(dataset, BATCH_SIZE, shuffle=True, num_workers=num_workers)
 
     def name(self, what: str) -> str:
-        """Return the key of a measurement."""
         return f"{self.loader} {what} n={self.n}"
 
     def label(self, what: str) -> str:
-        """Return the name of a measurement for readers."""
         return f"{LABELS[self.loader]}, n = {self.n:,}, {what}"
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Run the benchmark and write ``state.json``."""
     arguments = parse(__doc__, rounds=9, given=given)
     lengths = {loader: found[:1] for loader, found in LENGTHS.items()}
     cases = [

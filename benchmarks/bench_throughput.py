@@ -56,7 +56,6 @@ _AIM_OF_PROCESSES = 0.9
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Run the benchmark and write ``throughput.json``."""
     arguments = parse(__doc__, rounds=9, given=given)
     quieten_peers()
     work = _work(arguments)

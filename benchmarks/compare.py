@@ -19,8 +19,6 @@ from benchmarks.summary import Ratio
 
 @dataclass(frozen=True)
 class Change:
-    """Change of a ratio."""
-
     name: str
     before: Ratio
     after: Ratio

@@ -19,7 +19,6 @@ _READER = "reader"
 
 
 def is_installed() -> bool:
-    """Whether DALI is installed."""
     return importlib.util.find_spec("nvidia") is not None and (
         importlib.util.find_spec("nvidia.dali") is not None
     )

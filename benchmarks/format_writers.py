@@ -23,7 +23,6 @@ SUFFIXES = {
     RECORDIO: ".rec",
     PARQUET: ".parquet",
 }
-"""Suffixes of each format's files."""
 
 Encoded = tuple[bytes, int]
 """An image file and its label."""

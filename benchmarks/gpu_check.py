@@ -66,7 +66,6 @@ _LOG_LINES = 40
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Run the check; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--output", type=Path, required=True, help="folder of JSON and logs")
     parser.add_argument("--only", nargs="+", choices=PARTS, help="these parts, and the environment")
@@ -225,7 +224,6 @@ def _benchmark_lines(content: dict[str, Any]) -> list[str]:
 
 
 def variables(*, is_rehearsal: bool = False) -> dict[str, str]:
-    """Return the environment variables of each part."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         "REQUIRE_CUDA": "0" if is_rehearsal else "1",

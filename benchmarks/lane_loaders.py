@@ -74,8 +74,6 @@ class CountedStream(IterableDataset[int]):
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """Data to read, and the number of workers."""
-
     work: str
     paths: Sequence[str]
     """Paths of tars; for trivial samples only their number matters."""

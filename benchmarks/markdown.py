@@ -31,12 +31,10 @@ def aims_table(content: Content) -> str:
 
 
 def medians_of(content: Content) -> dict[str, float]:
-    """Return the median of every measurement."""
     return {found["name"]: found["median"] for found in content["measurements"]}
 
 
 def comparisons_of(content: Content, of: str) -> list[Any]:
-    """Return the comparisons of one measurement with others."""
     return [found for found in content["comparisons"] if found["of"] == of]
 
 

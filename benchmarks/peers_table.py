@@ -32,7 +32,6 @@ class Column:
 
 
 def columns_of(content: Content) -> list[Column]:
-    """Return the measured figures."""
     return [
         Column(head="images/s", what=IMAGES, more_is_better=True),
         Column(head="CPU ms an image", what=CPU),
@@ -86,14 +85,12 @@ def peers_section(content: Content) -> str:
 
 
 def measured_loaders(content: Content) -> list[dict[str, Any]]:
-    """Return the loaders that ran."""
     return [loader for loader in content["settings"]["loaders"] if loader["reason"] is None]
 
 
 def value_of(
     content: Content, loader: dict[str, Any], column: Column, workers: int
 ) -> float | None:
-    """Return the median of a loader's figure, if there is one."""
     name = measurement_name(loader["name"], column.what, workers, column.n)
     return medians_of(content).get(name)
 
@@ -113,7 +110,6 @@ def text_of(content: Content, loader: dict[str, Any], column: Column, workers: i
 
 
 def best_of(content: Content, column: Column, workers: int) -> float | None:
-    """Return the best figure of a column."""
     values = [
         value
         for loader in measured_loaders(content)

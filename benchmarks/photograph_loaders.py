@@ -45,7 +45,6 @@ class Pass:
 
     @property
     def targets(self) -> list[int]:
-        """Class of each of ``files``."""
         return self._over_and_over(list(self.folder.targets))
 
     def _over_and_over(self, values: list[Any]) -> list[Any]:
@@ -147,7 +146,6 @@ def dali_batches(iterator: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def dali_iterator(pipeline: Any) -> Any:
-    """Return the iterator over the pipeline of :func:`dali_pipeline`."""
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
     return DALIGenericIterator(pipeline, ["images", "targets"], reader_name="reader")
@@ -164,7 +162,6 @@ def ours_prepared(work: Pass, folder: Path) -> Iterator[Any]:
 
 
 def source_of(work: Pass) -> FolderSource:
-    """Return the files for this package's loader."""
     return FolderSource.from_paths(work.files, work.targets, work.folder.root)
 
 

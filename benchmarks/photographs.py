@@ -62,7 +62,6 @@ class PhotographFolder:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings that describe these files in a benchmark's results."""
         return {
             "num_files": len(self.files),
             "originals": self.originals,

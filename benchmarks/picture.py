@@ -82,13 +82,11 @@ def new_figure(size: tuple[float, float], dpi: int = 130) -> Any:
 
 
 def hide_spines(axes: Any, *sides: str) -> None:
-    """Hide border lines of a panel."""
     for side in sides:
         axes.spines[side].set_visible(False)
 
 
 def measured_on(content: dict[str, Any]) -> str:
-    """Return machine and day of a result."""
     machine = content["machine"]
     return f"{machine['cores']} cores of {machine['processor']}, {content['date'][:10]}"
 

@@ -58,7 +58,6 @@ class Measurement:
     values: Sequence[float]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the values with median and quartiles."""
         return {
             "name": self.name,
             "label": self.label,
@@ -93,8 +92,6 @@ def compared(
 
 @dataclass(frozen=True, kw_only=True)
 class Aim:
-    """A target and the value reached."""
-
     what: str
     aim: str
     reached: str
@@ -131,8 +128,6 @@ class Aim:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """All results of one benchmark."""
-
     benchmark: str
     """Name of the JSON file, and of the module without ``bench_``."""
     rounds: int
@@ -146,7 +141,6 @@ class Results:
     """Runnable processes of the machine in the minute before the first round."""
 
     def write(self, folder: Path) -> Path:
-        """Write ``folder/BENCHMARK.json`` and return its path."""
         quick = " --quick" if self.quick else f" --rounds {self.rounds}"
         content = {
             "benchmark": self.benchmark,

@@ -57,7 +57,6 @@ class SourceFiles:
     """Size of all images together."""
 
     def paths(self, name: str) -> list[str]:
-        """Return the paths of a format, in order."""
         return [str(path) for path in sorted((self.root / name).glob(f"part-*{SUFFIXES[name]}"))]
 
     def index_paths(self, name: str) -> list[str]:

@@ -25,12 +25,10 @@ _MOST_SECONDS = 2.0
 
 
 def measurement_name(name: str, reader: str) -> str:
-    """Return the key of a measurement."""
     return f"{reader} {name}"
 
 
 def cpu_name(name: str, reader: str) -> str:
-    """Return the key of a measurement of CPU time."""
     return f"cpu {measurement_name(name, reader)}"
 
 

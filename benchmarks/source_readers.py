@@ -55,7 +55,6 @@ class Reader:
     is_reference: bool = False
     is_shuffled: bool = False
     has_threads: bool = False
-    """Whether our reader uses several threads."""
 
 
 def open_source(name: str, files: SourceFiles, cache_dir: str | None = None) -> Source:
@@ -132,7 +131,6 @@ def references(name: str, files: SourceFiles) -> list[Reader]:
 
 
 def has_webdataset() -> bool:
-    """Whether webdataset is installed."""
     return _has("webdataset")
 
 

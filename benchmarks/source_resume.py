@@ -48,7 +48,6 @@ Resume = Callable[[], Any]
 
 
 def resume_name(peer: str, name: str, place: float) -> str:
-    """Return the key of a measurement."""
     return f"{peer} resume {name} {place:.0%}"
 
 
@@ -84,8 +83,6 @@ def _measured(
     *,
     warm_up: int | None = None,
 ) -> list[Measurement]:
-    """Measure one peer at both places in turn."""
-
     def milliseconds(resume: Resume) -> float:
         started = time.perf_counter()
         batch = resume()

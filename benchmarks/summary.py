@@ -32,8 +32,6 @@ def summarise(values: Sequence[float]) -> Summary:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Ratio of one contestant to another."""
-
     median: float
     """Median over the rounds of the ratio within a round, so that slow drifts cancel."""
     low: float

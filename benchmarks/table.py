@@ -57,7 +57,6 @@ SCALE = (
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Redraw the tables and the pictures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").replace("\n", " "))
     parser.add_argument("--results", type=Path, default=results.FOLDER, help="folder of the JSON")
     parser.add_argument("--document", type=Path, default=DOCUMENT, help="where all tables go")

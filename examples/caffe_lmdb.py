@@ -110,7 +110,6 @@ def tensor_protos(data: bytes, label: int) -> bytes:
 
 
 def field(number: int, value: int | bytes) -> bytes:
-    """Return a field of a protobuf message."""
     if isinstance(value, int):
         return varint(number << 3) + varint(value)
     return varint(number << 3 | 2) + varint(len(value)) + value

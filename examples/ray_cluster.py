@@ -51,7 +51,6 @@ def train(folder: Path, lose_the_nodes: Any = None, **workers: Any) -> tuple[lis
 
 
 def main() -> None:
-    """Train on one machine and on a cluster, and compare."""
     # Before Ray is imported: send no statistics, and let workers find this file's own modules.
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
     os.environ["PYTHONPATH"] = str(Path(__file__).parent.parent)

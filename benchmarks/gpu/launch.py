@@ -106,7 +106,6 @@ class Augmenting:
         self.drawn = [_drawn(recipes, batch, number) for number, batch in enumerate(batches)]
 
     def __call__(self, number: int) -> torch.Tensor:
-        """Queue one batch."""
         which = number % len(self._batches)
         return self._recipes.apply_batch(self._batches[which], self.drawn[which])
 

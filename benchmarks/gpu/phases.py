@@ -29,7 +29,6 @@ PHASES: dict[str, list[tuple[Any, str]]] = {
     "next() (the user)": [(DevicePrefetch, "__next__")],
     "of it: hand over": [(Task, "take")],
 }
-"""Phases, and the methods that implement them."""
 
 
 @dataclass
@@ -44,7 +43,6 @@ class Spent:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def note(self, seconds: float, cpu_seconds: float) -> None:
-        """Add one call."""
         with self.lock:
             self.calls += 1
             self.seconds += seconds

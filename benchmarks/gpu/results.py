@@ -32,12 +32,10 @@ JITTER, WAITING, STATE = 0.10, 0.02, 0.01
 
 
 def decoding(backend: str) -> str:
-    """Return the name of a backend's ceiling."""
     return f"{DECODING}_{backend}"
 
 
 def ours(backend: str) -> str:
-    """Return the name of our loader with a backend."""
     return f"{OURS}_{backend}"
 
 
@@ -48,7 +46,6 @@ class GpuResults:
     arguments: Arguments
     work: Pass
     name: str
-    """Name of the benchmark and its file."""
     backends: list[str] = field(default_factory=list)
     """Usable backends; the first is the choice of "auto"."""
     labels: dict[str, str] = field(default_factory=dict)
@@ -61,7 +58,6 @@ class GpuResults:
     notes: list[str] = field(default_factory=list)
 
     def note(self, name: str, label: str, unit: str, values: Sequence[float]) -> None:
-        """Keep the values of one contestant."""
         self.labels[name], self.units[name], self.values[name] = label, unit, list(values)
 
     def median(self, name: str) -> float | None:

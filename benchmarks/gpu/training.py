@@ -43,7 +43,6 @@ class Training:
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.1, momentum=0.9)
 
     def step(self, images: torch.Tensor, targets: torch.Tensor) -> None:
-        """Queue one step."""
         images = images.to(memory_format=torch.channels_last)
         with torch.autocast("cuda", DTYPE):
             loss = torch.nn.functional.cross_entropy(self._model(images), targets)

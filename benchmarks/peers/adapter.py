@@ -28,7 +28,6 @@ class Work:
 
     @property
     def files(self) -> list[str]:
-        """File of every sample."""
         times = -(-self.num_samples // len(self.photographs))
         return list(self.photographs * times)[: self.num_samples]
 
@@ -50,8 +49,6 @@ class Delivery:
 
 
 class Peer(ABC):
-    """A loader."""
-
     def build_photographs(self, work: Work) -> None:  # noqa: B027
         """Write the photographs in the loader's own format, if it has one."""
 

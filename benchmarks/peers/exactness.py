@@ -36,7 +36,6 @@ class Exactness:
         return self.are_samples_exact and self.same_pixels == self.batches
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the values for the JSON file."""
         return {
             **asdict(self),
             "samples_exact": self.are_samples_exact,

@@ -27,7 +27,6 @@ class Order:
 
     peer: str
     kind: str
-    """Photographs or numbers."""
     work: dict[str, Any]
     """Fields of :class:`benchmarks.peers.adapter.Work`."""
     report: str
@@ -50,19 +49,16 @@ class Order:
     """Numbers of batches before the clock runs, and while it runs."""
 
     def to_json(self) -> str:
-        """Return the order as JSON for the command line."""
         return json.dumps(dataclasses.asdict(self))
 
 
 def main() -> None:
-    """Execute the order and report."""
     order = Order(**json.loads(sys.argv[1]))
     report = carry_out(order)
     Path(order.report).write_text(json.dumps(report), encoding="utf-8")
 
 
 def carry_out(order: Order) -> dict[str, Any]:
-    """Run the pass and return its report."""
     from benchmarks.harness import quieten_peers
     from benchmarks.peers.adapter import Work
 

@@ -39,14 +39,12 @@ class Entry:
 
     @property
     def is_installed(self) -> bool:
-        """Whether the loader can run here."""
         try:
             return importlib.util.find_spec(self.module) is not None
         except ModuleNotFoundError:
             return False
 
     def load(self) -> Peer:
-        """Return the adapter."""
         module, _, name = self.adapter.partition(":")
         peer: Peer = getattr(importlib.import_module(module), name)()
         return peer
@@ -159,5 +157,4 @@ ENTRIES = (
 
 
 def entry_of(name: str) -> Entry:
-    """Return the loader of this name."""
     return next(entry for entry in ENTRIES if entry.name == name)

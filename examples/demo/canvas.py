@@ -117,7 +117,6 @@ class Canvas:
         self._page.set_ylim(self.height, 0)
 
     def box(self, left: float, top: float, width: float, height: float, colour: str) -> None:
-        """Draw a filled rectangle."""
         from matplotlib.patches import Rectangle
 
         self._page.add_patch(Rectangle((left, top), width, height, color=colour, linewidth=0))

@@ -17,7 +17,6 @@ class Comparison:
     """
 
     batches: int
-    """Number of compared batches."""
     again: int
     """Number of these batches that were repeated because they came after the last checkpoint."""
     missing: tuple[int, ...]

@@ -47,7 +47,6 @@ class Pair:
 
     @property
     def num_equal(self) -> int:
-        """Number of images that are equal bit for bit."""
         bits = (self.before.view(torch.int32) == self.after.view(torch.int32)).flatten(1)
         return int(bits.all(dim=1).sum())
 

@@ -38,7 +38,6 @@ class Step:
 
     @property
     def loss_value(self) -> float:
-        """The loss as a number."""
         return float.fromhex(self.loss)
 
 

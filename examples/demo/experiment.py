@@ -52,12 +52,10 @@ class Plan:
 
     @property
     def num_files(self) -> int:
-        """Number of files in the data set."""
         return self.files_per_class * len(PHOTOGRAPHS)
 
     @property
     def num_steps(self) -> int:
-        """Number of steps in a whole run."""
         return self.num_epochs * self.steps_per_epoch
 
     @property
@@ -67,7 +65,6 @@ class Plan:
 
     @property
     def killed_epochs(self) -> tuple[int, ...]:
-        """Epochs in which the kills happen."""
         return tuple(step // self.steps_per_epoch for step in self.kill_at)
 
     @property

@@ -27,7 +27,6 @@ class Photograph:
     """One photograph, which becomes one class."""
 
     label: str
-    """Name of the class."""
     package: str
     """Importable package that contains the photograph."""
     file: str

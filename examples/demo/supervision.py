@@ -32,7 +32,6 @@ class Attempt:
     """All events of the process, in order."""
 
     def of(self, kind: type[_Kind]) -> list[_Kind]:
-        """Return the events of one kind."""
         return [event for event in self.events if isinstance(event, kind)]
 
 

@@ -46,7 +46,6 @@ class Job:
     """File name within the folder."""
 
     def to_text(self) -> str:
-        """Return the job as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod

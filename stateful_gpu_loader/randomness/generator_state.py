@@ -91,7 +91,6 @@ def checked_generator_state(state: Any, field: str) -> torch.Tensor:
 
 
 def _generator_bytes(state: Any, field: str) -> bytes:
-    """Return the bytes of a CPU generator's state, from a tensor on any device."""
     if (
         isinstance(state, torch.Tensor)
         and state.dtype == torch.uint8

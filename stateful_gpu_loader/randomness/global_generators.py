@@ -170,7 +170,6 @@ class TorchMemory:
 
 
 def python_generator() -> GlobalGenerator:
-    """Return ``random``'s generator."""
     generator: Any = getattr(random.getstate, "__self__", None)
     has_room = object.__basicsize__ + _WITH_PLACE <= type(generator).__basicsize__
     if _IS_CPYTHON and has_room:
@@ -182,7 +181,6 @@ def python_generator() -> GlobalGenerator:
 
 
 def numpy_generator() -> GlobalGenerator:
-    """Return ``numpy.random``'s generator."""
     generator: Any = getattr(np.random.get_state, "__self__", None)
     twin = np.random.RandomState(0)
     if _IS_CPYTHON and type(generator) is type(twin):
@@ -211,7 +209,6 @@ _FIRST_BYTES = 256
 
 
 def torch_generator() -> GlobalGenerator:
-    """Return torch's default CPU generator."""
     generator: Any = torch.default_generator
     twin: Any = torch.Generator()
     torch.randn(1, dtype=torch.float64, generator=twin, device="cpu")  # caches another number
@@ -420,7 +417,6 @@ class DrawWatch:
             raise
 
     def begin(self) -> None:
-        """Start to watch."""
         self._asked_before = self.times_asked
         self._states = global_states()
 
@@ -499,7 +495,6 @@ class _StandIn:
     __slots__ = ("call", "thing", "watch")
 
     watch: DrawWatch
-    """The watch in progress."""
 
     def __init__(self, thing: Any, call: str | None) -> None:
         self.thing = thing

@@ -46,7 +46,6 @@ class MixtureOrder:
         self.dataset = dataset
         self.is_shuffled = shuffle
         self.parts = [_order_of(dataset.datasets[d], shuffle) for d in dataset.drawn_parts]
-        """Orders of the parts."""
         self.algorithm = self._describe()
 
     @property
@@ -54,7 +53,6 @@ class MixtureOrder:
         return self.dataset.num_samples
 
     def of_epoch(self, seed: int, epoch: int) -> EpochOrder:
-        """Return the order of one epoch."""
         return MixtureEpoch(self, seed, epoch)
 
     def _describe(self) -> str:

@@ -550,7 +550,6 @@ def _encoded(text: str) -> bytes:
 
 
 def digest(content: bytes) -> str:
-    """Return a short digest of bytes."""
     return f"blake2b {hashlib.blake2b(content, digest_size=16).hexdigest()}"
 
 

@@ -41,14 +41,10 @@ class Address:
 
 
 class Delivered(NamedTuple):
-    """A delivered batch."""
-
     number: int
     """Number of the batch among all batches that the loader has offered."""
     request: Any
-    """The request that the batch was made from."""
     bad: tuple[FoundBad, ...]
-    """Samples that the batch could not use."""
 
 
 class Standing(NamedTuple):
@@ -80,7 +76,6 @@ class Offer(NamedTuple):
     standing: Standing
     """Standing of the pass after the offer is taken."""
     is_failure: bool
-    """Whether the content is an exception."""
 
 
 class Pass:

@@ -31,7 +31,6 @@ _INSERTED = re.compile(r"__(Copy|MakeContiguous)_[CG]puTo[CG]pu_")
 _MAX_FILE_BYTES = 1 << 30
 
 _MODULUS = 2**31 - 1
-"""Modulus of the generator of DALI's readers."""
 
 _REMEDY = (
     "load it into the pipeline that it was taken of, built with the batch size, the shards, the "

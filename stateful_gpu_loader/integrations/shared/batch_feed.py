@@ -143,7 +143,6 @@ class BatchFeed(Dataset[Any]):
 
     @property
     def next_epoch(self) -> int:
-        """Epoch of the next pass."""
         if self._requested is not None:
             return self._requested
         return int(self.loader.state_dict()["epoch"]) + self._follows_an_epoch

@@ -31,7 +31,7 @@ from stateful_gpu_loader.samplers.shuffled import ShuffledSampler
 READ_FORMATS = (TAR, PARQUET)
 IN_ORDER, EVERYTHING = "in order", "everything shuffled"
 WINDOWS = {"window of 1": 1, "window of 4": 4, "window of 16": 16}
-"""Number of blocks that are mixed at a time, by label."""
+"""Number of blocks mixed at a time, by label."""
 ORDERS = (IN_ORDER, *WINDOWS, EVERYTHING)
 WHATS = {
     "reads": "reads a sample",

@@ -62,7 +62,7 @@ class Sizes:
     """Number of samples in the compared passes."""
     compared_batch_size: int
     lengths: tuple[int, ...]
-    """Numbers of samples in the epochs that are resumed near their end."""
+    """Numbers of samples in the epochs resumed near their end."""
     restored_batch_size: int
     checked_length: int
     """Number of samples in an epoch that is small enough to walk through."""

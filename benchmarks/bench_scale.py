@@ -60,7 +60,7 @@ STATES_OF = {
     "lanes 1": "a lane each",
     "lanes 8": "8 lanes each",
 }
-"""Kinds of states that are merged."""
+"""Kinds of merged states."""
 
 CONSTRUCTION, FIRST, STEP, INDEX = "construction", "first batch", "step", "an index"
 SIZE, TAKING, LOADING, MEMORY = "state", "state_dict()", "load_state_dict()", "memory"

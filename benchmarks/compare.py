@@ -47,7 +47,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]
         before, after: contents of two files of one benchmark.
 
     Raises:
-        ValueError: the results are from different benchmarks or machines, or one is a smoke run.
+        ValueError: results are from different benchmarks or machines, or only one is a smoke run.
     """
     one, other = map(_conditions, (before, after))
     for field in one:

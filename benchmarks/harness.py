@@ -47,7 +47,7 @@ def alternate(
         warm_up_rounds: number of rounds before those, which fill caches and do not count.
 
     Returns:
-        The measurements of each name, in the order of the rounds.
+        Measurements of each name, in the order of the rounds.
     """
     values: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
     total = (rounds + warm_up_rounds) * len(contestants)

@@ -156,7 +156,7 @@ def _costs(found: dict[str, float], settings: Content, name: str) -> list[str]:
 
 
 def _table(found: dict[str, float], rows: list[tuple[str, Case]]) -> str:
-    """Return a table with a column for each quantity that was measured in any of the cases."""
+    """Return a table with a column for each quantity measured in any of the cases."""
     whats = [what for what in _WHATS if any(case.name(what) in found for _, case in rows)]
     body = [
         [label, *(cell(found, case.name(what), scale.UNITS[what]) for what in whats)]

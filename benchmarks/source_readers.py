@@ -37,7 +37,7 @@ NUM_THREADS = 2
 PARQUET_CACHE = 4
 """Ratio of the images' size to that of the cache of row groups."""
 WINDOW = 4
-"""Number of row groups that are mixed at a time."""
+"""Number of row groups mixed at a time."""
 
 _BLOCK = 64
 """Number of samples that a thread reads at a time."""

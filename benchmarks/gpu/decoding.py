@@ -54,7 +54,7 @@ class DecodingAlone:
 
     Args:
         backend: name of the decoder.
-        batches: batches that are decoded repeatedly.
+        batches: batches decoded repeatedly.
     """
 
     def __init__(self, backend: str, batches: Sequence[EncodedFiles]) -> None:

@@ -44,7 +44,7 @@ def carry_out(
             sampled after the timed part, if there is one, because sampling takes time.
 
     Returns:
-        The report, and ``process_started_at``, on the clock of ``time.monotonic``.
+        Report, and ``process_started_at``, on the clock of ``time.monotonic``.
 
     Raises:
         PassFailed: the process ended with an error; the message is its last line of output.

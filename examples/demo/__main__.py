@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments; None takes those of the process.
 
     Returns:
-        The exit status: 0 if nothing differs, 1 if something differs or failed, 2 for invalid
+        Exit status: 0 if nothing differs, 1 if something differs or failed, 2 for invalid
         arguments, 130 after Ctrl-C.
     """
     parser = argparse.ArgumentParser(

@@ -24,7 +24,7 @@ def run_demo(output: Path, plan: Plan | None = None) -> int:
         plan: parameters of the experiment.
 
     Returns:
-        The exit status: 0 if our killed run equals the undisturbed one, bit for bit, else 1.
+        Exit status: 0 if our killed run equals the undisturbed one, bit for bit, else 1.
 
     Raises:
         LoaderError: a training process failed by itself, or an optional package is missing.

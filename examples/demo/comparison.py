@@ -18,7 +18,7 @@ class Comparison:
 
     batches: int
     again: int
-    """Number of these batches that were repeated because they came after the last checkpoint."""
+    """Number of these batches repeated because they came after the last checkpoint."""
     missing: tuple[int, ...]
     """Steps of the undisturbed run that the killed run never made."""
     other_labels: tuple[int, ...]

@@ -113,7 +113,7 @@ def run_experiment(
             the thread of that training.
 
     Returns:
-        The runs of each loader of the plan.
+        Runs of each loader of the plan.
 
     Raises:
         LoaderError: a training process failed by itself.

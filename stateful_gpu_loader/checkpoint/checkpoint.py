@@ -323,8 +323,7 @@ class Checkpoint:
         """Write the states to a file, completely and durably or not at all.
 
         A full disk or a kill at any moment leaves earlier files intact. Several processes may save
-        to
-        one pattern: each gets its own number.
+        to one pattern: each gets its own number.
 
         Args:
             path: ``"run_{seq:04d}.json"`` writes a new file with the highest existing number plus
@@ -334,7 +333,7 @@ class Checkpoint:
                 than the newest ``keep`` intact ones; None removes none.
 
         Returns:
-            The path of the file.
+            Path of the file.
 
         Raises:
             CheckpointError: there are no states, the path or ``keep`` is not valid, or the file
@@ -361,7 +360,7 @@ class Checkpoint:
                 returned is that file, with or without braces.
 
         Returns:
-            The path of the file that was read.
+            Path of the file that was read.
 
         Raises:
             CheckpointNotFound: (a FileNotFoundError) there is no such file.

@@ -22,7 +22,7 @@ class ParallelAwareLoader(RankedState):
 
     Args:
         loader: built with ``rank=dp_rank, num_replicas=dp_world_size``.
-        dp_rank, dp_world_size: the values that torchtitan passes to the dataloader's builder.
+        dp_rank, dp_world_size: values that torchtitan passes to the dataloader's builder.
         group: for the exchange of states; None is all processes. A smaller group is sufficient if
             it contains each data-parallel rank: ``mesh["dp"].get_group()``.
 

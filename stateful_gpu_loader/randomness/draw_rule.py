@@ -12,7 +12,7 @@ from stateful_gpu_loader.randomness.global_generators import DrawWatch, others_a
 T = TypeVar("T")
 
 EVIDENCE = 1024
-"""Number of samples that are seeded and watched before later ones are only watched."""
+"""Number of samples seeded and watched before later ones are only watched."""
 
 
 class DrawRule:
@@ -39,7 +39,7 @@ class DrawRule:
         self.leaves_alone = False
         """Whether samples may draw but are not seeded, because another thread draws."""
         self._num_seeded = 0
-        """Number of samples that were seeded and watched."""
+        """Number of samples seeded and watched."""
         self._seeds_first: bool | None = None
         """Whether samples are seeded before any has drawn; None before the first sample."""
         self._may_have_drawn = False

@@ -186,9 +186,9 @@ class RNG:
         high.
 
         Args:
-            low: the lower end.
-            high: the upper end, at least low.
-            size: the shape of the array; None for a float.
+            low: lower end.
+            high: upper end, at least low.
+            size: shape of the array; None for a float.
             dtype: deprecated.
 
         Returns:
@@ -226,8 +226,8 @@ class RNG:
 
         Args:
             mean: the mean.
-            std: the standard deviation, not negative.
-            size: the shape of the array; None for a float.
+            std: standard deviation, not negative.
+            size: shape of the array; None for a float.
             dtype: deprecated.
 
         Returns:
@@ -269,7 +269,7 @@ class RNG:
         Args:
             low: smallest integer, or the exclusive end if high is None; -2**63 <= low.
             high: exclusive end; low < high <= 2**63.
-            size: the shape of the array; None for an int.
+            size: shape of the array; None for an int.
             dtype: deprecated.
 
         Returns:
@@ -309,7 +309,7 @@ class RNG:
 
         Args:
             probability: in [0, 1].
-            size: the shape of the array; None for a bool.
+            size: shape of the array; None for a bool.
             dtype: deprecated.
 
         Returns:

@@ -26,7 +26,7 @@ from stateful_gpu_loader.samplers.orders import (
 from stateful_gpu_loader.state.schema import as_int
 
 DEFAULT_WINDOW = 16
-"""Default number of blocks that are mixed at a time."""
+"""Default number of blocks mixed at a time."""
 _LARGEST = 1 << 62
 
 
@@ -47,7 +47,7 @@ class Blocks:
         lengths: number of samples in every block as one int (the last block may be shorter), or
             int64 [number of blocks] with the number in each block, none negative (for block
             boundaries: ``np.diff(boundaries)``).
-        window: number of blocks that are mixed at a time, 1 or more. That many are open at once.
+        window: number of blocks mixed at a time, 1 or more. That many are open at once.
             The order is as random as that of a shuffle buffer holding all their samples.
 
     Raises:

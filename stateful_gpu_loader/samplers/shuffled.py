@@ -140,7 +140,7 @@ class ShuffledSampler(OrderSampler, RandomSampler):
             without replacement, the dataset is repeated in another order.
         generator: used in place of a seed; a copy draws the seed, so it does not advance.
         seed: seed of the order; None takes that of the loader that uses the sampler, or 0.
-        locality: the blocks in which the dataset is stored, for an order that reads it nearly
+        locality: blocks in which the dataset is stored, for an order that reads it nearly
             sequentially; see :class:`~stateful_gpu_loader.samplers.blocks.BlockOrder`.
 
     Raises:

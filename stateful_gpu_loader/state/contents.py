@@ -1,7 +1,7 @@
 """Digest of all data in a thing, in bounded time; content ids are made of it.
 
 Long lists are read by columns, so a million file names take about 0.3 s. Each thing has a price
-in nanoseconds that is known before it is read. Data that exceeds the budget is only sampled.
+in nanoseconds known before it is read. Data that exceeds the budget is only sampled.
 Prices follow from sizes alone, so equal data is sampled the same way everywhere.
 
 The digest does not depend on the order of a set, on the place of files, or on the version of

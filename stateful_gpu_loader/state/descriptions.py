@@ -667,7 +667,7 @@ def _is_plain(entry: Any) -> bool:
 
 
 def _roots_of(thing: Any) -> tuple[str, ...]:
-    """Return a dataset's root for relative paths, as given and as normalised by pathlib."""
+    """Return a dataset's root for relative paths, as given and normalised."""
     root = getattr(thing, "__dict__", {}).get("root")
     if not isinstance(root, (str, os.PathLike)):
         return ()

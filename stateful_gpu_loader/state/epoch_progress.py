@@ -30,7 +30,7 @@ class Address:
     """Position of the oldest undelivered sample. With a user's sampler: number of indices
     that the sampler has yielded. Over an iterable dataset: number of batches."""
     ahead: tuple[tuple[int, str | None], ...] = field(default=(), repr=False)
-    """Positions of batches that were delivered before an older one (``in_order=False``), each
+    """Positions of batches delivered before an older one (``in_order=False``), each
     with a proof that a batch there must match, or None."""
     index_digest: str | None = field(default=None, repr=False)
     """Digest of the indices before ``position``, which a sampler without state has to skip."""
@@ -204,7 +204,7 @@ class Passes:
 
         Args:
             is_over: returns whether nothing is left of the epoch at a place.
-            skips_empty_rest: whether a pass that was loaded at such a place belongs to the next
+            skips_empty_rest: whether a pass loaded at such a place belongs to the next
                 epoch, instead of being empty. It always does if :meth:`request_epoch` asked for the
                 next epoch.
         """
@@ -267,7 +267,7 @@ class Passes:
         """Offer an exception of ``current`` to the user; the next batch starts at ``place``.
 
         The state after an earlier batch (``batches_ago=``) still lies before the failed batch,
-        which is tried again if that state is loaded.
+        so loading that state tries the batch again.
 
         Args:
             place: None if the failed batch does not move the place.

@@ -112,10 +112,6 @@ class LaneCursors(Mapping[int, LaneCursor]):
     So the moments of a pass share one dictionary, which holds the cursors of the latest moment. An
     earlier moment keeps the cursors that had not moved yet, and a link to the next moment.
 
-    Args:
-        epoch: the epoch.
-        cursors: cursor of each lane.
-
     >>> first = LaneCursors(0, {0: LaneCursor(), 1: LaneCursor()})
     >>> second = first.moved({1: LaneCursor(turns=1, count=8)})
     >>> first[1].count, second[1].count

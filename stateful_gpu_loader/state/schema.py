@@ -61,7 +61,7 @@ class LoaderState:
     index_digest: str | None = None
     """Digest of the delivered indices, which a sampler without state has to skip."""
     ahead: str | None = None
-    """JSON text: requests that were delivered before an older one."""
+    """JSON text: requests delivered before an older one."""
     bad_samples: str | None = None
     """JSON text: record of samples that could not be used."""
     user: Any = None

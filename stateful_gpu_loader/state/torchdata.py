@@ -74,7 +74,7 @@ class TorchdataState:
     """Number of batches delivered. Too high if a resumed loader of an iterable without state
     wrote the state: torchdata counts replayed batches twice."""
     steps: int
-    """Number of these batches that were delivered after the snapshot."""
+    """Number of these batches delivered after the snapshot."""
     requests: int
     """Number of items that the batch sampler had yielded, or the sampler with ``batch_size=None``.
     Higher than ``batches`` if a fetch failed or an iterable ended. Lower with ``in_order=False``,
@@ -90,7 +90,7 @@ class TorchdataState:
     sampler: Any
     """State of a user's sampler inside torchdata's batch sampler, or None."""
     sampler_iterator: Any
-    """State of the iterator of that sampler, or None; ``permutation`` if it is torchdata's own."""
+    """State of that sampler's iterator, or None; torchdata's own contains ``permutation``."""
     index_sampler: Any
     """State of a user's batch sampler, or of a user's sampler with ``batch_size=None``, or None."""
     index_iterator: Any
@@ -106,9 +106,8 @@ class TorchdataState:
     def from_dict(cls, state: Any) -> TorchdataState:
         """Check every field of ``state``; keys that torchdata 0.11 does not know are ignored.
 
-        States of a user's objects are not checked, unless they have all the key names of
-        torchdata's
-        own iterators: ``samples_yielded``, or ``yielded`` and a tensor ``generator``.
+        States of a user's objects are not checked, unless they have all keys of torchdata's own
+        iterators: ``samples_yielded``, or ``yielded`` and a tensor ``generator``.
 
         Raises:
             StateMismatch: a key is missing, of another type or out of range.

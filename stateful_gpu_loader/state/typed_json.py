@@ -404,7 +404,7 @@ def _to_base64(data: bytes) -> str:
 
 
 def _from_base64(text: Any) -> bytes:
-    """Decode base64 that is written exactly as by :func:`_to_base64`."""
+    """Decode base64 written exactly as by :func:`_to_base64`."""
     if not isinstance(text, str):
         raise _Misfit(f"{_brief(text)} instead of base64")
     try:

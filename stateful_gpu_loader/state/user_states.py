@@ -138,7 +138,7 @@ class UserStates:
         }
 
     def without_digests(self) -> UserStates:
-        """Return the same states without the digests that verify samples that are read again."""
+        """Return the same states without the digests that verify samples read again."""
         workers = [None if worker is None else thaw(worker) for worker in self.workers or ()]
         unproven = tuple(
             None if worker is None else _frozen({**worker, "digest": None}) for worker in workers

@@ -77,7 +77,7 @@ def describe(graph: Graph, *, last_batch_policy: str) -> Description:
 
 
 def of_readers(metas: Mapping[str, Mapping[str, int]], reader_name: str | None) -> Description:
-    """Describe the properties of readers that are known once the pipeline is built.
+    """Describe the properties of readers known once the pipeline is built.
 
     Args:
         metas: result of ``Pipeline.reader_meta()``.
@@ -88,7 +88,7 @@ def of_readers(metas: Mapping[str, Mapping[str, int]], reader_name: str | None) 
 
 
 def before_build(description: Description) -> Description:
-    """Return a description without the fields that are known only after the build."""
+    """Return a description without the fields known only after the build."""
     return {
         field: value
         for field, value in description.items()

@@ -64,7 +64,7 @@ def read(checkpoint: bytes | str | os.PathLike[str]) -> Place:
 
 
 def check_operators(place: Place, graph: Graph) -> None:
-    """Check everything that is known before the pipeline is built.
+    """Check everything known before the pipeline is built.
 
     DALI would at best name an operator, and might never return if a reader's state was altered.
 

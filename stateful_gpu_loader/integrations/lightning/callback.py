@@ -1,7 +1,7 @@
 """LoaderStateCallback: the only file that imports Lightning.
 
 Lightning saves a train loader's present state, so it resumes exactly only if the loader has
-delivered exactly the batches that were used. The callback saves the state after the used batches:
+delivered exactly the batches used. The callback saves the state after the used batches:
 Lightning counts them, and ``loader.state_dict(batches_ago=n)`` is the state before the n batches
 fetched beyond them. At a resume it loads these states before Lightning fetches.
 """

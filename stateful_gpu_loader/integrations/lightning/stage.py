@@ -62,7 +62,7 @@ class Stage(Iterator[Any]):
         self._fetcher: Any = None
         self._progress: Any = None
         self._resumed_at = 0
-        """Number of batches of this run that were used before it was resumed."""
+        """Number of batches of this run used before it was resumed."""
         self._has_run = False
         """Whether a batch was used in this fit."""
         self._marks: deque[list[int]] = deque(maxlen=16)  # as far back as batches_ago= reaches
@@ -274,10 +274,10 @@ class Stage(Iterator[Any]):
 
 
 def load(stages: Iterable[Stage]) -> None:
-    """Move the loaders that are known to the places in a checkpoint.
+    """Move the known loaders to the places in a checkpoint.
 
     Args:
-        stages: the stages that resume from the same checkpoint.
+        stages: stages that resume from the same checkpoint.
 
     Raises:
         StateMismatch: a state does not fit; every loader is unchanged.

@@ -37,9 +37,9 @@ class BatchFeed(Dataset[Any]):
         self.loader = loader
         self.numbers = BatchNumbers(self)
         self.passed_over = 0
-        """Number of batches of the next pass that were delivered before the resume."""
+        """Number of batches of the next pass delivered before the resume."""
         self.num_batches = 0
-        """Number of batches of the present epoch that were handed out, or delivered before the
+        """Number of batches of the present epoch handed out, or delivered before the
         resume."""
         self._is_resumed = False
         self._run: weakref.ref[Any] | None = None

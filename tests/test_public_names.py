@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from torch.utils.data import DataLoader
@@ -74,6 +76,31 @@ def test_a_name_that_never_was_is_an_attribute_error() -> None:
         stateful_gpu_loader.ShufledSampler  # noqa: B018
 
 
+def test_the_table_of_modules_is_what_type_checkers_see() -> None:
+    """Type checkers read the imports, and a program uses the table in their place."""
+    tree = ast.parse(Path(stateful_gpu_loader.__file__).read_text())
+    imported = {
+        (alias.name, (node.module or "").removeprefix("stateful_gpu_loader."))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module != "typing"
+        for alias in node.names
+    }
+    table = stateful_gpu_loader._MODULE_OF
+    assert imported == {*table.items(), ("transforms", "stateful_gpu_loader")}
+
+
+@pytest.mark.processes
+def test_modules_are_attributes_after_an_import_of_the_package_alone() -> None:
+    _run(
+        "import stateful_gpu_loader as package\n"
+        "assert package.samplers.ShardSampler is not None\n"
+        "assert package.errors.LoaderError is package.LoaderError\n"
+        "assert set(package.__all__) <= set(dir(package))\n"
+        "import pickle\n"
+        "assert pickle.loads(pickle.dumps(package.FolderSource)) is package.FolderSource\n"
+    )
+
+
 def test_the_table_of_arguments_lists_the_signature() -> None:
     """Each argument is an attribute of the same name, which says when it may change."""
     assert set(ARGUMENTS) == set(inspect.signature(StatefulGPULoader).parameters)
@@ -108,7 +135,8 @@ def test_importing_the_package_imports_no_optional_one() -> None:
         "'lmdb', 'pyarrow', 'fsspec', 'zstandard', 'google_crc32c', 'webdataset', 'pycocotools')"
     )
     _run(
-        "import sys, stateful_gpu_loader\n"
+        "import sys\n"
+        "from stateful_gpu_loader import *\n"
         f"found = [name for name in {optional} if name in sys.modules]\n"
         "sys.exit(f'imported {found}' if found else 0)"
     )

@@ -224,7 +224,7 @@ os.execv(sys.executable, [sys.executable, "-c", {waits!r}, *pids])
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("imports", ["import torch", "import stateful_gpu_loader, torch"])
+@pytest.mark.parametrize("imports", ["import torch", "from stateful_gpu_loader import *"])
 def test_a_new_interpreter_exits_quietly(imports: str, photos: Path) -> None:
     """With another order of imports, and nothing but them."""
     statements = f"""

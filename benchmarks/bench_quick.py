@@ -1,9 +1,10 @@
-"""Two minutes that show whether a change made the loader slower: ratios to torch's DataLoader.
+"""Two minutes that show whether a change has made the loader slower: ratios to torch's DataLoader.
 
-It measures the loader's own cost with trivial numbers, in small and large batches, inline and in
-two processes. It measures photographs with two workers, decoded each time and prepared, and the CPU
-time of importing the package, relative to torch, torchvision and torchdata. Compare a result with
-an earlier one by ``python -m benchmarks.compare EARLIER.json LATER.json``.
+The first measurements show what the loader itself costs: batches of plain numbers, small and large,
+without workers and with two processes. Then come photographs with two workers, decoded in each pass
+and prepared. The last measurements are CPU times of whole processes: importing the package beside
+torch, torchvision and torchdata, and the commands ``--help`` and ``inspect`` beside torch alone.
+``python -m benchmarks.compare EARLIER.json LATER.json`` compares two results.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from benchmarks import photograph_loaders as loaders
@@ -30,13 +32,14 @@ from benchmarks.results import compared
 from stateful_gpu_loader import StatefulGPULoader
 
 _NUMBERS = {(1, 0): 2000, (16, 0): 1000, (256, 0): 200, (16, 2): 1000}
-"""Number of timed batches by batch size and number of worker processes."""
-_IMPORT = "import"
+"""Timed batches by batch size and number of worker processes."""
+_EVERYTHING = "torch, torchvision, torchdata.stateful_dataloader"
 _WARM_UP, _SPARE = 4, 8
 _OURS, _TORCH = "ours", "torch"
 
 
 def main(given: Sequence[str] | None = None) -> None:
+    """Run the benchmark and write ``quick.json``."""
     arguments = parse(__doc__, rounds=7, given=given)
     quieten_peers()
     timed, num_images, batch_size = (4, 8, 4) if arguments.quick else (8, 64, 32)
@@ -65,13 +68,21 @@ def main(given: Sequence[str] | None = None) -> None:
             "photographs, prepared": prepared,
         }.items():
             pairs[name] = functools.partial(_milliseconds, timed, start), photographs
-        pairs[_IMPORT] = (
-            functools.partial(_import_seconds, "stateful_gpu_loader"),
-            functools.partial(_import_seconds, "torch, torchvision, torchdata.stateful_dataloader"),
-        )
+        state = Path(folder, "state.pt")
+        torch.save({"loader": StatefulGPULoader(Numbers(64), 4, seed=1).state_dict()}, state)
+        starts = {
+            "import": (["-c", "from stateful_gpu_loader import *"], _EVERYTHING),
+            "--help": (["-m", "stateful_gpu_loader", "--help"], "torch"),
+            "inspect": (["-m", "stateful_gpu_loader", "inspect", str(state)], "torch"),
+        }
+        in_batches = list(pairs)
+        for name, (ours, theirs) in starts.items():
+            pairs[name] = (
+                functools.partial(_cpu_seconds, *ours),
+                functools.partial(_cpu_seconds, "-c", f"import {theirs}"),
+            )
         measurements = []
-        numbers = [name for name in pairs if name != _IMPORT]
-        for unit, names in {"ms a batch": numbers, "CPU s": [_IMPORT]}.items():
+        for unit, names in {"ms a batch": in_batches, "CPU s": list(starts)}.items():
             contestants = [
                 Contestant(name=f"{who} {name}", label=f"{who}, {name}", measure=measure)
                 for name in names
@@ -98,17 +109,20 @@ def _milliseconds(timed: int, start: Callable[[], Iterator[Any]]) -> float:
     return seconds_a_batch(start(), warm_up=_WARM_UP, timed=timed) * 1e3
 
 
-def _import_seconds(modules: str) -> float:
-    """Return the CPU time of a Python process that imports the modules and ends."""
+def _cpu_seconds(*arguments: str) -> float:
+    """CPU time of a Python process with these arguments, from its start to its end."""
     # A start without compiled files would measure Python's compiler.
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
     process = subprocess.Popen(
-        [sys.executable, "-c", f"import {modules}"], env=environment, cwd=ROOT
+        [sys.executable, *arguments], env=environment, cwd=ROOT, stdout=subprocess.DEVNULL
     )
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise RuntimeError(f"import {modules}: ended with {process.returncode}. Remedy: install it")
+        raise RuntimeError(
+            f"python {' '.join(arguments)}: ended with {process.returncode}. Remedy: run it by "
+            "itself, and install what is missing"
+        )
     return usage.ru_utime + usage.ru_stime
 
 

@@ -1,15 +1,17 @@
-"""The commands, and what becomes of their errors."""
+"""The commands, and how their errors are reported."""
 
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
+import stateful_gpu_loader
 from stateful_gpu_loader.cli.bench import bench_command
 from stateful_gpu_loader.cli.diff import diff
 from stateful_gpu_loader.cli.inspect import inspect
-from stateful_gpu_loader.cli.output import complain
+from stateful_gpu_loader.cli.output import complain, said
 from stateful_gpu_loader.cli.prepare import prepare
 from stateful_gpu_loader.cli.preview import preview
 from stateful_gpu_loader.cli.seek import seek
@@ -19,18 +21,30 @@ from stateful_gpu_loader.errors import LoaderError
 
 app = typer.Typer(
     name="stateful-gpu-loader",
-    help="Look into the state of a data loader, prove that it resumes exactly, see its data, find "
-    "what bounds its speed, and prepare its images.",
-    epilog="Exit status: 0 all is well, 1 something differs, 2 it cannot be done.",
+    help="Inspect the state of a data loader, verify that the loader resumes exactly, see its "
+    "data, find its bottleneck, and prepare its images.",
+    epilog="Exit status: 0 all is well, 1 something differs, 2 the command failed.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # Rich takes text in brackets, such as [width, height], for markup
 )
 
 
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"stateful-gpu-loader {stateful_gpu_loader.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _commands() -> None:
-    """Without a callback, Typer would make an app of one command that command itself."""
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Declare the options that come before a command."""
 
 
 for _command in (inspect, diff, seek, which, verify, preview, prepare):
@@ -39,13 +53,13 @@ app.command("bench")(bench_command)
 
 
 def run() -> None:
-    """Run one command; a user's mistake is one sentence on stderr, and any failure status 2."""
+    """Run one command; a user's mistake prints one message, and any failure has status 2."""
     try:
         app()
     except (LoaderError, OSError) as error:
-        complain(str(error))
+        complain(said(error))
         sys.exit(2)
     except Exception:
-        # Status 1, which Python itself would give, says that something differs.
+        # Python itself would exit with status 1, which means that something differs.
         sys.excepthook(*sys.exc_info())
         sys.exit(2)

@@ -1,27 +1,28 @@
-"""The command ``bench``: what bounds a loader's speed, and how many workers are enough."""
+"""The command ``bench``: the bottleneck of a loader, and how many workers are enough."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE
-from rich.table import Table
 
-from stateful_gpu_loader.cli.output import JsonOption, console, print_json, progress
+from stateful_gpu_loader.cli.output import JsonOption, check_output, console, print_json, progress
 from stateful_gpu_loader.cli.target import ArgOption, FactoryArgument, factory_of
-from stateful_gpu_loader.tools.bench import OURS, ROUNDS, BenchError, BenchReport, bench
-from stateful_gpu_loader.tools.bench_picture import draw
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from stateful_gpu_loader.tools.bench import BenchReport
 
 _BUSY = 0.5
-"""Share of the cores that others may use before the figures are doubtful."""
+"""Share of the cores that other programs may use before the figures are doubtful."""
 
 
 class Against(str, Enum):
-    """Other loaders that can be measured in turns with the user's."""
+    """Other loaders that can be measured in turns with the user's loader."""
 
     torch = "torch"
 
@@ -30,26 +31,33 @@ def bench_command(
     factory: FactoryArgument,
     arg: ArgOption = None,
     workers: Annotated[
-        str, typer.Option(metavar="N,N,...", help="Numbers of workers to measure: 0,8,16")
+        str, typer.Option(metavar="N,N,...", help="Numbers of workers to measure. Example: 0,8,16")
     ] = "0,1,2,4",
     seconds: Annotated[
         float, typer.Option(help="Seconds of measuring for each number of workers.")
     ] = 5.0,
     against: Annotated[
         Against | None,
-        typer.Option(help="Measure torch's DataLoader over the same dataset in turns with yours."),
+        typer.Option(help="Also measure torch's DataLoader over the same dataset, in turns."),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--out", metavar="FILE", help="Draw a picture: a .png or .svg file."),
+        typer.Option(
+            "-o", "--out", metavar="FILE", help="Also draw a picture into this .png or .svg file."
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Measure what bounds your loader's speed, and how many workers are enough.
+    """Find the bottleneck of a loader, and how many workers are enough.
 
-    Batches are taken as fast as they come, with each number of workers in turns.
+    Batches are taken as fast as they come. The numbers of workers are measured in turns.
     """
+    from stateful_gpu_loader.tools.bench import ROUNDS, bench
+    from stateful_gpu_loader.tools.bench_picture import draw
+
     numbers = _numbers(workers)
+    if output is not None:
+        check_output(output)
     loader = factory_of(factory, arg)()
     with progress() as bar:
         task = bar.add_task("", total=ROUNDS * len(numbers))
@@ -74,27 +82,30 @@ def _numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise BenchError(f"--workers {text!r} is no list of numbers such as 0,1,2,4") from None
+        from stateful_gpu_loader.tools.bench import BenchError
+
+        raise BenchError(
+            f"--workers {text!r} is not a list of numbers. Remedy: for example --workers 0,1,2,4"
+        ) from None
 
 
 def _show(report: BenchReport) -> None:
+    from stateful_gpu_loader.tools.bench import OURS
+
     out = console()
-    stages = [ceiling.stage for ceiling in report.ceilings]
-    rates = Table(box=SIMPLE, title="Samples per second, and microseconds per sample in each stage")
-    for heading in ("loader", "workers", "samples/s", *stages, "idle"):
-        rates.add_column(heading, justify="left" if heading == "loader" else "right", no_wrap=True)
+    rates = _table("Samples per second", "loader", "workers", "samples/s")
     for rate in report.rates:
-        of_stages = [f"{1e6 * rate.stages.get(name, 0.0):,.1f}" for name in stages]
-        rates.add_row(
-            rate.loader,
-            str(rate.num_workers),
-            f"{rate.samples_per_second:,.0f}",
-            *([*of_stages, f"{1e6 * rate.idle:,.1f}"] if rate.loader == OURS else []),
-        )
+        rates.add_row(rate.loader, str(rate.num_workers), f"{rate.samples_per_second:,.0f}")
     out.print(rates)
-    ceilings = Table(box=SIMPLE, title=f"Each stage as if it were alone on {report.cores} cores")
-    for heading in ("stage", "us alone", "us together", "at most samples/s"):
-        ceilings.add_column(heading, justify="left" if heading == "stage" else "right")
+    ours = [rate for rate in report.rates if rate.loader == OURS]
+    workers = [f"{rate.num_workers} workers" for rate in ours]
+    spent = _table("Microseconds per sample, added up over all workers", "stage", *workers)
+    for stage in [ceiling.stage for ceiling in report.ceilings]:
+        spent.add_row(stage, *[f"{1e6 * rate.stages.get(stage, 0.0):,.1f}" for rate in ours])
+    spent.add_row("idle", *[f"{1e6 * rate.idle:,.1f}" for rate in ours])
+    out.print(spent)
+    headings = "stage", "us alone", "us together", "at most samples/s"
+    ceilings = _table(f"Each stage as if it were alone on {report.cores} cores", *headings)
     for one in report.ceilings:
         ceilings.add_row(
             one.stage,
@@ -106,8 +117,20 @@ def _show(report: BenchReport) -> None:
     if report.load_average is not None and report.load_average > _BUSY * report.cores:
         out.print(
             f"This machine was busy (load average {report.load_average:.1f} on {report.cores} "
-            "cores before the measurement): measure again when it is not."
+            "cores before the measurement). Measure again when it is idle."
         )
     if report.peer is not None:
         out.print(f"Compared with: {report.peer}.")
     out.print(report.recommendation)
+
+
+def _table(title: str, first: str, *numbers: str) -> Table:
+    """Return a table of names and numbers; text too long for the terminal is wrapped, not cut."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    table = Table(box=SIMPLE, title=title)
+    table.add_column(first)
+    for heading in numbers:
+        table.add_column(heading, justify="right", overflow="fold")
+    return table

@@ -1,30 +1,32 @@
-"""The command ``inspect``: what the states in a file or folder hold, in words."""
+"""The command ``inspect``: the content of the states in a file or folder, in words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
-
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from stateful_gpu_loader.cli.output import JsonOption, complain, console, print_json, visible
 from stateful_gpu_loader.cli.target import StatesArgument
 from stateful_gpu_loader.errors import StateMismatch
-from stateful_gpu_loader.samplers.choice import order_in_words
-from stateful_gpu_loader.tools.inspect_state import BATCHES, SAMPLES, Description, describe
-from stateful_gpu_loader.tools.state_files import FoundState, Search, Unreadable, search
+
+if TYPE_CHECKING:
+    from stateful_gpu_loader.tools.inspect_state import Description
+    from stateful_gpu_loader.tools.state_files import FoundState, Unreadable
 
 UNKNOWN = "unknown"
 _MOST_LANES, _MOST_BAD = 16, 10
 
 
 def inspect(path: StatesArgument, as_json: JsonOption = False) -> None:
-    """Show where data loaders stand, from their states in a checkpoint, without executing any code.
+    """Show the positions of the data loaders in a checkpoint.
 
-    Whatever a state does not say is shown as unknown. Files that may hold a state and cannot be
-    read are named. Exit status: 0 a state was found, 2 none.
+    No code in the files is executed. Values that a state does not hold are shown as unknown. Files
+    that may hold a state but cannot be read are listed. Exit status: 0 a state was found, 2 none
+    was found.
     """
+    from stateful_gpu_loader.tools.inspect_state import describe
+    from stateful_gpu_loader.tools.state_files import Search, Unreadable, search
+
     found = search(path)
     described, unreadable = [], list(found.unreadable)
     for each in found.states:
@@ -56,6 +58,9 @@ def _plain(found: FoundState, description: Description) -> dict[str, Any]:
 
 
 def _show(found: FoundState, description: Description) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
     place = f", {found.where}" if found.where else ""
     console().print(Text(visible(f"{found.path}{place} ({found.container})"), style="bold"))
     if found.note:
@@ -74,6 +79,8 @@ def _show(found: FoundState, description: Description) -> None:
 
 
 def _rows(found: Description, ranks: str) -> Iterator[tuple[str, str]]:
+    from stateful_gpu_loader.samplers.choice import order_in_words
+
     version = "" if found.version is None else f", version {found.version}"
     yield "written by", f"{found.library}{version}"
     yield "epoch", _said(found.epoch)
@@ -88,15 +95,15 @@ def _rows(found: Description, ranks: str) -> Iterator[tuple[str, str]]:
     yield "seed", _said(found.seed)
     yield "ranks", ranks
     if found.ahead:
-        yield "delivered ahead", f"{_counted(found.ahead, BATCHES)}, before an older one"
+        yield "delivered ahead", f"{_counted(found.ahead, 'batches')}, before an older one"
     for lane in found.lanes[:_MOST_LANES]:
-        count = _counted(lane.samples or 0, SAMPLES)
+        count = _counted(lane.samples or 0, "samples")
         place = "ended" if lane.ended else f"{count}, in its shard {lane.shard}"
         yield f"lane {lane.lane}", place
     if len(found.lanes) > _MOST_LANES:
         yield "more lanes", f"{len(found.lanes) - _MOST_LANES}; --json has them all"
     for name, value in (found.fingerprint or {}).items():
-        # Both are None where there is nothing to tell, and not where it is unknown.
+        # None has a meaning of its own in these two fields; elsewhere it means unknown.
         meant = {"on_bad_sample": "raise", "decoder_version": "none"}.get(name, UNKNOWN)
         said = order_in_words(value) if name == "order" else str(value)
         if name == "content" and value is not None:
@@ -112,7 +119,7 @@ def _rows(found: Description, ranks: str) -> Iterator[tuple[str, str]]:
 
 
 def _counted(n: int, unit: str) -> str:
-    singular = {SAMPLES: "sample", BATCHES: "batch"}
+    singular = {"samples": "sample", "batches": "batch"}
     return f"{n} {singular[unit] if n == 1 else unit}"
 
 

@@ -1,20 +1,22 @@
-"""``prepare``: fills the directory of a loader's PreparedSource."""
+"""The command ``prepare``: fills the directory of a loader's PreparedSource."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import TaskID, TimeRemainingColumn
 
 from stateful_gpu_loader.cli.output import JsonOption, console, print_json, progress, visible
 from stateful_gpu_loader.cli.target import ArgOption, FactoryArgument, FactoryError, factory_of
-from stateful_gpu_loader.tools.prepare import PrepareReport, prepared_sources
-from stateful_gpu_loader.tools.prepare import prepare as fill
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+    from stateful_gpu_loader.tools.prepare import PrepareReport
 
 _MOST_BAD = 5
-"""Bad images that are shown."""
+"""Number of bad images that are listed."""
 
 
 def prepare(
@@ -22,28 +24,35 @@ def prepare(
     arg: ArgOption = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=0, help="Number of processes that decode. By default one for each core."),
+        typer.Option(min=0, help="Number of processes that decode; by default one for each core."),
     ] = None,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Also read what is there, and make anew what is damaged."),
+        typer.Option(
+            "--check", help="Also check the images in the directory, and replace damaged ones."
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Decode the images of a PreparedSource once, ahead of training.
 
-    The loader's dataset is a PreparedSource, or a Subset or mixture of some. The command may be
-    stopped at any time and started again, and several may run at once, on several machines.
-    Exit status: 0 all images that can be decoded are kept, 1 there was no room for all, 2 it cannot
-    be done.
+    The loader's dataset must be a PreparedSource, or a Subset, concatenation or mixture of such
+    sources. You may stop and restart the command at any time, and run it on several machines. Exit
+    status: 0 all images that can be decoded are kept, 1 there was no room for all, 2 the command
+    failed.
 
     --json prints a list with an object for each source: "directory", "num_images", "num_kept",
     "num_made" (now), "num_bytes", "bad" (reasons by index) and "is_full".
     """
+    from rich.progress import TimeRemainingColumn
+
+    from stateful_gpu_loader.tools.prepare import prepare as fill
+    from stateful_gpu_loader.tools.prepare import prepared_sources
+
     sources = list(prepared_sources(factory_of(factory, arg)().dataset))
     if not sources:
         raise FactoryError(
-            f"the dataset of {factory} is no PreparedSource and holds none. Remedy: "
+            f"the dataset of {factory} is not a PreparedSource and contains none. Remedy: "
             "StatefulGPULoader(PreparedSource(dataset, directory, recipes), ...)"
         )
     reports = []
@@ -76,4 +85,4 @@ def _show(report: PrepareReport) -> None:
     if len(report.bad) > _MOST_BAD:
         out.print(f"  and {len(report.bad) - _MOST_BAD:,} more")
     if report.is_full:
-        out.print("  There is no room for more. The rest is decoded while training.", markup=False)
+        out.print("  There is no room for more. Other images are decoded during training.")

@@ -1,19 +1,19 @@
-"""``preview``: the coming batches as a picture."""
+"""The command ``preview``: the coming batches as a picture."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stateful_gpu_loader.cli.output import JsonOption, console, print_json, visible
+from stateful_gpu_loader.cli.output import JsonOption, check_output, console, print_json, visible
 from stateful_gpu_loader.cli.target import ArgOption, FactoryArgument, factory_of
 from stateful_gpu_loader.errors import LoaderError
-from stateful_gpu_loader.loader import StatefulGPULoader
-from stateful_gpu_loader.tools.preview import NoPreview, PreviewedSample
-from stateful_gpu_loader.tools.preview import preview as samples_of
-from stateful_gpu_loader.tools.state_files import find_states
+
+if TYPE_CHECKING:
+    from stateful_gpu_loader.loader import StatefulGPULoader
+    from stateful_gpu_loader.tools.preview import PreviewedSample
 
 
 def preview(
@@ -21,28 +21,36 @@ def preview(
     out: Annotated[Path, typer.Option("--out", "-o", help="The PNG file to write.")],
     state: Annotated[
         Path | None,
-        typer.Option(
-            help="A checkpoint with the loader's state: shows the batch that comes next from there."
-        ),
+        typer.Option(help="A checkpoint with the loader's state; the batch after it is shown."),
     ] = None,
     page: Annotated[
         Path | None,
-        typer.Option("--html", help="Also write a page that shows on hover what each recipe drew."),
+        typer.Option(
+            "--html",
+            help="Also write an HTML page that shows, on hover, the numbers that each recipe drew.",
+        ),
     ] = None,
     batches: Annotated[int, typer.Option(min=1, help="Number of batches to show.")] = 1,
     arg: ArgOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Draw the coming batch: each image, its label, and which part of the original it shows.
+    """Draw the coming batch: images, labels and crops.
 
-    Nothing of the loader changes by looking at it.
+    Each image is shown beside its original. The loader does not change.
 
-    --json prints an object with "sheet", "page" and "samples". A sample has its "batch"; "name",
-    "index" and "position", or "lane", "lane_sample" and "stored" in a sharded dataset; "label";
-    "size" and "original_size" as [width, height]; "crop" as [left, top, right, bottom], "corners"
-    and "flips", in pixels of the original; "drawn", the numbers of each recipe; "boxes"; "notes";
-    and "picture", the "file" and the "box" in it that shows the sample. What is not known is null.
+    --json prints an object with "sheet", "page" and "samples". Each sample has "batch", "label",
+    "boxes" and "notes". Its place is given by "name", "index" and "position". In a sharded dataset
+    it is given by "lane", "lane_sample" and "stored".
+
+    The sizes "size" and "original_size" are [width, height]. The "crop" is [left, top, right,
+    bottom] in pixels of the original, like "corners" and "flips". The list "drawn" holds the
+    numbers of each recipe. The "picture" names the "file" and the "box" in it that shows the
+    sample. Unknown values are null.
     """
+    from stateful_gpu_loader.loader import StatefulGPULoader
+    from stateful_gpu_loader.tools.preview import NoPreview
+    from stateful_gpu_loader.tools.preview import preview as samples_of
+
     try:
         # Pillow is needed here alone.
         from stateful_gpu_loader.tools.preview_pictures import write_html, write_png
@@ -51,6 +59,8 @@ def preview(
             f"preview needs the package {error.name!r}, which is not installed. "
             "Remedy: pip install 'stateful_gpu_loader[cli]'"
         ) from error
+    for path in [out] if page is None else [out, page]:
+        check_output(path)
     loader = factory_of(factory, arg)()
     if state is not None and isinstance(loader, StatefulGPULoader):
         _load(loader, state)
@@ -71,7 +81,7 @@ def preview(
 
 
 def _where(samples: list[PreviewedSample]) -> str:
-    """Where in the epoch they are, as far as that is known."""
+    """Return the places of the samples in the epoch, as far as they are known."""
     lanes = sorted({each.place.lane for each in samples if each.place.lane is not None})
     if lanes:
         return f", lane{'s' * (len(lanes) > 1)} {', '.join(map(str, lanes))}"
@@ -80,12 +90,14 @@ def _where(samples: list[PreviewedSample]) -> str:
 
 
 def _load(loader: StatefulGPULoader[object], path: Path) -> None:
-    """Load the only state in a file or folder, or the one that all ranks share."""
+    """Load the only state in a file or folder, or the state that all ranks share."""
+    from stateful_gpu_loader.tools.state_files import find_states
+
     found = find_states(path)
     if any(each.state != found[0].state for each in found):
         places = ", ".join(f"{each.path} {each.where}".strip() for each in found[:8])
         raise LoaderError(
-            f"{str(path)!r} holds {len(found)} different states of loaders: {places}. Remedy: name "
-            "a file with the state of this loader alone"
+            f"{str(path)!r} holds {len(found)} different states of loaders: {places}. Remedy: pass "
+            "a file that holds only the state of this loader"
         )
     loader.load_state_dict(found[0].state)

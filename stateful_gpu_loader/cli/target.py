@@ -1,4 +1,4 @@
-"""The arguments that commands share: MODULE:FACTORY for a loader, PATH and --where for states."""
+"""Arguments that commands share: MODULE:FACTORY for a loader, PATH and --where for states."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from torch.utils.data import DataLoader
 
 from stateful_gpu_loader.errors import LoaderError
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
 
 FactoryArgument = Annotated[
     str,
     typer.Argument(
         metavar="MODULE:FACTORY",
-        help="A function that returns your loader: train:make_loader or path/train.py:make_it.",
+        help="A function that returns your loader. Example: train:make_loader or train.py:make_it",
     ),
 ]
 ArgOption = Annotated[
@@ -31,14 +33,14 @@ ArgOption = Annotated[
     typer.Option(
         "--arg",
         metavar="KEY=VALUE",
-        help="An argument for the function, once for each; numbers, True, False, None and quoted "
-        "texts are read as Python does, anything else is text.",
+        help="An argument of the function; repeat the option for more. Numbers, True, False, None "
+        "and quoted strings are read as in Python, anything else is a string.",
     ),
 ]
 
 
 class FactoryError(LoaderError):
-    """MODULE:FACTORY cannot be found or called, or returns no loader."""
+    """MODULE:FACTORY cannot be found or called, or does not return a loader."""
 
 
 def factory_of(target: str, arguments: Sequence[str] | None = ()) -> Callable[[], DataLoader[Any]]:
@@ -47,17 +49,19 @@ def factory_of(target: str, arguments: Sequence[str] | None = ()) -> Callable[[]
     Args:
         target: ``MODULE:FACTORY``, where the module is a dotted name, importable from the current
             folder, or the path of a Python file.
-        arguments: ``KEY=VALUE`` each.
+        arguments: arguments of the function, each as ``KEY=VALUE``.
 
     Raises:
-        FactoryError: there is no such module or function, it raises, it does not take the
-            arguments, or what it returns is no DataLoader.
+        FactoryError: the module or function does not exist, it raises an error or does not take the
+            arguments, or its result is not a DataLoader.
     """
+    from torch.utils.data import DataLoader
+
     module_name, separator, name = target.rpartition(":")
     if not (separator and module_name and name):
         raise FactoryError(
             f"{target!r} is not MODULE:FACTORY. Remedy: name a function that returns your loader, "
-            "as in train:make_loader"
+            "for example train:make_loader"
         )
     module = _module_of(module_name)
     found: Any = module
@@ -75,11 +79,13 @@ def factory_of(target: str, arguments: Sequence[str] | None = ()) -> Callable[[]
 
 
 def _called(function: Any, keywords: dict[str, Any], target: str) -> DataLoader[Any]:
+    from torch.utils.data import DataLoader
+
     try:
         inspect.signature(function).bind(**keywords)
     except TypeError as error:
         raise FactoryError(
-            f"{target}{inspect.signature(function)}: {error}. Remedy: pass what is needed with "
+            f"{target}{inspect.signature(function)}: {error}. Remedy: pass the arguments with "
             "--arg KEY=VALUE"
         ) from None
     try:
@@ -90,7 +96,7 @@ def _called(function: Any, keywords: dict[str, Any], target: str) -> DataLoader[
         raise FactoryError(f"{target} raised {_where(error)}") from error
     if not isinstance(loader, DataLoader):
         raise FactoryError(
-            f"{target} returned {type(loader).__name__}, which is no DataLoader. Remedy: return a "
+            f"{target} returned {type(loader).__name__}, not a DataLoader. Remedy: return a "
             "StatefulGPULoader, a StatefulDataLoader or a DataLoader"
         )
     return loader
@@ -103,18 +109,23 @@ def _module_of(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and name.split(".")[0] == error.name.split(".")[0]:
             raise FactoryError(
-                f"there is no module {name!r} here. Remedy: start the command in the folder from "
-                "which your program imports it, or give the path of its file"
+                f"there is no module {name!r} here. Remedy: run the command in the folder from "
+                "which your program imports the module, or give the path of the module's file"
             ) from None
         raise FactoryError(f"importing {name} raised {_where(error)}") from error
+    except LoaderError:
+        raise
     except Exception as error:
         raise FactoryError(f"importing {name} raised {_where(error)}") from error
 
 
 def _imported_file(path: Path) -> ModuleType:
-    """Import a file under the name that worker processes find it by."""
+    """Import a file under the name by which worker processes find it."""
     if not path.is_file():
-        raise FactoryError(f"there is no file {str(path)!r}")
+        raise FactoryError(
+            f"there is no file {str(path)!r}. Remedy: give its path from the current folder, "
+            f"{os.getcwd()!r}, or an absolute path"
+        )
     sys.path.insert(0, str(path.resolve().parent))
     return importlib.import_module(path.stem)
 
@@ -148,8 +159,8 @@ StatesArgument = Annotated[
     Path,
     typer.Argument(
         metavar="PATH",
-        help="A file or folder: of torch.save, Lightning, Accelerate, transformers, torchtitan or "
-        "another that saves with torch.distributed.checkpoint, of this package, or JSON.",
+        help="A checkpoint, file or folder, of torch.save, Lightning, Accelerate, transformers, "
+        "torchtitan, torch.distributed.checkpoint or this package, or a JSON file.",
     ),
 ]
 WhereOption = Annotated[
@@ -157,7 +168,7 @@ WhereOption = Annotated[
     typer.Option(
         "--where",
         metavar="KEYS",
-        help="Only the state at this place, where there are several: the keys that lead to it, "
-        "joined by dots, as inspect shows them behind the file's name. Example: loaders.train",
+        help="Use only the state at this place, if there are several: the keys that lead to it, "
+        "joined by dots, as inspect shows them after the file's name. Example: loaders.train",
     ),
 ]

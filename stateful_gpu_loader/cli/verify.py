@@ -1,4 +1,4 @@
-"""``stateful-gpu-loader verify``: shows what ``verify_resume`` finds out about a user's loader."""
+"""The command ``verify``: shows the report of ``verify_resume`` on a user's loader."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import typer
 
 from stateful_gpu_loader.cli.output import JsonOption, console, print_json, progress
 from stateful_gpu_loader.cli.target import ArgOption, FactoryArgument, factory_of
-from stateful_gpu_loader.tools.verify import verify_resume
 
 
 def verify(
@@ -19,20 +18,23 @@ def verify(
         int,
         typer.Option(
             min=2,
-            help="Number of batches of the undisturbed run, with which resumed ones are compared; "
-            "it goes on into the next epochs. Example: with 8 batches an epoch, 20 are two epochs "
-            "and a half. To check the end of an epoch, it has to be more than one epoch.",
+            help="Number of batches of the undisturbed run, with which resumed runs are compared. "
+            "It may cover several epochs. Example: with 8 batches an epoch, 20 are two and a half "
+            "epochs. The end of an epoch is checked only if the run is longer than one epoch.",
         ),
     ] = 12,
     as_json: JsonOption = False,
 ) -> None:
-    """Prove that a loader resumes exactly, or show the first sample that differs and why.
+    """Verify that a loader resumes exactly.
 
-    The loader is run undisturbed, then interrupted and resumed at several places, in new loaders,
-    on other numbers and kinds of workers, in a new process, and with a worker that is killed. All
-    samples are compared bit for bit. Exit status: 0 nothing differs, 1 something does, 2 the loader
-    or one of the checks cannot be run.
+    If it does not, the first sample that differs is shown, with the likely cause. The loader runs
+    undisturbed, and is then interrupted and resumed at several places: in new loaders, with other
+    numbers and kinds of workers, in a new process, and with a killed worker. All samples are
+    compared bit for bit. Exit status: 0 nothing differs, 1 something differs, 2 the loader or one
+    of the checks cannot run.
     """
+    from stateful_gpu_loader.tools.verify import verify_resume
+
     make_loader = factory_of(target, arg)
     with progress() as bar:
         task = bar.add_task("the undisturbed run", total=None)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stateful_gpu_loader.cli.output import JsonOption, console, note, print_json, visible
 from stateful_gpu_loader.cli.target import ArgOption, StatesArgument, WhereOption, factory_of
-from stateful_gpu_loader.tools.which import Placed, epoch_of, state_in
+
+if TYPE_CHECKING:
+    from stateful_gpu_loader.tools.which import Placed
 
 
 def which(
@@ -17,56 +19,60 @@ def which(
     sample: Annotated[
         int | None,
         typer.Option(
-            help="Index of a sample in the dataset: when is it delivered, and to which rank? "
+            help="Index of a sample in the dataset; shows when and to which rank it is delivered. "
             "Example: 17 is dataset[17]."
         ),
     ] = None,
     position: Annotated[
         int | None,
         typer.Option(
-            help="Place in the epoch, in samples of all ranks together, counted from 0: which "
-            "sample stands there? Example: 0 is the epoch's first sample."
+            help="Position in the epoch, in samples of all ranks together, counted from 0; shows "
+            "the sample there. Example: 0 is the epoch's first sample."
         ),
     ] = None,
     step: Annotated[
         int | None,
         typer.Option(
-            help="Number of a step of the epoch, counted from 0: which samples were in it? "
-            "Example: 4 is the fifth step."
+            help="Number of a step of the epoch, counted from 0; shows its samples. Example: 4 is "
+            "the fifth step."
         ),
     ] = None,
     rank: Annotated[
-        int | None, typer.Option(help="With --step: only the batch of this rank, counted from 0.")
+        int | None,
+        typer.Option(help="With --step: show only the batch of this rank, counted from 0."),
     ] = None,
     epoch: Annotated[
-        int | None, typer.Option(help="Epoch, counted from 0; by default that of the state.")
+        int | None, typer.Option(help="Epoch, counted from 0; by default the epoch of the state.")
     ] = None,
     num_replicas: Annotated[
         int | None,
         typer.Option(
-            help="Number of ranks (processes) that share the data, where neither state nor "
-            "factory say it. Example: 8"
+            help="Number of ranks (processes) that share the data, if neither the state nor the "
+            "factory says it. Example: 8"
         ),
     ] = None,
     factory: Annotated[
         str | None,
         typer.Option(
             metavar="MODULE:FACTORY",
-            help="A function that returns your loader, which is not iterated: for orders that a "
-            "state does not hold (weights, classes, lists, mixtures), and for samples' names.",
+            help="A function that returns your loader. It is needed for orders that a state does "
+            "not hold (weights, classes, lists, mixtures) and for samples' names. The loader is "
+            "not iterated.",
         ),
     ] = None,
     arg: ArgOption = None,
     where: WhereOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell which samples were in a batch, or when and to which rank a sample is delivered.
+    """Show the samples of a batch, or the batches that hold a sample.
 
-    Give one of --sample, --position and --step. A step is one batch on each rank. Nothing is
-    iterated: the order is computed, for datasets of any length at once. Only --sample of weighted,
-    balanced or mixed draws looks at all positions of the epoch. Exit status 1: the sample is not
-    delivered in that epoch.
+    Give one of --sample, --position and --step. A step is one batch on each rank. The order is
+    computed, not iterated, so the length of the dataset does not matter. Only --sample with
+    weighted, balanced or mixed draws searches all positions of the epoch. Exit status 1: the sample
+    is not delivered in that epoch.
     """
+    from stateful_gpu_loader.tools.which import epoch_of, state_in
+
     if [sample, position, step].count(None) != 2:
         raise typer.BadParameter("give one of --sample, --position and --step")
     if rank is not None and step is None:
@@ -79,7 +85,7 @@ def which(
     )
     if sample is not None:
         if order.is_searched:
-            note(f"searching the {order.order.n} positions of the epoch, for lack of an inverse")
+            note(f"this order has no inverse: searching all {order.order.n} positions of the epoch")
         placed = order.of_sample(sample)
     elif position is not None:
         placed = [order.at_position(position)]

@@ -1,1 +1,1 @@
-"""What the command line does, as functions that return values: one file a tool."""
+"""The tools of the command line, as functions that return values."""

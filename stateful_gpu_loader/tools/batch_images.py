@@ -1,4 +1,4 @@
-"""Finds the images of a batch of any form, their labels, and their boxes and masks."""
+"""Finds the images, labels, boxes and masks in a batch of any form."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Split = tuple[list[Tensor], list[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Objects:
-    """What lies where in one image."""
+    """Boxes and masks of one image."""
 
     boxes: Tensor
-    """float32 [n, 4]: left, top, right, bottom in pixels; n may be 0 where there are masks."""
+    """float32 [n, 4]: left, top, right, bottom in pixels; n may be 0 if there are masks."""
     labels: tuple[str, ...]
-    """Labels of the n boxes; empty if there are none."""
+    """Labels of the n boxes; empty if they have no labels."""
     masks: Tensor | None
     """bool [m, H, W]."""
 
@@ -30,8 +30,9 @@ class Objects:
 def split_batch(batch: Any, *, batched: bool = True) -> Split | None:
     """Return the images [C, H, W] of a batch and as many targets; None if it has no images.
 
-    Images are one tensor [n, C, H, W] or a list of tensors, in a tuple or list or dict, beside the
-    targets; or the batch is a list of samples. A target of a dict is a dict of what is left.
+    The images are one tensor [n, C, H, W] or a list of tensors, in a tuple, list or dict, next to
+    the targets; or the batch is a list of samples. In a dict, a target is a dict of the other
+    entries.
 
     >>> images, targets = split_batch({"pixels": torch.zeros(2, 3, 4, 4), "label": [5, 6]})
     >>> len(images), targets
@@ -77,7 +78,7 @@ def _is_image(value: Any) -> bool:
 
 
 def _beside(parts: dict[Any, Any]) -> Split | None:
-    """Images in one of several parts, and what the other parts hold for each of them."""
+    """Return the images in one of several parts, and the entries of the other parts for each."""
     for name, part in parts.items():
         images = _as_images(part)
         if images is not None:
@@ -87,7 +88,7 @@ def _beside(parts: dict[Any, Any]) -> Split | None:
 
 
 def _entries(parts: Mapping[Any, Any], i: int, n: int) -> dict[Any, Any]:
-    """Entry i of each part with n entries, and of each dict of such parts."""
+    """Return entry i of each part with n entries, also in nested dicts."""
     found: dict[Any, Any] = {}
     for key, value in parts.items():
         if isinstance(value, Mapping):
@@ -104,7 +105,7 @@ def _length(value: Any) -> int:
 
 
 def _alone(target: dict[Any, Any]) -> Any:
-    """The only target of a tuple (images, targets), or all of them."""
+    """Return the only target of a tuple (images, targets), or all targets."""
     if len(target) == 1:
         return next(iter(target.values()))
     return target or None
@@ -127,9 +128,9 @@ def _image_of_sample(sample: Any) -> tuple[Tensor, Any] | None:
 
 
 def setting_of(dataset: Any, name: str) -> Any:
-    """An attribute of a dataset, or of the dataset inside torch's wrappers; None if none has it.
+    """Return an attribute of a dataset or of the dataset in torch's wrappers; None if missing.
 
-    Of several datasets in one, all must agree.
+    If a wrapper holds several datasets, all must agree.
     """
     if getattr(dataset, name, None) is not None:
         return getattr(dataset, name)
@@ -140,7 +141,7 @@ def setting_of(dataset: Any, name: str) -> Any:
 
 
 def named_classes(dataset: Any) -> Mapping[int, str]:
-    """Names of a dataset's classes by their number: its ``classes``, or COCO's ``categories``."""
+    """Return the class names of a dataset by number: ``classes``, or COCO's ``categories``."""
     categories = setting_of(dataset, "categories")
     if isinstance(categories, Mapping):
         return categories
@@ -149,7 +150,7 @@ def named_classes(dataset: Any) -> Mapping[int, str]:
 
 
 def label_of(target: Any, names: Mapping[int, str]) -> str:
-    """A target in a line: a class, or the shares of classes that were mixed; else empty.
+    """Return a target in one line: a class, or the shares of mixed classes; otherwise "".
 
     >>> label_of(torch.tensor([0.7, 0.0, 0.3]), {0: "cat", 2: "dog"})
     'cat 0.70, dog 0.30'
@@ -179,7 +180,7 @@ def label_of(target: Any, names: Mapping[int, str]) -> str:
 
 
 def _shares(values: list[float], names: Mapping[int, str]) -> str:
-    """The largest shares of classes; empty if the values are none, which add up to 1."""
+    """Return the largest shares of classes; "" if the values are not shares that add up to 1."""
     if min(values) < 0 or abs(sum(values) - 1) > 0.01:
         return ""
     shares = sorted(((-share, i) for i, share in enumerate(values) if share > 0))
@@ -194,15 +195,15 @@ def objects_of(
     box_format: str,
     in_parts: bool,
 ) -> Objects | None:
-    """Boxes and masks of a target, a dict as torchvision's detection models take it.
+    """Return the boxes and masks of a target as in torchvision's detection models.
 
     Args:
         target: boxes under ``"boxes"``, labels under ``"labels"``, masks [n, H, W] under
             ``"masks"``; or a ``tv_tensors.Mask`` or ``BoundingBoxes``.
-        image: the image in which they are, [C, H, W].
+        image: the image of the boxes and masks, [C, H, W].
         names: names of the classes.
-        box_format: format of boxes that do not carry one.
-        in_parts: whether boxes are in parts of the image's sides.
+        box_format: format of boxes without a format of their own.
+        in_parts: whether boxes are fractions of the image's sides.
     """
     if isinstance(target, tv_tensors.BoundingBoxes):
         target = {"boxes": target}

@@ -1,6 +1,6 @@
-"""Finds what bounds the speed of a loader: its stages, alone and together, over numbers of workers.
+"""Finds the bottleneck of a loader: its stages, measured with several numbers of workers.
 
-Nothing is trained meanwhile: batches are taken as fast as they come.
+Nothing is trained: batches are taken as fast as they come.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stateful_gpu_loader.tools.torch_peer import TorchPeer
 
 STAGES = ("read", "decode", "augment", "collate", "transfer")
 ROUNDS = 3
-"""How often each contestant is measured, in turns, so that a noisy moment meets all of them."""
+"""Times that each contestant is measured, in turns, so that a noisy moment affects all of them."""
 
 OURS, TORCH = "this loader", "torch's DataLoader"
 _NAMES = {
@@ -34,7 +34,7 @@ _NAMES = {
     "transfer": "handing batches over",
 }
 _NEARLY = 0.95
-"""Share of the highest rate from which fewer workers are as good."""
+"""Share of the highest rate at which fewer workers count as good enough."""
 
 
 class BenchError(LoaderError):
@@ -43,7 +43,7 @@ class BenchError(LoaderError):
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """What was measured of one loader with one number of workers."""
+    """Measurement of one loader with one number of workers."""
 
     loader: str
     """``"this loader"`` or ``"torch's DataLoader"``."""
@@ -54,39 +54,39 @@ class Rate:
     """Samples per second of each round."""
     stages: dict[str, float]
     """Seconds per sample in each stage, added up over all workers; empty for torch's loader, which
-    does not tell."""
+    does not report them."""
     idle: float
     """Seconds per sample that workers had nothing to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ceiling:
-    """How fast a loader would be if one of its stages were all there is to do."""
+    """Speed that a loader would have if one of its stages were its only work."""
 
     stage: str
     alone: float
-    """Seconds per sample with the fewest workers that were measured."""
+    """Seconds per sample with the smallest number of workers."""
     together: float
-    """Seconds per sample with the number of workers that was the fastest."""
+    """Seconds per sample with the fastest number of workers."""
     samples_per_second: float
-    """The rate of as many workers as there are cores, each at the speed of ``alone``."""
+    """Rate of one worker for each core, each at the speed of ``alone``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchReport:
-    """What bounds the speed of a loader."""
+    """Result of :func:`bench`: the bottleneck of a loader."""
 
     cores: int
     """Number of CPU cores that this process may use."""
     load_average: float | None
-    """Processes that wanted a core in the minute before; None where the system does not tell. At
-    much above 0 other programs took part of the machine, and the figures are of what they left."""
+    """Average number of processes that wanted a core in the minute before; None if the system does
+    not report it. Far above 0, other programs used the machine, and the figures are too low."""
     batch_size: int | None
     rates: tuple[Rate, ...]
     ceilings: tuple[Ceiling, ...]
     recommendation: str
     peer: str | None
-    """What torch's DataLoader did, or why it could not be asked; None if nobody wanted to know."""
+    """Work of torch's DataLoader, or why it was not measured; None if it was not requested."""
 
 
 def bench(
@@ -99,17 +99,18 @@ def bench(
 ) -> BenchReport:
     """Measure a loader with several numbers of workers.
 
-    Its passes go on from where it stands, over and over.
+    The loader runs pass after pass, from its present position.
 
     Args:
         loader: the loader; its ``num_workers`` is changed.
         workers: numbers of workers.
-        seconds: how long each of them is measured; as much again may go into starting workers.
-        against_torch: whether torch's DataLoader, over the same dataset, is measured in turns.
-        progress: called with what is measured next, and how many of all measurements are done.
+        seconds: duration for each number of workers; starting workers may take as long again.
+        against_torch: whether torch's DataLoader over the same dataset is measured in turns.
+        progress: called with the name of the next measurement, the number of finished measurements
+            and the number of all.
 
     Raises:
-        BenchError: the loader does not tell where its time goes, or cannot change its workers.
+        BenchError: the loader does not report its stages, or cannot change its workers.
 
     >>> loader = StatefulGPULoader(range(1000), batch_size=10)
     >>> report = bench(loader, workers=[0], seconds=0.1)
@@ -118,13 +119,13 @@ def bench(
     """
     if not isinstance(loader, StatefulGPULoader):
         raise BenchError(
-            f"{type(loader).__name__} does not tell where its time goes. Remedy: build a "
+            f"{type(loader).__name__} does not report the time of its stages. Remedy: build a "
             "StatefulGPULoader with the same arguments"
         )
     if not workers or min(workers) < 0 or seconds <= 0:
         raise BenchError(
-            f"workers={list(workers)} and seconds={seconds}: at least one number of workers is "
-            "needed, none below 0, and a time above 0"
+            f"workers={list(workers)} and seconds={seconds} cannot be measured. Remedy: pass at "
+            "least one number of workers, none below 0, and a time above 0"
         )
     load_average = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     peer = TorchPeer.of(loader) if against_torch else None
@@ -162,7 +163,7 @@ def available_cores() -> int:
 
 
 def ceilings_of(rates: Sequence[Rate], cores: int) -> tuple[Ceiling, ...]:
-    """Return the ceiling by each stage that takes any time, in the order of the stages.
+    """Return the ceiling of each stage that takes any time, in the order of the stages.
 
     >>> def rate(n, speed, **stages):
     ...     return Rate(loader="this loader", num_workers=n, samples_per_second=speed,
@@ -186,7 +187,7 @@ def ceilings_of(rates: Sequence[Rate], cores: int) -> tuple[Ceiling, ...]:
 
 
 def recommend(rates: Sequence[Rate], cores: int) -> str:
-    """Return in one sentence what bounds the loader, and which ``num_workers`` is enough.
+    """Return one sentence: the bottleneck of the loader, and which ``num_workers`` is enough.
 
     >>> def rate(n, speed, **stages):
     ...     return Rate(loader="this loader", num_workers=n, samples_per_second=speed,
@@ -223,7 +224,7 @@ def recommend(rates: Sequence[Rate], cores: int) -> str:
 
 
 def _rest(ours: Sequence[Rate], enough: Rate, cores: int) -> str:
-    """Return what would help, as far as the figures tell."""
+    """Return advice, as far as the figures support it."""
     if enough.num_workers >= cores:
         return f", and all {cores} cores are used" if cores > 1 else ", and the only core is used"
     if len(ours) > 1 and enough is ours[-1]:
@@ -235,13 +236,13 @@ def _rest(ours: Sequence[Rate], enough: Rate, cores: int) -> str:
 
 @dataclass(frozen=True)
 class _Measured:
-    """What one contestant did in one round."""
+    """Measurement of one contestant in one round."""
 
     samples: int
     elapsed: float
     """Seconds."""
     spent: dict[str, float]
-    """Seconds of the stages and of being idle; empty if they are not known."""
+    """Seconds in each stage and idle seconds; empty if they are not known."""
 
 
 def _measure_ours(loader: StatefulGPULoader[Any], num_workers: int, seconds: float) -> _Measured:
@@ -276,21 +277,23 @@ def timed(
 ) -> tuple[int, float]:
     """Take batches for some time, pass after pass; return their number and the seconds they took.
 
-    Of each pass the first batches, for which workers are started, do not count.
+    The first batches of each pass, for which workers are started, do not count.
 
     Args:
-        warm_up: number of batches of a pass that do not count.
-        note: called where the clock starts, and where it stops.
+        warm_up: number of batches at the start of a pass that do not count.
+        note: called when the clock starts and when it stops.
 
     Raises:
-        BenchError: a pass has no other batches.
+        BenchError: a pass has no batches after the warm-up.
     """
     counted, elapsed = 0, 0.0
     while elapsed < seconds:
         batches = iter(loader)
         first = next(batches, None)
         if first is None:
-            raise BenchError("a pass of the loader has no batch. Remedy: give it data")
+            raise BenchError(
+                "a pass of the loader has no batch. Remedy: use a dataset with samples"
+            )
         taken = 1
         while taken < warm_up and next(batches, None) is not None:
             taken += 1
@@ -305,8 +308,8 @@ def timed(
         note()
         if counted == before:
             raise BenchError(
-                f"a pass of the loader has {taken} batches, too few to be measured with {warm_up} "
-                "workers. Remedy: fewer --workers, a smaller batch_size, or more data"
+                f"a pass of the loader has {taken} batches, too few to measure {warm_up} workers. "
+                "Remedy: fewer --workers, a smaller batch_size, or more data"
             )
         del batches
     return counted, elapsed
@@ -322,8 +325,8 @@ def _set_workers(loader: StatefulGPULoader[Any], num_workers: int) -> None:
         loader.num_workers = num_workers
     except ValueError as error:
         raise BenchError(
-            f"this loader has num_workers={loader.num_workers}, and each of its workers a state of "
-            f"its own. Remedy: --workers {loader.num_workers}, and another factory for others"
+            f"this loader has num_workers={loader.num_workers}, and each worker keeps its own "
+            f"state. Remedy: --workers {loader.num_workers}, and another factory for other numbers"
         ) from error
 
 

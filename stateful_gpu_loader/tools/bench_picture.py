@@ -1,4 +1,4 @@
-"""The picture of a report: how fast with how many workers, and where a sample's time goes."""
+"""Draws a report: the speed with each number of workers, and the time in each stage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COLOURS = dict(zip(STAGES, ("#9bc1bc", "#1f6f8b", "#e6a756", "#8d6a9f", "#b9c2c
 
 
 def draw(report: BenchReport, path: Path) -> None:
-    """Draw a report into a file, whose name says which format.
+    """Draw a report into a file; the ending of its name sets the format.
 
     Raises:
         MissingDependency: matplotlib is not installed.
@@ -66,7 +66,7 @@ def _draw_speed(axes: Any, ours: list[Rate], peers: list[Rate]) -> None:
     )
     axes.margins(y=0.2)
     if peers:
-        axes.legend(frameon=False, loc="upper left", ncols=2, fontsize=9)
+        _explain(axes, num_columns=2)
 
 
 def _draw_stages(axes: Any, ours: list[Rate]) -> None:
@@ -80,8 +80,19 @@ def _draw_stages(axes: Any, ours: list[Rate]) -> None:
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
     axes.set_xticks(range(len(ours)), [str(rate.num_workers) for rate in ours])
     axes.set_title("Microseconds of work per sample", color=_INK, loc="left", fontsize=11)
-    axes.margins(y=0.25)
-    axes.legend(frameon=False, loc="upper left", ncols=len(names), fontsize=9)
+    _explain(axes, num_columns=len(names))
+
+
+def _explain(axes: Any, *, num_columns: int) -> None:
+    """Add a legend below the axes, where it hides no bar."""
+    axes.legend(
+        frameon=False,
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.13),
+        ncols=num_columns,
+        fontsize=9,
+        columnspacing=1.2,
+    )
 
 
 def _is_peer(rate: Rate) -> bool:

@@ -1,7 +1,8 @@
-"""The likely cause of a difference: the sample that differs is made again in other circumstances.
+"""Finds the likely cause of a difference: makes the sample again under other circumstances.
 
-A generator, attribute or variable is named as the cause only if putting it back made the sample
-repeat. Any other cause is named with what was observed, and is unknown if nothing was.
+A generator, attribute or variable is reported as the cause only if the sample repeats after its
+value was restored. Other causes are reported with the observations that suggest them. Without any
+observation the cause is unknown.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Mismatch:
 
     @property
     def request(self) -> Request | None:
-        """The addresses of the samples in the expected batch, if they are known."""
+        """Addresses of the samples in the expected batch; None if they are not known."""
         return None if self.expected is None else self.expected.request
 
 
@@ -88,7 +89,7 @@ def sample_of_mismatch(steps: list[Step], first: Mismatch) -> DifferentSample | 
 
 
 def _place_in_batch(first: Mismatch) -> int | None:
-    """Return the number of the first sample that differs; None if it cannot be told."""
+    """Return the number of the first sample that differs; None if it is not known."""
     expected, found = first.expected, first.found
     if expected is None or found is None:
         return None
@@ -110,7 +111,8 @@ def _num_samples(step: Step) -> int | None:
 
 
 _REPEATS = 6
-"""How often a sample is made at most. One of two values comes out alike each time once in 32."""
+"""Most times that a sample is made. A sample of two random values repeats by chance in 1 of 32
+cases."""
 _SEED = 20
 _SEEDED = (
     "draw from random, numpy.random or torch, which StatefulGPULoader seeds before each sample, or "
@@ -120,23 +122,23 @@ _SEEDED = (
 
 @dataclass(frozen=True)
 class _Trial:
-    """A way to make a sample again, or the first batches where it cannot be made alone."""
+    """A way to make a sample again, or the first batches if it cannot be made alone."""
 
     objects: Callable[[], dict[str, Any]]
-    """Returns the user's objects by name: the same each time, or those of a new loader."""
+    """Returns the user's objects by name: the same objects each time, or new ones."""
     make: Callable[[dict[str, Any]], Any]
     """Makes the sample with these objects."""
     disturb: Callable[[], Any]
-    """Makes another sample with the same objects, which must not matter."""
+    """Makes another sample with the same objects, which must not change the first one."""
     subject: str
-    """What is made, in words."""
+    """Description of the sample, such as "the sample, made alone"."""
 
     def repeats(self, put_back: dict[str, Any], *, seeds: bool = True) -> bool:
-        """Whether the sample comes out the same each time.
+        """Return whether the sample is the same each time.
 
         Args:
-            put_back: values by their paths, each put back before the sample is made.
-            seeds: whether the global generators have the same seed each time.
+            put_back: values by path, restored each time before the sample is made.
+            seeds: whether the global generators get the same seed each time.
         """
         first: Any = None
         for number in range(_REPEATS):
@@ -163,8 +165,8 @@ def cause_of(
     Args:
         loader: the loader of the undisturbed run.
         steps: the undisturbed run.
-        first: where the first check differs from it.
-        since: when the undisturbed run began, in nanoseconds since 1970.
+        first: first difference between a check and the undisturbed run.
+        since: start of the undisturbed run, in nanoseconds since 1970.
     """
     batch = sum(not step.is_end for step in steps[: first.number])
     trial = _trial_of(make_loader, first.request, _place_in_batch(first) or 0, batch)
@@ -175,10 +177,10 @@ def cause_of(
 
 
 def _trial_of(make_loader: MakeLoader, request: Request | None, place: int, batch: int) -> _Trial:
-    """Return how to make a sample again.
+    """Return a way to make a sample again.
 
     Args:
-        request: addresses of the samples of its batch, if they are known.
+        request: addresses of the samples in its batch, if they are known.
         place: number of the sample in the batch.
         batch: number of the batch in the run.
     """
@@ -243,27 +245,26 @@ def _likely_cause(
             "a file that changed",
             f"likely a file that was changed while the loader ran: {', '.join(newer[:3])}",
             (observed, f"{newer[0]} was written after the undisturbed run began"),
-            "leave the data unchanged while they are read",
+            "do not change data while a loader reads them",
         )
     is_elsewhere = first.planned.name == "a new Python process" and first.error is None
     if is_elsewhere and _depends_on_hashes(make_loader, first.planned.place):
         return Cause(
             "the order of a set",
-            "likely the order of a set or of another container of hashed texts, which each Python "
-            "process chooses for itself",
+            "likely the order of a set, or of another container of hashed strings, which differs "
+            "between Python processes",
             (
                 observed,
-                f"two processes with {HASH_SEED}=1 agree, and one with {HASH_SEED}=2 differs "
-                "from them",
+                f"two processes with {HASH_SEED}=1 agree, and a third with {HASH_SEED}=2 differs",
             ),
-            "sort what comes out of a set: sorted(names)",
+            "sort the elements of the set: sorted(names)",
         )
     if not isinstance(loader, StatefulGPULoader) and not trial.repeats({}, seeds=False):
         return Cause(
             "the global generators",
             "likely random, numpy.random or torch's global generator, whose states this loader "
             "does not save",
-            (observed, "with other random seeds it differs"),
+            (observed, "with another random seed it differs"),
             "StatefulGPULoader with the same arguments, which seeds them before each sample",
         )
     if changed and isinstance(loader.dataset, Stateful):
@@ -271,13 +272,13 @@ def _likely_cause(
             "a state that is not saved",
             f"likely {names}, which the dataset's state_dict() may lack",
             (observed, *changes),
-            "put it into the dataset's state_dict()",
+            "add it to the dataset's state_dict()",
         )
     return _unknown([observed, *changes])
 
 
 def _depends_on_hashes(make_loader: MakeLoader, place: Place) -> bool:
-    """Whether samples differ exactly when PYTHONHASHSEED does."""
+    """Return whether samples differ exactly when PYTHONHASHSEED differs."""
     runs = [resumed_elsewhere(make_loader, place.file, place.left, seed) for seed in (1, 1, 2)]
     first, again, other = ([step.batch for step in steps] for steps in runs)
     return same(first, again) and not same(first, other)
@@ -287,7 +288,7 @@ def _moving(trial: _Trial, names: list[str], observed: str) -> Cause:
     variables = _variables(trial.objects())
     kinds = {variables[name].kind for name in names if name in variables}
     shown = ", ".join(names[:4])
-    seen = (observed, f"making it changes {shown}", "with that put back it repeats")
+    seen = (observed, f"making it changes {shown}", "with that value restored it repeats")
     if "generator" in kinds:
         return Cause("a private generator", f"likely a private generator: {shown}", seen, _SEEDED)
     if kinds == {"variable"}:
@@ -295,7 +296,7 @@ def _moving(trial: _Trial, names: list[str], observed: str) -> Cause:
             "a global variable",
             f"likely a variable outside the loader's objects: {shown}",
             seen,
-            "compute it from the index of the sample, or leave it out",
+            "compute the value from the sample's index, or do without it",
         )
     return Cause(
         "an object that keeps state",
@@ -307,12 +308,12 @@ def _moving(trial: _Trial, names: list[str], observed: str) -> Cause:
 
 _OUTSIDE = {
     ENTROPY: (
-        "likely os.urandom, which uuid4(), secrets and generators without a seed draw from",
+        "likely os.urandom, which uuid4(), secrets and unseeded generators use",
         _SEEDED,
     ),
     THREADS: (
-        "likely threads, which draw from the global generators, or deliver, in an order that "
-        "changes",
+        "likely threads, which draw from the global generators, or deliver samples, in a varying "
+        "order",
         "one thread, in_order=True, and no random draws in the function that threads call",
     ),
     CLOCK: (
@@ -321,11 +322,11 @@ _OUTSIDE = {
         "TarShards with shuffle=True, or .shuffle(n, seed=...) or detshuffle",
     ),
 }
-"""What no generator's state tells, each with its remedy."""
+"""Likely causes outside all generators, each with its remedy."""
 
 
 def _outside(calls: dict[str, set[str]], observed: list[str]) -> Cause:
-    """Return the cause where nothing that can be put back makes the sample repeat."""
+    """Return the cause if the sample does not repeat, whatever value is restored."""
     for kind in [kind for kind in _OUTSIDE if kind in calls]:
         observed.append(f"{kind}: called by {'; '.join(sorted(calls[kind])[:4])}")
     for kind, (what, remedy) in _OUTSIDE.items():
@@ -333,24 +334,24 @@ def _outside(calls: dict[str, set[str]], observed: list[str]) -> Cause:
             return Cause(kind, what, tuple(observed), remedy)
     return Cause(
         "native code",
-        "likely code outside Python that does not repeat, such as a decoder, or a generator that "
-        "is made again, without a seed, for each sample",
+        "likely code outside Python that does not repeat, such as a decoder, or an unseeded "
+        "generator that is created for each sample",
         (
             *observed,
-            "no clock, system randomness, thread, generator, attribute or variable that could be "
-            "found explains it",
+            "no clock, system randomness, thread, generator, attribute or variable was found that "
+            "explains it",
         ),
-        "decode the same bytes twice and compare; another decoder; give generators a seed",
+        "decode the same bytes twice and compare; try another decoder; give generators a seed",
     )
 
 
 def _variables(objects: dict[str, Any]) -> dict[str, Variable]:
-    """Return what may change in the user's objects, the loader's own passes and workers aside."""
+    """Return the variables in the user's objects; those of the loader itself are left out."""
     return variables_of({name: each for name, each in objects.items() if name != "loader"})
 
 
 def _made(loader: StatefulGPULoader[Any], request: Request) -> Any:
-    """Return the batch of a request, made in this thread as the loader does."""
+    """Make the batch of a request in this thread, as the loader does."""
     plan = loader._engine.plan
     maker = maker_of(plan, policy_of(plan, {}), _allocate)
     found = maker(request, never_stopped)
@@ -370,7 +371,7 @@ def _allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _names_of(loader: Any, first: Mismatch) -> list[str]:
-    """Return where the sample is stored, if it comes from a source that says it."""
+    """Return the name under which a source stores the sample; [] if there is no source."""
     if first.request is None or not loader._engine.plan.is_read:
         return []
     index = first.request.index_list()[_place_in_batch(first) or 0]
@@ -390,5 +391,5 @@ def _unknown(observed: list[str]) -> Cause:
         "unknown",
         "unknown: nothing that was tried explains the difference",
         tuple(observed),
-        "compare the sample by hand; see what differs between the two places",
+        "compare the two versions of the sample by hand",
     )

@@ -1,6 +1,6 @@
-"""Circumstances that a sample may depend on besides its index, observed while it is made again.
+"""Circumstances besides its index that a sample may depend on, observed while it is made again.
 
-They are the generators, attributes and variables that a call moves, which can be put back; the
+They are: generators, attributes and variables that a call changes, whose values can be restored;
 files that the objects name; and calls of the clock, the system's randomness and threads.
 """
 
@@ -30,27 +30,27 @@ from stateful_gpu_loader.engine.makers.reachable import is_generator, is_package
 from stateful_gpu_loader.tools.differences import same
 
 _LARGEST = 1000
-"""Elements of a list or array that is watched; larger ones are taken for data."""
+"""Most elements of a list or array that is watched; larger ones are taken for data."""
 _MOST_NAMES = 100_000
-"""Entries of a list in which names of files are looked for."""
+"""Most entries of a list that are searched for file names."""
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 _GLOBAL_GENERATORS = (random._inst, np.random.mtrand._rand, torch.default_generator)
 
 
 @dataclass(frozen=True)
 class Variable:
-    """Something of the user's that a call may change."""
+    """A value in the user's objects that a call may change."""
 
     kind: str
-    """``"generator"``, ``"attribute"`` or ``"variable"``, one of a module or a function."""
+    """``"generator"``, ``"attribute"``, or ``"variable"`` of a module or function."""
     read: Callable[[], Any]
     """Returns a copy of the value."""
     write: Callable[[Any], None]
-    """Puts such a copy back."""
+    """Restores a copy of the value."""
 
 
 def variables_of(roots: Mapping[str, Any]) -> dict[str, Variable]:
-    """Return, by their paths, the variables in the user's objects that a call may change.
+    """Return the variables in the user's objects that a call may change, by path.
 
     Args:
         roots: objects by name: the dataset, the transform.
@@ -70,7 +70,7 @@ def variables_of(roots: Mapping[str, Any]) -> dict[str, Variable]:
 
     reached = reachable(roots).found
     for path, each in reached:
-        if is_generator(each):  # first, so that it has this path wherever else it lies
+        if is_generator(each):  # first, so that it gets this path even if it has several
             add(path, {"": each}, "", "generator")
     for path, each in reached:
         if isinstance(each, types.FunctionType):
@@ -127,7 +127,7 @@ def _slot(namespace: Any, name: str, kind: str) -> Variable:
 
 
 def _value(namespace: Any, name: str) -> Any:
-    """Return a variable of a dictionary, of a function's cell or of a class, as it lies there."""
+    """Return the raw value of a variable in a dictionary, a function's cell or a class."""
     if isinstance(namespace, types.CellType):
         return namespace.cell_contents
     return (namespace if isinstance(namespace, dict) else vars(namespace))[name]
@@ -144,7 +144,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _note_module(modules: dict[str, types.ModuleType], name: str) -> bool:
-    """Add a module unless it is Python's or a large package's; whether it is the user's."""
+    """Add a module of the user's; return False for Python's own and for known packages."""
     module = sys.modules.get(name)
     if is_package_code(name) or module is None:
         return False
@@ -153,7 +153,7 @@ def _note_module(modules: dict[str, types.ModuleType], name: str) -> bool:
 
 
 def files_of(roots: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the paths of existing files that the user's objects hold, in attributes and lists."""
+    """Yield the paths of existing files in attributes and lists of the user's objects."""
     for _, each in reachable(roots).found:
         held = each if isinstance(each, (list, tuple)) else getattr(each, "__dict__", {}).values()
         for value in itertools.islice(held, _MOST_NAMES):
@@ -174,14 +174,14 @@ _CALLS: dict[Any, str] = {
     datetime.datetime.today: CLOCK,
     datetime.datetime.utcnow: CLOCK,
 }
-"""Functions of Python on whose results, or order, no seed has an influence."""
+"""Functions of Python whose results or order depend on no seed."""
 
 
 @contextlib.contextmanager
 def calls_noted() -> Iterator[dict[str, set[str]]]:
-    """Note by which code the clock, the system's randomness and threads are called inside.
+    """Note which code calls the clock, the system's randomness and threads inside the block.
 
-    Python reports calls to a profiler, so nothing is replaced. Where another profiler is at work,
+    Python reports calls to a profiler, so nothing is replaced. If another profiler is active,
     nothing is noted.
     """
     noted: dict[str, set[str]] = {}
@@ -203,7 +203,7 @@ def calls_noted() -> Iterator[dict[str, set[str]]]:
 
 
 def _site(frame: types.FrameType | None) -> str | None:
-    """Return the code that called Python's library; None if it is torch's or this package's."""
+    """Return the code that called Python's library; None if torch or this package did."""
     while frame is not None:
         module = str(frame.f_globals.get("__name__"))
         package = module.partition(".")[0]

@@ -1,4 +1,4 @@
-"""Says in what two states of loaders differ, and whether a loader goes on from one to the other."""
+"""Compares two states of loaders: their differences, and whether a loader can load the other."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from stateful_gpu_loader.tools.state_files import FoundState, NoState, find_stat
 
 IDENTITY, PLACE, INFORMATION = "identity", "place", "information"
 _PLACE = ("epoch", "position", "index_digest", "ahead", "user")
-_OTHER_LIBRARY = "this package may take a state of torchdata's, torchdata takes none of this one's"
-_REFUSED, _UNKNOWN = "a load refuses it", "one of the states does not say it; it is not compared"
+_OTHER_LIBRARY = "this package may load torchdata's states; torchdata cannot load this one's"
+_REFUSED, _UNKNOWN = "a load refuses it", "not compared, because one of the states does not hold it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,44 +28,44 @@ class Difference:
 
     field: str
     kind: str
-    """``identity``: what must not change; ``place``: where the loader stands; ``information``:
-    what a load neither refuses nor takes as the place."""
+    """``"identity"`` must not change. ``"place"`` is the loader's position. ``"information"`` is
+    neither refused nor used by a load."""
     first: Any
     second: Any
     meaning: str
-    """What a load makes of it; empty if there is nothing to say."""
+    """Effect on a load; empty if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Two states side by side, the second seen from the first."""
+    """Result of comparing a second state with a first."""
 
     same_identity: bool
-    """Whether nothing differs that must not change."""
+    """Whether all fields that must not change are equal."""
     same_place: bool
-    """Whether both stand at the same place of their streams."""
+    """Whether both states are at the same place of their streams."""
     resumes: bool | None
-    """Whether a loader as the first state describes it takes the second state; None if that cannot
-    be known, because one of them describes no loader."""
+    """Whether the first state's loader can load the second state; None if this is unknown because
+    one of the states does not describe a loader."""
     accept: tuple[str, ...]
-    """Names for ``accept=`` with which it takes it all the same."""
+    """Names for ``accept=`` that the load would need."""
     accept_is_enough: bool
-    """Whether the fingerprint is taken with these names. The position and the states of objects of
-    the user's are checked by a load alone."""
+    """Whether the fingerprint is accepted with these names. Only a load checks the position and the
+    states of the user's objects."""
     differences: tuple[Difference, ...]
     samples_apart: int | None
-    """Samples, all ranks together, from the first to the second; negative if the second is
-    earlier. Over epochs it counts each of them as whole. None if it cannot be known."""
+    """Number of samples, all ranks together, from the first state to the second; negative if the
+    second is earlier. Epochs in between count as whole. None if it is unknown."""
     batches_apart: int | None
-    """As above, in batches of the global batch size."""
+    """The same distance in batches of the global batch size."""
 
     @property
     def is_same(self) -> bool:
-        """Whether identity and place are the same."""
+        """Whether both identity and place are equal."""
         return self.same_identity and self.same_place
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         return {"is_same": self.is_same, **asdict(self)}
 
 
@@ -73,7 +73,7 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Comparison:
     """Compare two states field by field.
 
     Raises:
-        StateMismatch: one of them is no state, or is damaged.
+        StateMismatch: one of them is not a state, or is damaged.
 
     >>> from stateful_gpu_loader import StatefulGPULoader
     >>> loader = StatefulGPULoader(range(8), batch_size=2, seed=1)
@@ -107,7 +107,7 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Comparison:
 def _identity(one: Description, other: Description) -> tuple[Difference, ...]:
     found = []
     if one.seed != other.seed:
-        meaning = "refused by a loader that was given a seed; one with seed=None takes the state's"
+        meaning = "a loader with an explicit seed refuses it; with seed=None it takes the state's"
         found.append(_different("seed", IDENTITY, one.seed, other.seed, meaning))
     loader, saved = (Fingerprint(**(each.fingerprint or {})) for each in (one, other))
     for field in COMPARED:
@@ -120,9 +120,9 @@ def _identity(one: Description, other: Description) -> tuple[Difference, ...]:
 
 
 def _place(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Difference, ...]:
-    """What differs of all fields but those of the identity and for information.
+    """Return the differences in place: all fields except identity and information.
 
-    torchdata's states have no such fields: all that is in them is place.
+    All fields of torchdata's states belong to the place.
     """
     not_place = {"format", "version", "seed", "fingerprint", "global_batch_size", "bad_samples"}
     if not is_torchdata_state(first):
@@ -152,9 +152,9 @@ def _information(one: Description, other: Description) -> tuple[Difference, ...]
 def _accept(
     one: Description, other: Description, refused: list[Difference]
 ) -> tuple[tuple[str, ...], bool]:
-    """The names for ``accept=``, and whether a load with them goes through.
+    """Return the names for ``accept=``, and whether a load with them succeeds.
 
-    The load's own rule is asked, because another dataset is accepted under conditions only.
+    The rule of the load itself is used, because another dataset is accepted only conditionally.
     """
     fields = {found.field for found in refused}
     names = tuple(sorted({"dataset" if field == "length" else field for field in fields}))
@@ -163,13 +163,13 @@ def _accept(
         loader.check(saved, accept=names, position=other.position)
     except StateMismatch:
         return names, False
-    # The place of one kind of dataset means nothing in another, and the user's objects take it.
+    # A place is meaningless for another kind of dataset, or without the same user objects.
     places = [(each.unit, [held.name for held in each.user_objects]) for each in (one, other)]
     return names, places[0] == places[1]
 
 
 def _apart(one: Description, other: Description) -> tuple[int | None, int | None]:
-    """Samples and batches from one place to another of the same stream."""
+    """Return the samples and batches from one place to another of the same stream."""
     if one.epoch is None or other.epoch is None:
         return None, None
     places = [_samples_before(each) for each in (one, other)]
@@ -186,7 +186,7 @@ def _apart(one: Description, other: Description) -> tuple[int | None, int | None
 
 
 def _samples_before(found: Description) -> int | None:
-    """Samples of the run before a place, if each epoch before it was a whole one.
+    """Return the samples of the run before a place, if all epochs before it were whole.
 
     With ``drop_last`` an epoch ends before an incomplete batch.
     """
@@ -205,36 +205,36 @@ def _different(field: str, kind: str, first: Any, second: Any, meaning: str = ""
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON holds it; of a user's object the beginning of its text."""
+    """Return a value that JSON can hold; for another object the beginning of its repr."""
     is_plain = value is None or isinstance(value, bool | int | float | str)
     return value if is_plain else shortened(repr(value))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A state of one file and the one at the same place of another."""
+    """A state in one file, and the state at the same place of another file."""
 
     where: str
     first: FoundState | None
-    """None if only the second file has one there."""
+    """None if only the second file has a state there."""
     second: FoundState | None
     comparison: Comparison | None
-    """None without one of the states."""
+    """None if one of the states is missing."""
 
 
 def compare_files(
     first: str | os.PathLike[str], second: str | os.PathLike[str], where: str | None = None
 ) -> list[Pair]:
-    """Compare the states in two files or folders, each with the one at the same place.
+    """Compare the states at the same places of two files or folders.
 
-    A single state in each is compared wherever they lie.
+    If each has a single state, these are compared wherever they are.
 
     Args:
-        first, second: as :func:`~stateful_gpu_loader.tools.state_files.find_states` takes them.
-        where: only the states at this place, as their ``where`` names it.
+        first, second: paths, as for :func:`~stateful_gpu_loader.tools.state_files.find_states`.
+        where: compare only the states at this place, which is their ``where``.
 
     Raises:
-        NoState: one of them has no state, or none there.
+        NoState: a file has no state, or no state at this place.
         StateMismatch: a state is damaged.
     """
     one, other = (_at(path, where) for path in (first, second))
@@ -245,12 +245,12 @@ def compare_files(
 
 
 def _at(path: str | os.PathLike[str], where: str | None) -> dict[str, FoundState]:
-    """The states by their places, with the file's name in a folder before them."""
+    """Return the states by place; in a folder the place begins with the file's name."""
     states = find_states(path)
     chosen = [found for found in states if where is None or found.where == where]
     if not chosen:
         raise NoState(
-            f"{os.fspath(path)!r} has no state at {where!r}. Remedy: one of "
+            f"{os.fspath(path)!r} has no state at {where!r}. Remedy: pass one of "
             f"{[found.where for found in states]}"
         )
     return {_name(found, Path(path)): found for found in chosen}

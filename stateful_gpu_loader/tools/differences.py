@@ -1,4 +1,4 @@
-"""How two samples differ, bit for bit and field by field."""
+"""Compares two samples bit for bit and field by field."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 _LONGEST = 60
-"""Characters of a value that are shown."""
+"""Most characters of a value that are shown."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,16 +22,16 @@ class Difference:
     """One field that differs."""
 
     field: str
-    """Where it is in the sample, as Python writes it: ``['image']``; "" for all of it."""
+    """Path in the sample, in Python's notation: ``['image']``; "" for the whole sample."""
     what: str
-    """Which values differ, and by how much."""
+    """Description of the values that differ, and by how much."""
 
     def __str__(self) -> str:
         return f"{self.field or 'the value'}: {self.what}"
 
 
 def copied(batch: Any) -> Any:
-    """Return a copy that nothing delivered later can change; what cannot be copied, as it is."""
+    """Return a copy that later batches cannot change; a batch that cannot be copied is returned."""
     try:
         return copy.deepcopy(batch)
     except Exception:
@@ -41,9 +41,9 @@ def copied(batch: Any) -> Any:
 def differences(expected: Any, found: Any, field: str = "") -> Iterator[Difference]:
     """Yield the fields in which two values differ: none if they are equal bit for bit.
 
-    Dictionaries, lists, tuples, dataclasses and objects are compared by what they hold; tensors,
-    arrays and PIL images by dtype, shape and bytes, so that NaN equals NaN, and 0.0 not -0.0.
-    A class and a function are equal to themselves alone.
+    Dictionaries, lists, tuples, dataclasses and objects are compared by their content. Tensors,
+    arrays and PIL images are compared by dtype, shape and bytes, so NaN equals NaN, and 0.0 does
+    not equal -0.0. A class or function equals only itself.
 
     >>> [str(each) for each in differences({"x": [1, 2]}, {"x": [1, 3]})]
     ["['x'][1]: 3, not 2"]
@@ -75,7 +75,7 @@ def differences(expected: Any, found: Any, field: str = "") -> Iterator[Differen
 
 
 def same(expected: Any, found: Any) -> bool:
-    """Whether two values are equal bit for bit.
+    """Return whether two values are equal bit for bit.
 
     >>> same(float("nan"), float("nan")), same(0.0, -0.0)
     (True, False)
@@ -99,7 +99,7 @@ def num_samples(batch: Any) -> int | None:
 
 
 def sample_of(batch: Any, i: int, n: int) -> Any:
-    """Return what sample ``i`` of ``n`` contributed to a collated batch.
+    """Return the parts of a collated batch that belong to sample ``i`` of ``n``.
 
     >>> sample_of([torch.tensor([5, 6]), ("a", "b")], 1, 2)
     [tensor(6), 'b']
@@ -236,7 +236,7 @@ def _as_array(value: Any) -> np.ndarray[Any, Any]:
     dense = dense.resolve_conj().resolve_neg()
     try:
         array: np.ndarray[Any, Any] = dense.numpy()
-    except TypeError:  # of a dtype that NumPy lacks; no two of its values become one
+    except TypeError:  # NumPy lacks the dtype; distinct values stay distinct as float64
         array = dense.double().numpy()
     return array
 

@@ -1,8 +1,8 @@
 """Reads the values in a folder of ``torch.distributed.checkpoint`` (DCP).
 
-DCP itself executes pickles when it reads. Here the folder's index is read with stand-ins in the
-place of DCP's own classes, and may name no other; each value is read as weights only. Most tensors
-are those of a model, so a tensor is read where it is asked for.
+DCP itself executes pickles. Here the folder's index is read with stand-ins for DCP's own classes,
+and must name no other class; each value is read as weights only. Most tensors belong to a model, so
+a tensor is read only on request.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from stateful_gpu_loader.tools.pickle_machine import (
 )
 
 Key = tuple[str | int, ...]
-"""Keys that lead to a value in nested ones."""
+"""Keys that lead to a value in nested containers."""
 
 _INDEX = ".metadata"
 _MOST_ITEMS = 1 << 20
-"""Most items of all lists, where fewer values than that are saved."""
+"""Most items of all lists together, unless more values are saved."""
 _METADATA = "torch.distributed.checkpoint.metadata"
 _CLASSES = {
     *((_METADATA, name) for name in ("Metadata", "MetadataIndex", "StorageMeta")),
@@ -39,35 +39,35 @@ _CLASSES = {
     (_METADATA, "_MEM_FORMAT_ENCODING"),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
 }
-"""DCP's classes, of which an index holds objects."""
+"""DCP's classes whose objects are in an index."""
 _LAYOUT = ("torch.serialization", "_get_layout")
 _PATHS = {("pathlib", "PosixPath"), ("pathlib", "WindowsPath")}
 _PATHS_OF_313 = "pathlib._local"
-"""Where Python 3.13, and no other, says that ``pathlib``'s classes are."""
+"""Module of ``pathlib``'s classes in Python 3.13 only."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Place of a value, or of a part of a tensor."""
+    """Place of a value, or of part of a tensor, in the folder."""
 
     file: str
-    """Path in the folder."""
+    """Path of the file in the folder."""
     first: int
     """First byte in the file."""
     num_bytes: int
     offset: tuple[int, ...]
-    """Place of the part in the tensor."""
+    """Offset of the part in the tensor."""
     transforms: Any
-    """DCP's extensions that changed the bytes; None or empty if there are none."""
+    """DCP's extensions that changed the bytes; None or empty if none did."""
 
 
 @dataclass(frozen=True)
 class Unread:
-    """What :func:`read_values` leaves out: a tensor, or a value that cannot be read."""
+    """A value that :func:`read_values` leaves out: a tensor, or a value that cannot be read."""
 
     folder: Path
     chunks: tuple[Chunk, ...]
-    """Chunks of a tensor; one of another value."""
+    """Chunks of a tensor; a single chunk for another value."""
     size: tuple[int, ...] | None
     """Size of a tensor; None for another value."""
     dtype: torch.dtype | None
@@ -85,15 +85,15 @@ class Unread:
         """Read the value.
 
         Raises:
-            Exception: of many types, if a file is missing or damaged, or the value needs code to be
-                executed.
+            Exception: of many types, if a file is missing or damaged, or the value can only be read
+                by executing code.
         """
         if self.size is None or self.dtype is None:
             return torch_file.load(self.content())
         claimed = torch.Size(self.size).numel() * self.dtype.itemsize
         stored = sum(chunk.num_bytes for chunk in self.chunks)
         if claimed > stored:
-            raise ValueError(f"it claims {claimed} bytes, and {stored} are stored")
+            raise ValueError(f"it claims {claimed} bytes, but {stored} are stored")
         whole = torch.empty(self.size, dtype=self.dtype)
         num_read = 0
         for chunk in self.chunks:
@@ -104,20 +104,21 @@ class Unread:
             part.copy_(numbers)
             num_read += numbers.numel()
         if num_read != whole.numel():
-            raise ValueError(f"{num_read} of its {whole.numel()} numbers are stored")
+            raise ValueError(f"only {num_read} of its {whole.numel()} numbers are stored")
         return whole
 
 
 def is_one(folder: Path) -> bool:
-    """Whether a folder is a distributed checkpoint."""
+    """Return whether a folder is a distributed checkpoint."""
     return (folder / _INDEX).is_file()
 
 
 def read_values(folder: Path) -> dict[str | int, Any]:
-    """Return what was saved, nested as it was, with :class:`Unread` in the place of each tensor.
+    """Return the saved values, nested as before, with an :class:`Unread` for each tensor.
 
     Raises:
-        Exception: of many types, if the index is missing, damaged, or needs code to be executed.
+        Exception: of many types, if the index is missing or damaged, or can only be read by
+            executing code.
     """
     values, tree = _values(folder, _read_index(folder)), _TakenApart()
     for key, unread in values:
@@ -130,20 +131,20 @@ def read_values(folder: Path) -> dict[str | int, Any]:
 
 
 class _TakenApart(dict[str | int, Any]):
-    """A dict or list whose values DCP keeps one by one; in a list their keys are numbers."""
+    """A dict or list whose values DCP saves one by one; the keys of a list are numbers."""
 
 
 def _value_of(unread: Unread) -> Any:
     try:
         return unread.read()
-    except Exception:  # whoever needs the value reads it again, and is told
+    except Exception:  # code that needs the value reads it again and gets the error
         return unread
 
 
 class _Lists:
-    """Makes lists again of what DCP has taken apart.
+    """Restores the lists that DCP has taken apart.
 
-    A list has as many items as its last place says, so all lists together are bounded.
+    The last index sets the length of a list, so the lengths of all lists together are limited.
     """
 
     def __init__(self, num_values: int) -> None:
@@ -151,7 +152,7 @@ class _Lists:
         self._left = max(num_values, _MOST_ITEMS)
 
     def joined(self, value: Any) -> Any:
-        """Return a value with the lists inside it."""
+        """Return a value with the lists inside it restored."""
         if not isinstance(value, _TakenApart):
             return value
         inner = {name: self.joined(each) for name, each in value.items()}
@@ -165,15 +166,15 @@ class _Lists:
 
 
 def with_tensors(value: Any, name: str) -> Any:
-    """Return the value with all that :func:`read_values` left out inside it.
+    """Return a value with the parts that :func:`read_values` left out.
 
     Args:
-        value: a dict or list of :func:`read_values`, or anything else, which is returned.
-        name: its name, for an error.
+        value: a dict or list of :func:`read_values`; any other value is returned unchanged.
+        name: name of the value, for an error.
 
     Raises:
-        ValueError: something cannot be read; its place is named.
-        pickle.UnpicklingError: the same, because code would have to be executed.
+        ValueError: a part cannot be read; the error names its place.
+        pickle.UnpicklingError: a part can only be read by executing code.
     """
     if type(value) is dict:
         return {key: with_tensors(inner, f"{name}.{key}") for key, inner in value.items()}
@@ -190,7 +191,7 @@ def with_tensors(value: Any, name: str) -> Any:
 
 
 def _values(folder: Path, index: Mapping[str, Any]) -> list[tuple[Key, Unread]]:
-    """Return each value's keys, and where it is stored.
+    """Return the keys and the place of each value.
 
     Raises:
         Exception: of many types, if the index is damaged or names the same bytes twice.
@@ -216,16 +217,16 @@ def _values(folder: Path, index: Mapping[str, Any]) -> list[tuple[Key, Unread]]:
             size = _sizes(about.state["size"])
             dtype = about.state["properties"].state[0]
             if not isinstance(dtype, torch.dtype):
-                raise ValueError(f"{_INDEX} has a tensor of no dtype")
+                raise ValueError(f"{_INDEX} has a tensor without a dtype")
         key = tuple(keys.get(name, (name,)))
         if not 0 < len(key) <= MAX_DEPTH or not all(type(part) in (str, int) for part in key):
-            raise ValueError(f"{_INDEX} names a value by keys that lead nowhere")
+            raise ValueError(f"{_INDEX} has invalid keys for a value")
         found.append((key, Unread(folder, tuple(parts), size, dtype)))
     return found
 
 
 def _check_apart(chunks: list[Chunk]) -> None:
-    """Refuse an index that names the same bytes many times, each time as another value."""
+    """Refuse an index that uses the same bytes for several values."""
     end, last = 0, ""
     for chunk in sorted(chunks, key=lambda chunk: (chunk.file, chunk.first)):
         if chunk.file == last and chunk.first < end and chunk.num_bytes:
@@ -234,32 +235,32 @@ def _check_apart(chunks: list[Chunk]) -> None:
 
 
 def _content(folder: Path, chunk: Chunk) -> bytes:
-    """Return bytes of a file in the folder that is long enough to hold them."""
+    """Return the bytes of a chunk, after checking the file's place and size."""
     if chunk.transforms:
-        raise ValueError(f"DCP's extensions {chunk.transforms} are not known here")
+        raise ValueError(f"DCP's extensions {chunk.transforms} are not supported")
     path = folder / chunk.file
     if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
-        raise FileNotFoundError(f"{_INDEX} names {chunk.file!r}, which is no file in it")
+        raise FileNotFoundError(f"{_INDEX} names {chunk.file!r}, which is not a file in the folder")
     with open_regular(path) as file:
         size, end = size_of(file), chunk.first + chunk.num_bytes
         if not 0 <= chunk.first <= end <= size:
-            raise ValueError(f"{path.name} has {size} bytes, and {_INDEX} those up to {end}")
+            raise ValueError(f"{path.name} has {size} bytes, but {_INDEX} names bytes up to {end}")
         file.seek(chunk.first)
         return file.read(chunk.num_bytes)
 
 
 def _read_index(folder: Path) -> dict[str, Any]:
-    """Return the fields of DCP's Metadata, in which stand-ins lie.
+    """Return the fields of DCP's Metadata, with stand-ins for objects.
 
     Raises:
-        Exception: of many types, if it is no Metadata, or needs code to be executed.
+        Exception: of many types, if it is not a Metadata, or can only be read by executing code.
     """
     found = read_pickle(read_regular(folder / _INDEX, MAX_BYTES), _admitted)
     if not isinstance(found, Instance) or found.kind != (_METADATA, "Metadata"):
-        raise ValueError(f"{_INDEX} holds no Metadata of DCP")
+        raise ValueError(f"{_INDEX} does not hold a Metadata of DCP")
     fields: dict[str, Any] = found.state
     if not isinstance(fields["storage_data"], dict):
-        raise ValueError(f"{_INDEX} names no files")
+        raise ValueError(f"{_INDEX} does not name any files")
     return fields
 
 
@@ -267,25 +268,25 @@ def _field(instance: Any, name: str, kind: type) -> Any:
     """Return a field of a stand-in.
 
     Raises:
-        ValueError: it is of another type.
+        ValueError: the field has another type.
     """
     value = instance.state[name]
     if type(value) is not kind:
-        raise ValueError(f"{_INDEX} has a {name} that is no {kind.__name__}")
+        raise ValueError(f"{_INDEX} has a {name} that is not of type {kind.__name__}")
     return value
 
 
 def _sizes(value: Any) -> tuple[int, ...]:
     if not isinstance(value, tuple) or not all(type(n) is int and n >= 0 for n in value):
-        raise ValueError(f"{_INDEX} has a size that is none")
+        raise ValueError(f"{_INDEX} has a size that is not a tuple of ints")
     return tuple(value)
 
 
 def _admitted(module: str, name: str) -> Any:
-    """Stand-in for what an index names: DCP's own classes, and nothing else.
+    """Return the stand-in for a name in an index; only DCP's own classes are admitted.
 
     Raises:
-        pickle.UnpicklingError: it names something else.
+        pickle.UnpicklingError: the name is another one.
     """
     module = "pathlib" if module == _PATHS_OF_313 else module
     value = getattr(torch, name, None) if module == "torch" else None

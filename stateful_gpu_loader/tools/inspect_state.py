@@ -1,6 +1,6 @@
-"""Says what a loader's state holds in words that need no knowledge of its fields.
+"""Describes a loader's state in words that need no knowledge of its fields.
 
-What a state does not hold is None here, and is never guessed.
+Values that a state does not hold are None, and are never guessed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OWN_NAME = re.compile(
     r"(?<![\w.])(?!(?:builtins|torch|torchvision|torchdata|stateful_gpu_loader)\.)"
     r"[A-Za-z_]\w*(?:\.[\w<>]+)+"
 )
-"""A qualified name of the user's in the description of a transform."""
+"""Qualified name of a user's object in the description of a transform."""
 _TORCHDATA = "torchdata's StatefulDataLoader"
 
 
@@ -44,81 +44,81 @@ class Lane:
     lane: int
     epoch: int
     samples: int | None
-    """Samples that came from the lane; None where the state says only that it has ended."""
+    """Number of samples read from the lane; None if the state only says that the lane ended."""
     shard: int | None
-    """Ordinal of the shard that is being read, within the lane's own shards; None as above."""
+    """Number of the current shard among the lane's own shards; None as for ``samples``."""
     ended: bool
-    """Whether the state says outright that the lane has ended; others may have, too."""
+    """Whether the state marks the lane as ended; an unmarked lane may be at its end as well."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UserObject:
-    """The state of an object of the user's inside a loader's state."""
+    """State of a user's object inside a loader's state."""
 
     name: str
     num_bytes: int
-    """Of its pickled copy."""
+    """Size of the pickled state."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What a loader's state holds; None stands for what it does not say."""
+    """Content of a loader's state; None stands for an unknown value."""
 
     library: str
-    """Who wrote it: ``stateful_gpu_loader`` or torchdata's StatefulDataLoader."""
+    """Library that wrote the state: ``stateful_gpu_loader`` or torchdata's StatefulDataLoader."""
     version: int | None
-    """Of the state's schema."""
+    """Version of the state's schema."""
     seed: int | None
     epoch: int | None
-    """Pass over the dataset, counted from 0."""
+    """Number of the pass over the dataset, counted from 0."""
     position: int
-    """How far the epoch has come over all ranks, in ``unit``."""
+    """Position in the epoch, all ranks together, in ``unit``."""
     unit: str
     """``samples`` or ``batches``."""
     epoch_samples: int | None
-    """Samples of a whole epoch, all ranks together."""
+    """Number of samples in a whole epoch, all ranks together."""
     samples_seen: int | None
-    """Samples of this epoch that were delivered, all ranks together, bad ones that were left out
-    included."""
+    """Number of samples of this epoch that all ranks together have delivered, including bad samples
+    that were left out."""
     batches_seen: int | None
-    """Batches of this epoch, if they all had the present global batch size."""
+    """Number of batches of this epoch, if all had the present global batch size."""
     share: float | None
-    """Part of the epoch that was delivered, 0 to 1."""
+    """Delivered share of the epoch, 0 to 1."""
     finished: bool | None
-    """Whether the pass is over, so that the next one is new; None where only a resume shows it."""
+    """Whether the pass is over, so that a new pass is next; None if only a resume can show it."""
     global_batch_size: int | None
-    """Samples that all ranks deliver in one step."""
+    """Number of samples that all ranks together deliver in one step."""
     ranks: str
-    """Which ranks the state speaks of."""
+    """Description of the ranks that the state belongs to."""
     lanes: tuple[Lane, ...]
     num_lanes: int | None
-    """Lanes of the whole dataset; None where it has none."""
+    """Number of lanes of the whole dataset; None if it has no lanes."""
     ahead: int
-    """Batches delivered before an older one (``in_order=False``)."""
+    """Number of batches delivered before an older batch (``in_order=False``)."""
     fingerprint: Mapping[str, Any] | None
-    """What must not change until the state is loaded; None where nothing of it is saved."""
+    """Fields that must not change before the state is loaded; None if the state has none."""
     unverified: Mapping[str, str]
-    """Parts of a loader that the state cannot prove to be the same, each with the reason."""
+    """Parts of a loader that the state cannot verify, each with the reason."""
     bad_samples: int | None
-    """How often a sample could not be used."""
+    """Number of times that a sample could not be used."""
     bad_sample_list: tuple[FoundBad, ...]
-    """The first finding of each, at most 100."""
+    """First finding of each bad sample, at most 100."""
     user_objects: tuple[UserObject, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         return asdict(self)
 
 
 def describe(state: Mapping[str, Any]) -> Description:
-    """Say what a state holds.
+    """Describe a state.
 
     Args:
-        state: what ``state_dict()`` of a StatefulGPULoader or of torchdata's StatefulDataLoader
-            returned.
+        state: result of ``state_dict()`` of a StatefulGPULoader or of torchdata's
+            StatefulDataLoader.
 
     Raises:
-        StateMismatch: it is no such state, or is damaged.
+        StateMismatch: this is not a loader's state, or it is damaged.
 
     >>> from stateful_gpu_loader import StatefulGPULoader
     >>> loader = StatefulGPULoader(range(8), batch_size=2, seed=1)
@@ -190,7 +190,7 @@ def _of_torchdata(state: TorchdataState) -> Description:
         share=None,
         finished=state.finished,
         global_batch_size=None,
-        ranks="one rank, the state does not say which",
+        ranks="one rank; the state does not say which",
         lanes=(),
         num_lanes=None,
         ahead=0,
@@ -203,7 +203,7 @@ def _of_torchdata(state: TorchdataState) -> Description:
 
 
 def _is_own_order(fingerprint: Fingerprint) -> bool:
-    """Whether the fingerprint's length is that of an epoch; under a user's sampler it is not."""
+    """Return whether the fingerprint's length is the length of an epoch, and not of the dataset."""
     return not fingerprint.order.startswith("sampler ") and fingerprint.order != "iterable"
 
 
@@ -226,7 +226,7 @@ def _lane(lane: int, text: str) -> Lane:
 
 def _samples_of(lanes: tuple[Lane, ...], num_lanes: int | None) -> int | None:
     counts = [lane.samples for lane in lanes if lane.samples is not None]
-    # A rank's own lanes do not tell how far the other ranks are.
+    # The lanes of one rank do not show the places of the other ranks.
     return sum(counts) if num_lanes is not None and len(counts) == num_lanes else None
 
 
@@ -246,11 +246,11 @@ def _batches(
 
 def _ranks(lanes: tuple[Lane, ...], num_lanes: int | None, unit: str) -> str:
     if num_lanes is None:
-        same = "the same on every rank; how many there were is not saved"
-        return same if unit == SAMPLES else "one rank, the state does not say which"
+        same = "the same on every rank; the number of ranks is not saved"
+        return same if unit == SAMPLES else "one rank; the state does not say which"
     if len(lanes) == num_lanes:
-        return "all ranks: it has every lane"
-    return f"one rank, or some: it has {len(lanes)} of {num_lanes} lanes"
+        return "all ranks: the state has every lane"
+    return f"some of the ranks: the state has {len(lanes)} of {num_lanes} lanes"
 
 
 def _num_ahead(text: str | None) -> int:
@@ -275,12 +275,12 @@ def _unverified(fingerprint: Fingerprint, *, has_digest: bool) -> dict[str, str]
             found[field] = f"{', '.join(dict.fromkeys(names))} is compared by name only"
     for field, digest in (fingerprint.content or {}).items():
         if digest.endswith(SAMPLED):
-            found[sampled(field)] = "it is too long to be compared in full"
+            found[sampled(field)] = "the data is too long to be compared in full"
     kind, _, sampler = fingerprint.order.partition(" ")
     if fingerprint.order == "iterable":
-        found["order"] = "an iterable dataset yields what it yields; only its kind is compared"
+        found["order"] = "the order of an iterable dataset is not compared, only its kind"
     elif kind == "sampler" and " " not in sampler and not has_digest:
-        found["sampler"] = f"of your {sampler} only the class is known"
+        found["sampler"] = f"your {sampler} is compared by its class only"
     return found
 
 

@@ -1,8 +1,8 @@
-"""Reads a pickle with an interpreter of its own, which imports, executes and changes nothing.
+"""Reads a pickle with its own interpreter, which imports, executes and changes nothing.
 
-Python's unpickler imports what a pickle names, sets attributes of classes, reserves memory for any
-number in a pickle, and hashes nested keys in exponential time. This interpreter holds stand-ins in
-the place of functions and classes, and calls only what its user has admitted by name.
+Python's unpickler imports the names in a pickle, sets attributes of classes, reserves memory for
+any number in a pickle, and hashes nested keys in exponential time. This interpreter replaces
+functions and classes by stand-ins, and calls only functions that the caller has admitted by name.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any, BinaryIO
 import torch
 
 MAX_BYTES = 256 << 20
-"""Size of the largest pickle that is read."""
+"""Largest size of a pickle that is read."""
 MAX_VALUES = 1 << 25
-"""Greatest number of values in a pickle; a container counts twice. They take up to 2 GiB."""
+"""Most values in a pickle; a container counts twice. They take up to 2 GiB."""
 MAX_INT_BITS = 8192
 """Longest int. Python refuses to print ints of more than 4,300 digits."""
 MAX_KEY_BITS = 64
-"""Longest int that is a key. Of longer ones any number may have the same hash."""
+"""Longest int that may be a key. Any number of longer ints may have the same hash."""
 MAX_KEY_ITEMS = 1000
-"""Greatest number of items in a key, each counted as often as a hash visits it."""
+"""Most items in a key, each counted as often as a hash visits it."""
 _LONGEST_LINE = 1 << 16
 
 
@@ -39,38 +39,38 @@ class Function:
 
 @dataclass(eq=False)
 class Instance:
-    """Stand-in for an object of a class that is not created."""
+    """Stand-in for an object that is not created."""
 
     kind: Any
-    """Identity of the class, as the user of the interpreter names it."""
+    """Identity of the class, chosen by the caller of the interpreter."""
     state: Any = None
-    """State that the pickle sets; None if it sets none."""
+    """State that the pickle sets; None if it sets no state."""
 
 
 @dataclass
 class Bounded:
-    """An open file for the interpreter, in which no read goes beyond ``end``."""
+    """An open file in which the interpreter cannot read beyond ``end``."""
 
     file: BinaryIO
     end: int
-    """Size of the file, or the place where reading stops."""
+    """Size of the file, or the position where reading stops."""
 
     def read(self, size: int) -> bytes:
-        """Return the next bytes; ValueError if there are not as many."""
+        """Return the next bytes; raise ValueError if fewer bytes are left."""
         left = self.end - self.file.tell()
         if not 0 <= size <= left:
             raise ValueError(f"{size} bytes are announced and {left} are left")
         return self.file.read(size)
 
     def readline(self) -> bytes:
-        """Return the next line; ValueError if it is longer than any name or number."""
+        """Return the next line; raise ValueError if it is too long for a name or number."""
         line = self.file.readline(_LONGEST_LINE)
         if len(line) == _LONGEST_LINE:
             raise ValueError(f"a line of more than {_LONGEST_LINE} bytes")
         return line
 
     def tell(self) -> int:
-        """Return the place in the file."""
+        """Return the position in the file."""
         return self.file.tell()
 
 
@@ -82,14 +82,14 @@ def read_pickle(
     """Return the value of a pickle of any protocol.
 
     Args:
-        source: the pickle, or a file at the place where one begins.
+        source: the pickle, or a file at the beginning of a pickle.
         admitted: returns the stand-in for a global, given its module and name. It raises
             pickle.UnpicklingError for any other global.
         persistent: returns the stand-in for a persistent id; None refuses such ids.
 
     Raises:
-        pickle.UnpicklingError: it names or needs something that would have to be executed.
-        ValueError: it is damaged, or larger than the limits of this module.
+        pickle.UnpicklingError: the pickle can only be read by executing code.
+        ValueError: the pickle is damaged, or exceeds the limits of this module.
     """
     try:
         return _Machine(admitted, persistent).run(source)
@@ -125,7 +125,7 @@ class _Machine:
         return self.stack.pop()
 
     def push(self, value: Any) -> None:
-        """Put a value onto the stack, found after :meth:`to_mark` has exchanged it."""
+        """Push a value onto the present stack, which :meth:`to_mark` may have exchanged."""
         self.stack.append(value)
 
     def to_mark(self) -> list[Any]:
@@ -147,7 +147,7 @@ class _Machine:
         self.stack.append(function.call(*arguments))
 
     def build(self) -> None:
-        """Set the state of a stand-in or of a module's OrderedDict, and of nothing else."""
+        """Set the state of a stand-in or of a module's OrderedDict; refuse other objects."""
         state, target = self.stack.pop(), self.stack[-1]
         if isinstance(target, Instance):
             target.state = state
@@ -183,7 +183,7 @@ class _Machine:
         self.stack = []
 
     def pop(self) -> None:
-        """Remove the last value, or the mark if nothing stands above it."""
+        """Remove the last value, or the mark if no value is above it."""
         if self.stack:
             self.stack.pop()
         else:
@@ -241,7 +241,7 @@ def _dict_of(machine: _Machine) -> None:
 def _global_of(machine: _Machine) -> None:
     name, module = machine.stack.pop(), machine.stack.pop()
     if type(name) is not str or type(module) is not str:
-        raise ValueError("its pickle names a global by no text")
+        raise ValueError("its pickle has a global whose name is not a string")
     machine.look_up(module, name)
 
 
@@ -294,8 +294,8 @@ _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
     "BUILD": lambda machine, _: machine.build(),
     "BINPERSID": lambda machine, _: machine.resolve(machine.stack.pop()),
 }
-"""All other instructions that are read. Missing are those that make objects of unknown classes,
-number them in a registry of the process, or take memory from outside."""
+"""All other instructions that are read. Instructions are missing that create objects of unknown
+classes, use the process's registry of extensions, or take memory from outside."""
 
 
 def _last_two(machine: _Machine) -> list[Any]:
@@ -304,32 +304,32 @@ def _last_two(machine: _Machine) -> list[Any]:
 
 
 MAX_STATE_BYTES = 1 << 30
-"""Size of all states in a file, with each value counted as often as it is reached."""
+"""Largest size of all states in a file; each value counts as often as it is reached."""
 MAX_DEPTH = 100
-"""Greatest nesting of a value."""
+"""Deepest nesting of a value."""
 _CONTAINER, _ITEM = 64, 16
 _COUNTLESS = 1 << 62
 
 
 class Expansion:
-    """Adds up the sizes of values as they are when printed, compared or copied.
+    """Adds up the sizes that values have when they are printed, compared or copied.
 
-    A list that holds another twice, which holds a third twice, and so on, takes few bytes in a
-    file. Whoever goes through it meets the last one once for each way that leads there.
+    A list that holds a second list twice, which holds a third list twice, and so on, is small in a
+    file. But a program that visits every item reaches the last list exponentially often.
     """
 
     def __init__(self) -> None:
         self._total = 0
         self._found: dict[int, tuple[int, int]] = {}
-        """Sizes and heights of values with all that they hold, each computed once."""
+        """Size and height of each value with its content, by id."""
         self._kept: list[Any] = []
-        """Values whose ids are in use."""
+        """Values with these ids, kept so that no id is used again."""
 
     def add(self, value: Any) -> None:
         """Count a value.
 
         Raises:
-            ValueError: all values are larger than :data:`MAX_STATE_BYTES`, or this one is nested
+            ValueError: the values together exceed :data:`MAX_STATE_BYTES`, or this value is nested
                 too deeply or holds itself.
         """
         size, _ = self._of(value, 0)

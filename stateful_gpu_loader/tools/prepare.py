@@ -14,25 +14,25 @@ from stateful_gpu_loader.datasets import PreparedSource
 from stateful_gpu_loader.loader import StatefulGPULoader
 
 _BATCH = 16
-"""Images between two reports of progress."""
+"""Number of images between two reports of progress."""
 
 
 @dataclass(frozen=True)
 class PrepareReport:
-    """What a directory of prepared images holds, and what was done."""
+    """Content of a directory of prepared images, and the work done."""
 
     directory: str
     num_images: int
     num_kept: int
     """Number of images in the directory now."""
     num_made: int
-    """Number of images that were decoded for it now."""
+    """Number of images that this call decoded."""
     num_bytes: int
     """Size of the directory."""
     bad: dict[int, str]
-    """Why images cannot be decoded, by index."""
+    """Reasons why images cannot be decoded, by index."""
     is_full: bool
-    """Whether the filling ended for want of room."""
+    """Whether the directory had no room for more images."""
 
 
 def prepare(
@@ -42,16 +42,18 @@ def prepare(
     check: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> PrepareReport:
-    """Fill the directory of a source with the images that it lacks.
+    """Fill the directory of a source with the images that are missing.
 
-    Other processes may do the same, or train from it, at the same time. One that is interrupted is
-    started again, and goes on.
+    Other processes may do the same, or train from the directory, at the same time. After an
+    interruption, call it again.
 
     Args:
         source: the source.
-        num_workers: number of processes that decode; None is one for each core, 0 is this one.
-        check: also read what is there already, and make anew what fails its checksum.
-        on_progress: called now and then with how many images are done, and of how many.
+        num_workers: number of processes that decode; None is one for each core, and with 0 this
+            process decodes.
+        check: whether to check the images in the directory, and replace those with a wrong
+            checksum.
+        on_progress: called from time to time with the number of finished images and of all.
 
     Raises:
         OSError: the source's files cannot be read.
@@ -114,7 +116,7 @@ def prepared_sources(dataset: Any) -> Iterator[PreparedSource]:
 
 
 class _Making(Dataset[tuple[int, "str | None", bool]]):
-    """Makes images instead of returning them: (index, why it is bad, whether it is kept)."""
+    """Makes images; returns (index, reason why it is bad or None, whether it is kept)."""
 
     def __init__(self, source: PreparedSource, indices: list[int]) -> None:
         self._source = source

@@ -1,7 +1,8 @@
-"""Looks at the coming batches: what is delivered, from which part of which original, and why."""
+"""Looks at the coming batches: their images, originals, crops and random draws."""
 
 from __future__ import annotations
 
+import html
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,18 +42,18 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Region:
-    """The part of the original that became the delivered image, in pixels of the original.
+    """Part of the original that became the delivered image, in pixels of the original.
 
-    It may reach beyond the original, where pixels were padded.
+    It may extend beyond the original if pixels were padded.
     """
 
     corners: tuple[Point, Point, Point, Point]
-    """(x, y) of what became the delivered image's upper left, upper right, lower right and lower
-    left corner; a whole original reaches from (0, 0) to (width, height)."""
+    """(x, y) of the upper left, upper right, lower right and lower left corner of the delivered
+    image; the original extends from (0, 0) to (width, height)."""
 
     @property
     def rectangle(self) -> tuple[float, float, float, float] | None:
-        """Left, top, right and bottom; None if the part is no upright rectangle."""
+        """Left, top, right and bottom; None if the part is not an upright rectangle."""
         (x0, y0), (x1, y1), (x2, y2), (x3, y3) = self.corners
         if not (y0 == y1 and x1 == x2 and y2 == y3 and x3 == x0):
             return None
@@ -60,7 +61,7 @@ class Region:
 
     @property
     def flips(self) -> tuple[str, ...]:
-        """ "horizontal" and "vertical" where an upright rectangle was mirrored."""
+        """ "horizontal" and "vertical", if an upright rectangle was mirrored this way."""
         (x0, y0), _, (x2, y2), _ = self.corners
         if self.rectangle is None:
             return ()
@@ -69,20 +70,20 @@ class Region:
 
 @dataclass(frozen=True)
 class SamplePlace:
-    """Where a sample is in its dataset and its epoch; None stands for what is not known."""
+    """Place of a sample in its dataset and its epoch; None stands for an unknown value."""
 
     name: str = "index unknown"
-    """What a person calls the sample by, such as "index 5" or "lane 1, sample 0"."""
+    """Name of the sample for a person, such as "index 5" or "lane 1, sample 0"."""
     index: Any = None
-    """Index in the dataset; of a CallableSource the number of its call in the epoch."""
+    """Index in the dataset; with a CallableSource the number of its call in the epoch."""
     position: int | None = None
-    """Position in the epoch's order, all ranks together; a sharded dataset has none."""
+    """Position in the epoch's order, all ranks together; None in a sharded dataset."""
     lane: int | None = None
     """Lane of a sharded dataset."""
     lane_sample: int | None = None
-    """Number of the sample among those that its lane gives in the epoch, from 0."""
+    """Number of the sample among the lane's samples of the epoch, counted from 0."""
     stored: str | None = None
-    """Shard of a sharded dataset, and cursor in it, at which the sample is stored."""
+    """Shard of a sharded dataset and cursor in it, where the sample is stored."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,16 +91,16 @@ class PreviewedSample:
     """One sample of a coming batch."""
 
     batch: int
-    """Number of the batch, 0 for the one that comes next."""
+    """Number of the batch; 0 is the next batch."""
     place: SamplePlace
     label: str
-    """Class or value of the target; empty if there is none that can be shown in a line."""
+    """Class or value of the target; empty if it cannot be shown in a line."""
     image: Tensor
-    """The delivered image to be looked at, uint8 [3, H, W]."""
+    """Delivered image, converted for display, uint8 [3, H, W]."""
     objects: Objects | None
     """Boxes and masks in the delivered image."""
     original: Tensor | None
-    """The decoded image before the recipes, uint8 [3, H, W]; None if it is not known."""
+    """Decoded image before the recipes, uint8 [3, H, W]; None if it is not known."""
     original_objects: Objects | None
     """Boxes and masks in the original."""
     region: Region | None
@@ -107,11 +108,11 @@ class PreviewedSample:
     parameters: tuple[tuple[str, dict[str, Any]], ...]
     """Name of each recipe, in order, and the numbers that it drew for this sample."""
     notes: tuple[str, ...]
-    """What a person must know to read the images right, a sentence each."""
+    """Notes that are needed to interpret the images, one sentence each."""
 
     @property
     def title(self) -> str:
-        """Name, position, size and flips, in a line."""
+        """Name, position, size and flips, in one line."""
         parts = [self.place.name]
         if self.place.position is not None:
             parts.append(f"position {self.place.position}")
@@ -122,7 +123,7 @@ class PreviewedSample:
         return ", ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
-        """All but the pixels, of plain values, as ``stateful-gpu-loader preview --json`` has it."""
+        """Return everything but the pixels, as ``stateful-gpu-loader preview --json`` prints it."""
         place, region, objects = self.place, self.region, self.objects
         rectangle = None if region is None else region.rectangle
         boxes = None
@@ -147,12 +148,12 @@ class PreviewedSample:
 
 
 def legend(samples: Sequence[PreviewedSample]) -> list[str]:
-    """What is to be said once: how to read the pictures, and the notes of all samples."""
+    """Return the text above the pictures: how to read them, and the notes of all samples."""
     lines = []
     if any(sample.region is not None for sample in samples):
         lines.append(
-            "Left the original, right the delivered image. The outline is what was taken; its dot "
-            "became the upper left corner."
+            "Left: the original. Right: the delivered image. The outline marks the part that was "
+            "taken; its dot became the upper left corner."
         )
     for note in dict.fromkeys(note for sample in samples for note in sample.notes):
         number = sum(note in sample.notes for sample in samples)
@@ -161,26 +162,37 @@ def legend(samples: Sequence[PreviewedSample]) -> list[str]:
 
 
 def _size(image: Tensor) -> list[int]:
-    """Width and height."""
+    """Return width and height."""
     return [image.shape[2], image.shape[1]]
 
 
 class NoPreview(LoaderError):
-    """There is nothing to be seen: no next batch, or no images in it."""
+    """There is nothing to show: no next batch, or a batch without images."""
 
 
-def preview(loader: DataLoader[Any], num_batches: int = 1) -> list[PreviewedSample]:
+class Preview(list[PreviewedSample]):
+    """The samples of the coming batches, which notebooks show as pictures."""
+
+    def _repr_html_(self) -> str:
+        from stateful_gpu_loader.tools.preview_pictures import html_page
+
+        # The frame keeps the page's styles apart from the notebook's.
+        style = "width:100%; height:36em; border:0"
+        return f'<iframe style="{style}" srcdoc="{html.escape(html_page(self))}"></iframe>'
+
+
+def preview(loader: DataLoader[Any], num_batches: int = 1) -> Preview:
     """Return the samples of the batches that the loader would deliver next.
 
-    A copy of the loader makes the batches, so nothing of the loader changes: see
-    ``StatefulGPULoader.peek``, whose limits apply.
+    A copy of the loader makes the batches, so the loader does not change; the limits of
+    ``StatefulGPULoader.peek`` apply.
 
     Args:
-        loader: a StatefulGPULoader; if a pass is under way, it is the rest of that pass.
-        num_batches: number of batches to look at; fewer are returned at the end of the epoch.
+        loader: a StatefulGPULoader; during a pass, the next batches of that pass are returned.
+        num_batches: number of batches; at the end of the epoch there are fewer.
 
     Raises:
-        NoPreview: it is another loader, no batch is left, or a batch has no images.
+        NoPreview: the loader is of another class, no batch is left, or a batch has no images.
 
     >>> import torch
     >>> loader = StatefulGPULoader([(torch.zeros(3, 8, 8), 7)], batch_size=1)
@@ -190,13 +202,12 @@ def preview(loader: DataLoader[Any], num_batches: int = 1) -> list[PreviewedSamp
     """
     if not isinstance(loader, StatefulGPULoader):
         raise NoPreview(
-            f"preview needs a StatefulGPULoader, and this is {type(loader).__name__}, whose next "
-            "batch cannot be seen without taking it. Remedy: build the loader as StatefulGPULoader "
-            "with the same arguments"
+            f"preview needs a StatefulGPULoader. A {type(loader).__name__} cannot show its next "
+            "batch without delivering it. Remedy: build a StatefulGPULoader with the same arguments"
         )
     loader._engine.take_requested_epoch()
     twin = loader._engine.twin()
-    samples: list[PreviewedSample] = []
+    samples = Preview()
     with caller_generators_restored(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*iterable dataset are read again")
         run = Run(twin, loader.__len__)
@@ -205,9 +216,9 @@ def preview(loader: DataLoader[Any], num_batches: int = 1) -> list[PreviewedSamp
             if batch is None:
                 break
             samples += _samples(twin, batch, number)
-        del run  # which ends its workers
+        del run  # this ends its workers
     if not samples:
-        raise NoPreview("the epoch has no batch left. Remedy: look before its end, or at the next")
+        raise NoPreview("the epoch has no batch left. Remedy: preview before the end of an epoch")
     return samples
 
 
@@ -217,8 +228,8 @@ def _samples(engine: Engine, batch: Any, number: int) -> list[PreviewedSample]:
     split = split_batch(batch, batched=plan.config.collation[1])
     if split is None:
         raise NoPreview(
-            f"the batch, {type(batch).__name__}, holds no images: no uint8 or float tensor "
-            "[n, C, H, W] and no list of tensors [C, H, W], with C of 1 or 3"
+            f"the batch, {type(batch).__name__}, has no images. Remedy: return a uint8 or float "
+            "tensor [n, C, H, W], or a list of tensors [C, H, W], with C = 1 or 3"
         )
     images, targets = split
     pixels = Pixels.of(images, [plan.transform, plan.batch_transform, dataset])
@@ -254,7 +265,7 @@ def _samples(engine: Engine, batch: Any, number: int) -> list[PreviewedSample]:
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """What one image was made from; the fields are those of PreviewedSample."""
+    """Origin of one image; the fields are as in PreviewedSample."""
 
     place: SamplePlace
     image: Tensor | None = None
@@ -265,10 +276,10 @@ class Origin:
 
 
 def origins_of(engine: Engine, n: int) -> tuple[list[Origin], str]:
-    """Return the origins of the n images of the last batch, and what is to be said about them all.
+    """Return the origins of the n images of the last batch, and a note about all of them.
 
     Raises:
-        LoaderError: the batch does not come out again as it was.
+        LoaderError: the batch, made again, is not the same.
     """
     plan = engine.plan
     name = type(plan.config.dataset).__name__
@@ -276,10 +287,10 @@ def origins_of(engine: Engine, n: int) -> tuple[list[Origin], str]:
     known = [Origin(place) for place in places]
     if plan.source is None:
         if plan.transform is None:
-            return known, f"{name} returns finished images: no original and no drawn numbers known."
-        return known, "Own transform: no original and no drawn numbers known."
+            return known, f"{name} returns finished images: original and drawn numbers are unknown."
+        return known, "With a transform of your own, original and drawn numbers are unknown."
     if plan.has_worker_states:
-        return known, f"{name} has a state, which reading the originals again would move."
+        return known, f"No originals shown: reading them again would change the state of {name}."
     last = engine.passes.last
     if last is None:
         return known, ""
@@ -287,14 +298,15 @@ def origins_of(engine: Engine, n: int) -> tuple[list[Origin], str]:
     batch = read_again(plan, last.request, last.bad, recipes or Compose([]))
     if len(batch.keys) != n:
         return known, (
-            f"The batch has {n} images and was made from {len(batch.keys)}: no originals shown."
+            f"No originals shown: the batch has {n} images, made from {len(batch.keys)} samples."
         )
     origins = [_origin(plan, batch, recipes, i) for i in range(n)]
-    return origins, "Own transform: no drawn numbers known." if recipes is None else ""
+    note = "With a transform of your own, drawn numbers are unknown."
+    return origins, note if recipes is None else ""
 
 
 def _places(engine: Engine, n: int) -> list[SamplePlace]:
-    """What the request of the last batch tells of its n samples."""
+    """Return the places of the last batch's n samples, as far as its request shows them."""
     unknown = [SamplePlace()] * n
     last = engine.passes.last
     if last is None:
@@ -321,7 +333,7 @@ def _places(engine: Engine, n: int) -> list[SamplePlace]:
 
 
 def _place_of(plan: Plan, key: Any) -> SamplePlace:
-    """The place that a sample's key tells; keys of lanes and calls hold two numbers in one."""
+    """Return the place of a sample; in keys of lanes and calls one number holds two."""
     if plan.lanes is not None:
         lane, number = divmod(key.position, MOST_SAMPLES)
         return _in_lane(lane, number, str(key.index))
@@ -368,7 +380,7 @@ def _origin(plan: Plan, batch: DrawnBatch, recipes: Compose | None, i: int) -> O
 
 
 def _region(recipes: Compose, batch: DrawnBatch, i: int) -> tuple[Region | None, tuple[str, ...]]:
-    """Where sample i comes from; recipes that do not tell where they move points are named."""
+    """Return the region of sample i, and notes on recipes whose motion of pixels is unknown."""
     header = batch.images[i].header
     size = np.array([[header.height, header.width]], dtype=np.int64)
     moved, untold = at_rest(1), []
@@ -379,7 +391,7 @@ def _region(recipes: Compose, batch: DrawnBatch, i: int) -> tuple[Region | None,
             moved = one_after_the_other(moved, motion)
         elif (after != size).any():
             name = type(recipe).__name__
-            return None, (f"{name} does not tell which part it took: no outline drawn.",)
+            return None, (f"No outline drawn: the part that {name} took is unknown.",)
         else:
             untold.append(type(recipe).__name__)
         size = after
@@ -392,7 +404,7 @@ def _region(recipes: Compose, batch: DrawnBatch, i: int) -> tuple[Region | None,
 
 
 def _whole(value: float) -> float:
-    """Without what floating-point arithmetic added to a multiple of a 65536th of a pixel."""
+    """Round to a multiple of 1/65536 pixel, which removes errors of floating-point arithmetic."""
     return round(float(value) * 65536) / 65536 + 0.0
 
 
@@ -401,21 +413,21 @@ _HOLDERS = ("recipes", "transforms", "transform", "steps", "dataset", "datasets"
 
 @dataclass(frozen=True)
 class Pixels:
-    """How the values of a batch's images become bytes: ``value * scale + shift``."""
+    """Conversion of a batch's values to bytes: ``value * scale + shift``."""
 
     scale: tuple[float, ...]
-    """One number for each channel, or one for all."""
+    """One number for each channel, or one for all channels."""
     shift: tuple[float, ...]
     notes: tuple[str, ...] = ()
-    """What was assumed, for a person."""
+    """Assumptions, in words."""
 
     @classmethod
     def of(cls, images: Sequence[Tensor], holders: Sequence[Any]) -> Pixels:
-        """Find out from the transforms, or from the values where no Normalize is found.
+        """Derive the conversion from a Normalize, or from the values if none is found.
 
         Args:
             images: images of one batch, each [C, H, W].
-            holders: transforms and datasets in which a Normalize may be.
+            holders: transforms and datasets that may contain a Normalize.
 
         >>> Pixels.of([torch.ones(1, 2, 2)], []).scale
         (255.0,)
@@ -439,7 +451,7 @@ class Pixels:
         return cls((scale,), (-lowest * scale,), (note,))
 
     def shown(self, image: Tensor) -> Tensor:
-        """Return an image to be looked at, uint8 [3, H, W] on the CPU."""
+        """Return an image for display, uint8 [3, H, W] on the CPU."""
         plain = image.detach().as_subclass(Tensor).cpu()
         if plain.dtype is not torch.uint8:
             channels = plain.to(torch.float32)
@@ -450,7 +462,7 @@ class Pixels:
 
 
 def _normalizers(holder: Any, depth: int) -> Iterator[tuple[Any, Any]]:
-    """Mean and std of each Normalize in nested transforms: this package's and torchvision's."""
+    """Yield mean and std of each Normalize in nested transforms, also of torchvision's."""
     if isinstance(holder, list | tuple):
         if len(holder) <= 64:
             for each in holder:

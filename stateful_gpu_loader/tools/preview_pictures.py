@@ -1,4 +1,4 @@
-"""Previewed samples as pictures: a contact sheet as PNG file, and an HTML page."""
+"""Draws previewed samples: a contact sheet as PNG file, and an HTML page."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ Box = tuple[int, int, int, int]
 def write_png(path: str | os.PathLike[str], samples: Sequence[PreviewedSample]) -> list[Box]:
     """Write a contact sheet, at most 1,600 pixels wide.
 
-    A cell shows the original, with an outline around what was taken from it, beside the delivered
-    image. The dot on the outline marks what became the upper left corner.
+    A cell shows the original beside the delivered image. An outline marks the part of the original
+    that was taken, and the dot on it the point that became the upper left corner.
 
     Args:
-        path: the PNG file; an existing one is replaced.
+        path: the PNG file; an existing file is replaced.
         samples: at least one.
 
     Returns:
@@ -81,16 +81,21 @@ def _wrapped(lines: Sequence[str], width: int) -> list[str]:
 
 
 def write_html(path: str | os.PathLike[str], samples: Sequence[PreviewedSample]) -> None:
-    """Write a page without other files: each sample, and on hover what each recipe drew for it.
+    """Write a self-contained page with all samples; on hover it shows the numbers of the recipes.
 
     Args:
-        path: the HTML file; an existing one is replaced.
+        path: the HTML file; an existing file is replaced.
         samples: at least one.
     """
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(html_page(samples))
+
+
+def html_page(samples: Sequence[PreviewedSample]) -> str:
+    """Return the page that :func:`write_html` writes."""
     lines = "".join(f"<p>{html.escape(line)}</p>" for line in legend(samples))
     figures = "\n".join(map(_figure, samples))
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(_PAGE.format(number=len(samples), legend=lines, figures=figures))
+    return _PAGE.format(number=len(samples), legend=lines, figures=figures)
 
 
 def _figure(sample: PreviewedSample) -> str:
@@ -147,7 +152,7 @@ td {{ overflow-wrap: anywhere; }}
 <body>
 <h1>Coming batch: {number} samples</h1>
 {legend}
-<p>Point at a sample, or tap it, to see what was drawn for it.</p>
+<p>Point at a sample, or tap it, to see the numbers drawn for it.</p>
 <main>
 {figures}
 </main>
@@ -156,7 +161,7 @@ td {{ overflow-wrap: anywhere; }}
 
 
 def parameters_text(parameters: Mapping[str, Any]) -> str:
-    """Numbers of one recipe for a person.
+    """Return the numbers of one recipe as text.
 
     >>> parameters_text({"top": 3, "angle": 1.23456})
     'top 3, angle 1.235'
@@ -195,8 +200,8 @@ _COLORS: list[Color] = [
 def picture_of(sample: PreviewedSample) -> Image.Image:
     """Draw the original, if it is known, beside the delivered image, in RGBA.
 
-    An outline surrounds what was taken of the original; the dot on it marks what became the upper
-    left corner. What is around the images is transparent.
+    An outline surrounds the part of the original that was taken; the dot on it marks the point that
+    became the upper left corner. The area around the images is transparent.
     """
     delivered = _thumbnail(sample.image, sample.objects, None)
     if sample.original is None:
@@ -208,7 +213,7 @@ def picture_of(sample: PreviewedSample) -> Image.Image:
 
 
 def _thumbnail(image: Tensor, objects: Objects | None, region: Region | None) -> Image.Image:
-    """An image in a square frame, small enough that an outline around it fits in as well."""
+    """Draw an image into a square frame, with room for the outline."""
     height, width = image.shape[1:]
     corners = np.array([(0, 0), (width, height), *(region.corners if region else ())])
     lowest, highest = corners.min(axis=0), corners.max(axis=0)
@@ -239,14 +244,14 @@ def _thumbnail(image: Tensor, objects: Objects | None, region: Region | None) ->
 def _draw_boxes(
     pen: ImageDraw.ImageDraw, objects: Objects, scale: float, shift: np.ndarray
 ) -> list[tuple[float, float, str, Color]]:
-    """Outline each box; return where its label belongs, which nothing may be drawn over."""
+    """Outline each box, and return the labels and places; labels are drawn last, over the rest."""
     drawn = []
     places = objects.boxes.numpy() * scale + np.tile(shift, 2)
     labels = objects.labels or ("",) * len(places)
     colors = _colors(len(places), objects.labels)
     for place, label, color in zip(places, labels, colors, strict=True):
         left, top, right, bottom = place.tolist()
-        # Damaged annotations may have no order of corners, which Pillow refuses.
+        # Pillow refuses boxes with swapped corners, which damaged annotations may have.
         if np.isfinite(place).all() and left <= right and top <= bottom:
             pen.rectangle((left, top, right, bottom), outline=color, width=2)
             drawn.append((left, top, label, color))
@@ -256,7 +261,7 @@ def _draw_boxes(
 def _write_label(
     pen: ImageDraw.ImageDraw, left: float, top: float, label: str, color: Color
 ) -> None:
-    """Write a label above a box, or inside where there is no room above."""
+    """Write a label above a box, or inside it if there is no room above."""
     if not label:
         return
     text = shortened(label, 90, _SMALL)
@@ -268,18 +273,18 @@ def _write_label(
 
 
 def _colors(n: int, labels: Sequence[str]) -> list[Color]:
-    """A color for each object: that of its label, the same in all images; or one after another."""
+    """Return a color for each object, by its label if it has one, otherwise in turns."""
     numbers = [zlib.crc32(label.encode()) for label in labels] if labels else range(n)
     return [_COLORS[number % len(_COLORS)] for number in numbers]
 
 
 def font(size: int = 14) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """Return Pillow's own font, which needs no file of the system."""
+    """Return Pillow's own font, which needs no system file."""
     return ImageFont.load_default(size)
 
 
 def shortened(text: str, width: int, size: int = 14) -> str:
-    """Text that fits into so many pixels, with an ellipsis where it was cut."""
+    """Return a text that fits into ``width`` pixels; a cut text ends with an ellipsis."""
     of_size = font(size)
     text = " ".join(text.split())[:200]
     if of_size.getlength(text) <= width:

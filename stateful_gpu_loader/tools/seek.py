@@ -1,4 +1,4 @@
-"""Move a state to another place of its stream, without the loader that it belongs to."""
+"""Moves a state to another place of its stream, without the loader that it belongs to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from stateful_gpu_loader.engine.resume.seek import state_of_place
 from stateful_gpu_loader.errors import NoSuchPlace
-from stateful_gpu_loader.state.schema import LoaderState
+from stateful_gpu_loader.state.schema import Fingerprint, LoaderState
 from stateful_gpu_loader.tools.state_files import FoundState, NoState, find_states, write_states
 
 
@@ -23,16 +23,16 @@ def state_at(
 ) -> dict[str, Any]:
     """Return the state that ``state_dict()`` would have returned at another place of the stream.
 
-    The arguments are those of :meth:`StatefulGPULoader.seek`, which does the same to a loader; it
-    knows more than a state does, for example that a dataset has a state of its own although no
-    worker has begun. The given state is not changed.
+    The arguments are those of :meth:`StatefulGPULoader.seek`. That method refuses more, because it
+    knows the dataset: a state does not show that a dataset has a state before a worker has begun.
+    The given state is not changed.
 
     Args:
-        state: what ``StatefulGPULoader.state_dict()`` returned, at any place.
+        state: result of ``StatefulGPULoader.state_dict()`` at any place.
 
     Raises:
         NoSuchPlace: the place lies outside the epoch, or its state cannot be computed.
-        StateMismatch: this is no state of a StatefulGPULoader, or a damaged one.
+        StateMismatch: this is not a state of a StatefulGPULoader, or it is damaged.
 
     >>> from stateful_gpu_loader import StatefulGPULoader
     >>> saved = StatefulGPULoader(range(10), batch_size=4).state_dict()
@@ -53,13 +53,15 @@ def state_at(
 
 @dataclass(frozen=True)
 class Moved:
-    """A state in a file, and where its loader now goes on."""
+    """A state in a file, and the place from which its loader now resumes."""
 
     where: str
-    """The place of the state in the file."""
+    """Place of the state in the file."""
     epoch: int
     position: int
     """Position in the epoch's global order."""
+    note: str = ""
+    """Says that no step of an uninterrupted run begins at the position; otherwise empty."""
 
 
 def seek_file(
@@ -72,10 +74,10 @@ def seek_file(
     percent: float | None = None,
     where: str | None = None,
 ) -> list[Moved]:
-    """Write a copy of a file in which the loader goes on at another place of its stream.
+    """Write a copy of a file from which the loader resumes at another place of its stream.
 
-    The states of several ranks of one loader are moved together. All else in the file is kept, also
-    the model and what a trainer counts by itself.
+    The states of all ranks of one loader are moved together. The rest of the file is kept,
+    including the model and a trainer's own counters.
 
     Args:
         path: the file, of any kind that :func:`find_states` reads.
@@ -83,41 +85,55 @@ def seek_file(
         where: place of the loader's state in the file, needed if it holds several loaders.
 
     Raises:
-        NoSuchPlace, StateMismatch: as of :func:`state_at`.
-        NoState: there is no state, there are those of several loaders, or the file cannot be read
-            or written.
+        NoSuchPlace, StateMismatch: as for :func:`state_at`.
+        NoState: the file has no state or states of several loaders, or cannot be read or written.
     """
     place = {"epoch": epoch, "position": position, "samples": samples, "percent": percent}
     found = states_of_one_loader(path, where)
     changes = [(each, state_at(each.state, **place)) for each in found]  # type: ignore[arg-type]
     write_states(path, changes, out)
-    return [Moved(each.where, state["epoch"], state["position"]) for each, state in changes]
+    return [
+        Moved(each.where, state["epoch"], state["position"], _note_on(state))
+        for each, state in changes
+    ]
+
+
+def _note_on(state: Mapping[str, Any]) -> str:
+    size, position = state["global_batch_size"], state["position"]
+    offset = position % size if size else 0
+    if not offset or position == Fingerprint.from_text(state["fingerprint"]).length:
+        return ""
+    return (
+        f"position {position} lies inside a step of {size} samples. The samples and their order "
+        "stay the same, and the following batches are cut at other places than in an "
+        f"uninterrupted run. Steps begin at {position - offset} and {position - offset + size}"
+    )
 
 
 def states_of_one_loader(path: str | os.PathLike[str], where: str | None) -> list[FoundState]:
-    """Return the states of one loader in a file: one, or one of each rank.
+    """Return the states of one loader in a file: one state, or one state of each rank.
 
     Raises:
-        NoState: there is none, or there are those of several loaders, or of several epochs.
-        NoSuchPlace: they are torchdata's.
-        StateMismatch: one is no state of a StatefulGPULoader, or a damaged one.
+        NoState: the file has no state, or states of several loaders or epochs.
+        NoSuchPlace: the states are torchdata's.
+        StateMismatch: a state is damaged.
     """
     every = find_states(path)
     found = [each for each in every if where in (None, each.where)]
     if found and all(each.is_of_torchdata for each in found):
         raise NoSuchPlace(
-            f"the state at {found[0].where!r} in {str(found[0].path)!r} is one of torchdata's "
-            "StatefulDataLoader, which says how many batches were delivered, but not of which "
-            "dataset, order and epoch. Remedy: load it into a StatefulGPULoader, which takes it, "
-            "finish the epoch, and use the state that this loader then returns"
+            f"the state at {found[0].where!r} in {str(found[0].path)!r} is of torchdata's "
+            "StatefulDataLoader. It holds the number of delivered batches, but not the dataset, "
+            "order and epoch. Remedy: load it into a StatefulGPULoader, finish the epoch, and use "
+            "the state of that loader"
         )
     states = [LoaderState.from_dict(each.state) for each in found if not each.is_of_torchdata]
     is_one = len({(state.seed, state.epoch, state.fingerprint) for state in states}) == 1
     if is_one and len(states) == len(found):
         return found
     places = ", ".join(repr(f"{each.where}") + f" in {each.path.name}" for each in every[:20])
-    what = "are of several loaders or epochs" if found else f"have no {where!r} among them"
+    what = "are of several loaders or epochs" if found else f"are not at {where!r}"
     raise NoState(
-        f"the states in {str(path)!r} {what}: {places}. Remedy: choose one with --where, or give "
+        f"the states in {str(path)!r} {what}: {places}. Remedy: choose one with --where, or pass "
         "the path of one file"
     )

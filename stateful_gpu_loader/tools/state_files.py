@@ -1,4 +1,4 @@
-"""Finds the loaders' states in a file or a folder, and writes a copy with others in their place.
+"""Finds loaders' states in a file or folder, and writes a copy with other states.
 
 No pickle is executed: files of ``torch.save`` are read as weights only, and pickles inside them or
 inside a distributed checkpoint as plain values.
@@ -45,46 +45,46 @@ ACCELERATE, TRANSFORMERS = "Accelerate checkpoint", "transformers checkpoint"
 DCP = "distributed checkpoint (DCP)"
 
 _RANK = re.compile(r"dp_rank_(\d+)")
-"""The key of a data-parallel rank's state, torchtitan's and RankedState's."""
+"""Key of a data-parallel rank's state in torchtitan and RankedState."""
 _MAX_JSON_BYTES = 64 << 20
 _MAX_STATES = 10_000
 """Most states in one file."""
 _BLOCK = 1 << 20
 _LONGEST_REASON = 300
-"""Characters: a damaged file may have names of a megabyte."""
+"""Most characters of a reason; a damaged file may contain names of a megabyte."""
 _MARKS = (FORMAT.encode(), b"_iterator_finished", b"_num_yielded", b"_steps_since_snapshot")
-"""Texts of which each file with a state has one, so that other files need not be read."""
+"""Texts of which each state has one, so that files without them need not be read."""
 
 
 class NoState(LoaderError):
-    """No loader's state was found, or the file that may hold one cannot be read or written."""
+    """No loader's state was found, or a file that may hold a state cannot be read or written."""
 
 
 @dataclass(frozen=True)
 class FoundState:
-    """A loader's state and where it lies."""
+    """A loader's state and its place."""
 
     path: Path
-    """The file; of a distributed checkpoint the folder."""
+    """File, or folder of a distributed checkpoint."""
     key: Key
-    """Keys that lead to the state in what the file holds; empty if it is the state itself."""
+    """Keys that lead to the state inside the file; empty if the file holds only the state."""
     container: str
-    """Kind of the file, for a person."""
+    """Kind of the file, in words."""
     state: dict[str, Any]
-    """What ``state_dict()`` returned."""
+    """Result of ``state_dict()``."""
     num_ranks: int | None = None
-    """Number of data-parallel ranks, where the file says it."""
+    """Number of data-parallel ranks; None if the file does not say it."""
     note: str = ""
-    """What to know about this place, a sentence; empty where there is nothing."""
+    """Sentence about this place; empty if there is nothing to say."""
 
     @property
     def where(self) -> str:
-        """The place in the file, for a person: keys joined by dots."""
+        """Place in the file: keys joined by dots."""
         return ".".join(map(str, self.key))
 
     @property
     def rank(self) -> int | None:
-        """The data-parallel rank whose state it is, where the file says it."""
+        """Data-parallel rank of the state; None if the file does not say it."""
         found = _RANK.fullmatch(str(self.key[-1])) if self.key else None
         return None if found is None else int(found[1])
 
@@ -96,26 +96,26 @@ class FoundState:
 
 @dataclass(frozen=True)
 class Search:
-    """What was found below a path."""
+    """States found below a path."""
 
     path: Path
     states: tuple[FoundState, ...]
     unreadable: tuple[Unreadable, ...]
-    """What may hold a state and cannot be read."""
+    """Files and places that may hold a state but cannot be read."""
 
     def nothing(self) -> NoState:
-        """The error that there is no state, with all that cannot be read."""
+        """Return the error that there is no state; it lists everything that cannot be read."""
         nothing = f"no state of a loader in {str(self.path)!r}"
         return NoState(". ".join([nothing, *map(str, self.unreadable)]))
 
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A file, or a place in one, that may hold a state and cannot be read."""
+    """A file, or a place in a file, that may hold a state but cannot be read."""
 
     path: Path
     where: str
-    """The place in the file, as :attr:`FoundState.where`; empty if it is the whole file."""
+    """Place in the file, as in :attr:`FoundState.where`; empty for the whole file."""
     reason: str
 
     def __str__(self) -> str:
@@ -126,12 +126,13 @@ class Unreadable:
 def find_states(path: str | os.PathLike[str]) -> list[FoundState]:
     """Return all loaders' states in a file, or in all files below a folder.
 
-    Known are files of ``torch.save`` (so Lightning's and most training scripts'), this package's
-    ``Checkpoint`` files (which Accelerate's and transformers' folders hold, too), JSON files, and
-    folders of ``torch.distributed.checkpoint`` (so torchtitan's, where a state may be a pickle).
+    Files of ``torch.save``, which Lightning and most training scripts write, and JSON files are
+    read. So are this package's ``Checkpoint`` files, which Accelerate's and transformers' folders
+    contain. Folders of ``torch.distributed.checkpoint`` are read, too. Those of torchtitan hold
+    states as pickles.
 
     Raises:
-        NoState: there is none, there is no such file, or none of the files can be read without
+        NoState: there is no state, the file does not exist, or no file can be read without
             executing code.
 
     >>> from stateful_gpu_loader import StatefulGPULoader
@@ -149,10 +150,10 @@ def find_states(path: str | os.PathLike[str]) -> list[FoundState]:
 
 
 def search(path: str | os.PathLike[str]) -> Search:
-    """As :func:`find_states`, but tells what cannot be read, and is content with no state.
+    """Search like :func:`find_states`, but also list unreadable files, and allow no states.
 
     Raises:
-        NoState: there is no such file.
+        NoState: the file does not exist.
     """
     top = Path(path)
     if not top.exists():
@@ -197,24 +198,25 @@ def write_states(
     The copy appears under its name when it is complete; nothing else is changed.
 
     Args:
-        path: what :func:`find_states` was given.
-        changes: states that were found there, each with the one that takes its place.
-        out: the new file or folder.
+        path: path that was passed to :func:`find_states`.
+        changes: states that were found there, each with its replacement.
+        out: the new file or folder; missing parent folders are created.
 
     Raises:
-        NoState: ``out`` exists already, or a state cannot be kept in a file of this kind, as in a
-            distributed checkpoint. Nothing is written then.
+        NoState: ``out`` exists already, or a file of this kind cannot hold the state, such as a
+            distributed checkpoint. Nothing is written.
     """
     source, target = Path(path), Path(out)
     if os.path.lexists(target):
-        raise NoState(f"{str(target)!r} exists already. Remedy: choose another name")
+        raise NoState(f"{str(target)!r} already exists. Remedy: choose another name")
     for found, _ in changes:
         if found.container == DCP:
             raise NoState(
-                f"{str(found.path)!r} is a distributed checkpoint, whose states are not replaced. "
+                f"states in a distributed checkpoint, {str(found.path)!r}, cannot be replaced. "
                 "Remedy: load it in your program, call loader.seek(epoch=..., position=...) before "
                 "the first batch, and save it again"
             )
+    target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
         copied = Path(folder, target.name)
         if source.is_dir():
@@ -240,7 +242,7 @@ def _copy_regular(source: str, copied: str) -> None:
     """Copy one file of a folder.
 
     Raises:
-        NoState: it is no regular file, so a copy might wait or never end.
+        NoState: the file is not a regular one, so copying it might block or never end.
     """
     mode = os.stat(source).st_mode
     if not stat.S_ISREG(mode):
@@ -249,36 +251,36 @@ def _copy_regular(source: str, copied: str) -> None:
 
 
 def _own(inner: Path, copied: Path) -> Path:
-    """Return the path of a file in the copy, which is no link any more.
+    """Return the path of a file in the copy, after removing a link there.
 
     Raises:
-        NoState: a link on its way leads out of the copy, so another file would be changed.
+        NoState: a parent folder is a link out of the copy, so another file would be changed.
     """
     if not inner.parent.resolve().is_relative_to(copied.parent.resolve()):
-        raise NoState(f"{inner.name!r} lies in a folder that is a link. Remedy: give its own path")
+        raise NoState(f"{inner.name!r} is in a folder that is a link. Remedy: pass its real path")
     if inner.is_symlink():
         inner.unlink()
     return inner
 
 
 def _check_written(file: Path, changes: Sequence[tuple[FoundState, Mapping[str, Any]]]) -> None:
-    """Read the states back.
+    """Read the states back, and compare them.
 
     Raises:
-        NoState: another one, or none, is read than was written.
+        NoState: a state is missing or different.
     """
     written = {found.key: found.state for found in search(file).states}
     for found, state in changes:
         if comparable(written.get(found.key)) != comparable(dict(state)):
-            raise NoState(f"the state at {found.where!r} cannot be kept in a {found.container}")
+            raise NoState(f"a {found.container} cannot hold the state at {found.where!r}")
 
 
 def _content(file: Path) -> tuple[str, Any]:
-    """The kind of a file and what it holds; None in a file of no known kind.
+    """Return the kind and the content of a file; ("", None) for an unknown kind.
 
     Raises:
-        Exception: of many types, if the file is damaged, too large or no regular file, or code in
-            it would have to be executed.
+        Exception: of many types, if the file is damaged, too large or not a regular file, or can
+            only be read by executing code.
     """
     if file.is_dir():
         return DCP, distributed_checkpoint.read_values(file)
@@ -306,16 +308,16 @@ def _content(file: Path) -> tuple[str, Any]:
 
 
 def _path_of(opened: BinaryIO, file: Path) -> Path:
-    """Return a path of an open file itself, whatever lies at its own path by now.
+    """Return a path that leads to an open file even if its own path was replaced meanwhile.
 
-    torch maps a file by a path of text alone, and not every path is text.
+    torch maps a file only by a path that is valid text, and the file's own path may not be.
     """
     own = Path(f"/proc/self/fd/{opened.fileno()}")
     return own if own.exists() else file
 
 
 def _names_a_state(file: BinaryIO) -> bool:
-    """Whether a file holds one of the texts of which each state has one."""
+    """Return whether a file contains one of the texts of which each state has one."""
     longest, last = max(map(len, _MARKS)), b""
     while block := file.read(_BLOCK):
         if _has_mark(last + block):
@@ -344,7 +346,7 @@ def _kind_of_checkpoint(file: Path) -> str:
 
 
 def _with_notes(states: list[FoundState]) -> list[FoundState]:
-    """The states of one file, each with what to know about its place."""
+    """Return the states of one file, with notes about their places."""
     has_callback = any(
         found.key[0] == "callbacks" and str(found.key[1]).startswith("LoaderStateCallback")
         for found in states
@@ -358,23 +360,23 @@ def _with_notes(states: list[FoundState]) -> list[FoundState]:
 
 
 _Place = tuple[Key, dict[str, Any] | Exception, int | None]
-"""Keys, the state there or why it cannot be read, and the number of ranks if it is known."""
+"""Keys, the state or the error of reading it, and the number of ranks if it is known."""
 
 
 class _Finder:
-    """Looks for states in the nested values of one file.
+    """Searches the nested values of one file for states.
 
-    A value that is shared is looked through once, unless it holds states.
+    A shared value is searched once, unless it holds states.
     """
 
     def __init__(self) -> None:
         self._barren: dict[int, Any] = {}
-        """Containers without a state, by their ids; they are kept, so that no id is used again."""
+        """Containers without a state, by id; they are kept so that no id is used again."""
         self._num_states = 0
         self._expansion = Expansion()
 
     def states(self, tree: Any, key: Key, num_ranks: int | None) -> Iterator[_Place]:
-        """Yield what is found below a key.
+        """Yield the states below a key.
 
         Raises:
             ValueError: there are too many states, or values are nested too deeply.
@@ -417,11 +419,11 @@ class _Finder:
                 if _has_mark(tree.content()):
                     tree.read()
             except Exception as error:
-                # A file that is missing is missed by many values.
+                # Many values may need the same missing file.
                 yield () if isinstance(error, OSError) else key, error, num_ranks
 
     def _whole(self, state: Mapping[str, Any]) -> dict[str, Any] | Exception:
-        """The state with the tensors that a distributed checkpoint keeps apart from it."""
+        """Return the state with its tensors, which a distributed checkpoint stores separately."""
         try:
             self._expansion.add(state)
             return {name: with_tensors(value, str(name)) for name, value in state.items()}
@@ -430,7 +432,7 @@ class _Finder:
 
 
 def _ranks(text: str) -> Any:
-    """The states of all ranks, which RankedState keeps as one text; None of another text."""
+    """Return the states of all ranks from RankedState's text; None for another text."""
     if not (text.startswith("{") and FORMAT in text):
         return None
     try:
@@ -440,7 +442,7 @@ def _ranks(text: str) -> Any:
 
 
 def _replaced(tree: Any, key: Key, state: dict[str, Any]) -> Any:
-    """A copy of nested values with another one at a key; what does not lead there is shared."""
+    """Return a copy of nested values with another value at a key; other parts are shared."""
     if not key:
         return state
     if isinstance(tree, str):
@@ -467,23 +469,23 @@ def _write(file: Path, container: str, tree: Any, copied: Path) -> None:
 
 @dataclass(frozen=True)
 class Listed:
-    """One file, or a folder that counts as one."""
+    """A file, or a folder that counts as one file."""
 
     path: Path
     refusal: str = ""
-    """Why it is not read; empty if it may be read."""
+    """Why the file is not read; empty if it may be read."""
 
 
 def files_in(top: Path, is_one: Callable[[Path], bool]) -> Iterator[Listed]:
     """Yield the regular files below a folder, or the file itself.
 
-    Hidden entries are left out, and so are named pipes, sockets and devices. Links come last, and
-    only if what they lead to was not listed yet. Links to folders are not followed, because they
-    may lead to a whole file system.
+    Hidden entries, named pipes, sockets and devices are left out. Links come last, and only if
+    their target was not listed yet. Links to folders are not followed, because they may lead to a
+    whole file system.
 
     Args:
         top: a folder or file.
-        is_one: whether a folder counts as one file.
+        is_one: returns whether a folder counts as one file.
     """
     if not top.is_dir() or is_one(top):
         yield Listed(top)
@@ -512,7 +514,7 @@ def files_in(top: Path, is_one: Callable[[Path], bool]) -> Iterator[Listed]:
 
 
 def _listed(path: Path, seen: set[str]) -> Iterator[Listed]:
-    """Yield a file that was not seen yet, or a link to a folder, with the refusal."""
+    """Yield a file that was not seen yet, or a link to a folder with the refusal."""
     real = os.path.realpath(path)
     if real in seen:
         return

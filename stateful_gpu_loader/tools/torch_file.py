@@ -1,11 +1,11 @@
-"""Reads files of ``torch.save``, and plain pickles: sizes, calls and keys are checked before.
+"""Reads files of ``torch.save``, and plain pickles, after checking their sizes, calls and keys.
 
-``torch.load(weights_only=True)`` executes no code of a file. But it reserves as much memory as the
-file asks for, unpacks what is compressed, and hashes nested keys in exponential time. So the file's
-pickle is gone through first, with stand-ins for tensors, and nothing but a sound one is loaded.
+``torch.load(weights_only=True)`` executes no code in a file. But it reserves as much memory as the
+file claims, unpacks compressed data, and hashes nested keys in exponential time. So the file's
+pickle is first read with stand-ins for tensors, and the file is loaded only if the pickle is sound.
 
-Of pickles by themselves it reads those of protocol 2 alone; ``pickle.dumps`` writes later ones. So
-they are read here without it.
+``torch.load`` reads plain pickles of protocol 2 only, and ``pickle.dumps`` writes later protocols.
+So plain pickles are read here without it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from stateful_gpu_loader.tools.pickle_machine import (
 )
 
 _MAX_DIRECTORY = 64 << 20
-"""Size of the largest directory of a zip that is read: some 800,000 entries."""
+"""Largest size of a zip's directory that is read: about 800,000 entries."""
 _END, _END_64, _LOCATOR_64 = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
 _ENTRY, _LOCAL = b"PK\x01\x02", b"PK\x03\x04"
 _NUM_END, _NUM_LOCATOR, _NUM_END_64, _NUM_ENTRY, _NUM_LOCAL = 22, 20, 56, 46, 30
 _IS_IN_64 = 0xFFFFFFFF
 _STORED = 0
 _MAGIC = 0x1950A86A20F9469CFC6C
-"""First value of a file that is no zip, as torch before 1.6 wrote it."""
+"""First value of a file of torch before 1.6, which is not a zip."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Entry:
 
     name: str
     method: int
-    """Method of compression; 0 if the bytes are stored as they are."""
+    """Method of compression; 0 if the bytes are not compressed."""
     stored: int
     """Number of bytes in the zip."""
     size: int
-    """Number of bytes when unpacked."""
+    """Number of unpacked bytes."""
     header: int
-    """Place of the local header before the bytes."""
+    """Position of the local header before the bytes."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class Zip:
     """Directory of a zip of ``torch.save``, whose entries fit into the file."""
 
     entries: dict[str, Entry]
-    """By name in lower case."""
+    """Entries by name in lower case."""
     pickle: Entry | None
-    """Entry with all values but the numbers of tensors; None if this is no file of torch."""
+    """Entry with all values but the numbers of tensors; None if torch did not write the file."""
 
     @classmethod
     def of(cls, file: BinaryIO, num_bytes: int) -> Zip:
@@ -74,7 +74,7 @@ class Zip:
             ValueError: the directory is damaged, or an entry is compressed or exceeds the file.
         """
         entries = list(_entries(file, num_bytes))
-        # torch finds an entry whatever the case of its name.
+        # torch ignores the case of an entry's name.
         pickles = [entry for entry in entries if entry.name.lower().endswith("/data.pkl")]
         found = {entry.name.lower(): entry for entry in entries}
         if not pickles:
@@ -83,7 +83,7 @@ class Zip:
             raise ValueError("its zip has two entries of the same name")
         packed = next((one for one in entries if one.method or one.stored != one.size), None)
         if packed is not None:
-            raise ValueError(f"its entry {packed.name!r} is compressed, as torch never does it")
+            raise ValueError(f"its entry {packed.name!r} is compressed, which torch never does")
         if (total := sum(entry.size for entry in entries)) > num_bytes:
             raise ValueError(f"its entries claim {total} bytes of the {num_bytes} in the file")
         if pickles[0].size > MAX_BYTES:
@@ -91,7 +91,7 @@ class Zip:
         return cls(found, pickles[0])
 
     def read_pickle(self, file: BinaryIO) -> bytes:
-        """Return the bytes of the pickle; empty if there is none."""
+        """Return the bytes of the pickle; empty if there is no pickle."""
         if self.pickle is None:
             return b""
         file.seek(self.pickle.header)
@@ -105,7 +105,7 @@ class Zip:
         return content
 
     def num_bytes_of(self, key: Any) -> int:
-        """Return the number of bytes stored for a storage of this key."""
+        """Return the number of bytes stored for the storage with this key."""
         folder = "" if self.pickle is None else self.pickle.name.lower().removesuffix("data.pkl")
         entry = self.entries.get(f"{folder}data/{key}".lower())
         return 0 if entry is None else entry.size
@@ -115,8 +115,9 @@ def load(content: bytes) -> Any:
     """Return the value of a file's content, on the CPU.
 
     Raises:
-        pickle.UnpicklingError: code would have to be executed.
-        Exception: of other types, if it is damaged, or claims more memory than it has bytes.
+        pickle.UnpicklingError: the content can only be loaded by executing code.
+        Exception: of other types, if the content is damaged, or claims more memory than it has
+            bytes.
     """
     file = io.BytesIO(content)
     check(file, len(content))
@@ -132,8 +133,8 @@ def check(file: BinaryIO, num_bytes: int) -> None:
         num_bytes: size of the file.
 
     Raises:
-        pickle.UnpicklingError: code would have to be executed.
-        ValueError: it is damaged, or claims more memory than it has bytes.
+        pickle.UnpicklingError: the file can only be loaded by executing code.
+        ValueError: the file is damaged, or claims more memory than it has bytes.
     """
     if file.read(2) == b"PK":
         archive = Zip.of(file, num_bytes)
@@ -142,11 +143,11 @@ def check(file: BinaryIO, num_bytes: int) -> None:
     file.seek(0)
     stream = Bounded(file, num_bytes)
     if read_pickle(stream, _nothing) != _MAGIC:
-        raise ValueError("it does not begin as torch.save begins a file")
+        raise ValueError("it does not begin like a file of torch.save")
     for _ in ("version of the format", "facts about the machine"):
         read_pickle(stream, _nothing)
     read_pickle(stream, _admitted, _Storages(None, num_bytes).find)
-    read_pickle(stream, _nothing)  # the keys of the storages, whose numbers follow
+    read_pickle(stream, _nothing)  # the keys of the storages; their numbers follow
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +157,7 @@ class _Storage:
 
 
 class _Storages:
-    """Storages that a pickle refers to, each as large as the file says."""
+    """Storages that a pickle refers to, checked against the size of the file."""
 
     def __init__(self, archive: Zip | None, num_bytes: int) -> None:
         self._archive = archive
@@ -171,7 +172,7 @@ class _Storages:
         """
         kind, key, number = name[1], str(name[2]), name[4]
         if name[0] != "storage" or not isinstance(kind, _Kind) or type(number) is not int:
-            raise ValueError("its pickle refers to a value that is no storage")
+            raise ValueError("its pickle refers to a value that is not a storage")
         claimed = number * kind.item_bytes
         if self._archive is not None:
             held = self._archive.num_bytes_of(key)
@@ -204,12 +205,12 @@ _KINDS = {
 
 
 def check_view(num_bytes: int, item_bytes: int, offset: Any, size: Any, stride: Any) -> None:
-    """Refuse a tensor that reaches beyond its storage of ``num_bytes``.
+    """Refuse a tensor that extends beyond its storage of ``num_bytes``.
 
-    torch would enlarge the storage for it.
+    torch would enlarge the storage.
 
     Raises:
-        ValueError: it does, or the numbers are no size.
+        ValueError: the tensor is too large, or the numbers are not a size.
     """
     if len(size) != len(stride):
         raise ValueError(f"a tensor has {len(size)} lengths and {len(stride)} strides")
@@ -218,7 +219,7 @@ def check_view(num_bytes: int, item_bytes: int, offset: Any, size: Any, stride: 
     last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     end = (last + 1) * item_bytes
     if 0 not in size and end > num_bytes:
-        raise ValueError(f"a tensor reaches to byte {end} of a storage of {num_bytes} bytes")
+        raise ValueError(f"a tensor extends to byte {end} of a storage of {num_bytes} bytes")
 
 
 def _view(storage: Any, item_bytes: int, offset: Any, size: Any, stride: Any) -> Instance:
@@ -247,21 +248,21 @@ def _quantized(storage: Any, offset: Any, size: Any, stride: Any, *more: Any) ->
 
 
 def _of_type(function: Any, *given: Any) -> Any:
-    """Stand-in for a tensor with attributes: a function, a class, arguments and the attributes."""
+    """Return the stand-in for a tensor with attributes, made by a function with arguments."""
     if not isinstance(function, Function):
-        raise pickle.UnpicklingError("it calls what it does not name, which is not executed")
+        raise pickle.UnpicklingError("it calls a function without a name, which is not executed")
     return function.call(*given[1])
 
 
 def _bytes_like(*given: Any) -> Any:
-    """The argument of ``bytearray``; a number would reserve as many bytes."""
+    """Return a bytearray of some content; a number, which would reserve memory, is refused."""
     if given and not isinstance(given[0], bytes | bytearray | str):
         raise ValueError("its pickle has bytes without content")
     return bytearray(*given)
 
 
 def encoded(text: str, encoding: str) -> bytes:
-    """Return bytes as protocols 0 to 2 write them; other encodings would import modules."""
+    """Decode bytes of protocols 0 to 2; other encodings than latin1 would import modules."""
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"bytes are encoded as {encoding!r} and not as latin1")
     return text.encode("latin1")
@@ -269,12 +270,12 @@ def encoded(text: str, encoding: str) -> bytes:
 
 def _size(items: Any = ()) -> tuple[int, ...]:
     if type(items) not in (tuple, list) or not all(type(n) is int for n in items):
-        raise ValueError("its pickle has a size that is none")
+        raise ValueError("its pickle has a size that is not a tuple of ints")
     return tuple(items)
 
 
 def _empty_tensor(*given: Any) -> Instance:
-    """Refuse to call torch.Tensor, which a pickle of today names as a class alone."""
+    """Refuse to call torch.Tensor, which present pickles only name as a class."""
     raise ValueError("its pickle creates a tensor without numbers")
 
 
@@ -304,7 +305,7 @@ _CALLS: dict[tuple[str, str], Any] = {
         )
     },
 }
-"""Functions that files of torch.save name, and those that are called in their place."""
+"""Functions that are called in place of the functions named in files of torch.save."""
 
 
 def _pairs(items: Any) -> list[tuple[Any, Any]]:
@@ -314,7 +315,7 @@ def _pairs(items: Any) -> list[tuple[Any, Any]]:
 
 
 def _admitted(module: str, name: str) -> Any:
-    """Stand-in for what ``torch.load(weights_only=True)`` admits."""
+    """Return the stand-in for a global that ``torch.load(weights_only=True)`` admits."""
     module = "torch._tensor" if module == "torch.tensor" else module
     if (module, name) in _CALLS:
         return Function(_CALLS[module, name])
@@ -330,7 +331,7 @@ def _admitted(module: str, name: str) -> Any:
 
 
 def _registered() -> set[str]:
-    """Names that this program, or torch.distributed for its tensors, has declared safe."""
+    """Return the names that this program, or torch.distributed, has declared safe."""
     importlib.import_module("torch.distributed.tensor")  # takes a second, and few files need it
     return {
         one[1] if isinstance(one, tuple) else f"{one.__module__}.{one.__qualname__}"
@@ -344,7 +345,7 @@ def _nothing(module: str, name: str) -> Any:
 
 
 def _entries(file: BinaryIO, num_bytes: int) -> list[Entry]:
-    """Return the entries of a zip's directory, which ends where the record of its end begins."""
+    """Return the entries of a zip's directory."""
     first, size = _directory(file, num_bytes)
     file.seek(first)
     content = file.read(size)
@@ -369,11 +370,11 @@ def _entries(file: BinaryIO, num_bytes: int) -> list[Entry]:
 
 
 def _directory(file: BinaryIO, num_bytes: int) -> tuple[int, int]:
-    """Return the place and the size of a zip's directory."""
+    """Return the position and size of a zip's directory."""
     file.seek(max(0, num_bytes - _NUM_END))
     end = file.read(_NUM_END)
     if len(end) < _NUM_END or end[:4] != _END:
-        raise ValueError("its zip does not end with a directory: it is cut or no file of torch")
+        raise ValueError("its zip has no directory at the end: it is cut, or not a file of torch")
     size, first = struct.unpack("<II", end[12:20])
     last = num_bytes - _NUM_END
     file.seek(max(0, last - _NUM_LOCATOR))
@@ -388,14 +389,14 @@ def _directory(file: BinaryIO, num_bytes: int) -> tuple[int, int]:
         if end[:4] != _END_64:
             raise ValueError("its zip has a damaged directory")
     if first + size != last:
-        raise ValueError("its zip has a directory at another place than it says")
+        raise ValueError("its zip has its directory at another place than it claims")
     if size > _MAX_DIRECTORY:
         raise ValueError(f"its zip has a directory of {size} bytes; {_MAX_DIRECTORY} are read")
     return first, size
 
 
 def _in_64_bits(extra: bytes, *numbers: int) -> tuple[int, ...]:
-    """Return the numbers of an entry, of which the long ones stand in an extra field."""
+    """Return the numbers of an entry; numbers of 64 bits are in an extra field."""
     place, long = 0, b""
     while place + 4 <= len(extra):
         kind, size = struct.unpack("<HH", extra[place : place + 4])
@@ -417,8 +418,8 @@ def load_plain(content: bytes) -> Any:
     """Return the value in a pickle of any protocol.
 
     Raises:
-        pickle.UnpicklingError: it names something that would have to be executed.
-        Exception: of other types, if it is damaged or too large.
+        pickle.UnpicklingError: the pickle can only be read by executing code.
+        Exception: of other types, if the pickle is damaged or too large.
 
     >>> load_plain(pickle.dumps({"next": 3, "seen": [1, 2], "drawn": torch.zeros(2)}))
     {'next': 3, 'seen': [1, 2], 'drawn': tensor([0., 0.])}
@@ -439,7 +440,7 @@ def _plain_admitted(module: str, name: str) -> Function:
 
 
 def _plain_tensor(storage: Any, offset: Any, size: Any, stride: Any, *more: Any) -> torch.Tensor:
-    """Return a tensor that lies within its storage."""
+    """Return a tensor, after checking that it lies within its storage."""
     if not isinstance(storage, torch.TypedStorage):
         raise ValueError("a tensor has no numbers")
     num_bytes = storage._untyped_storage.nbytes()
@@ -455,7 +456,7 @@ def _dict(items: Any = ()) -> OrderedDict[Any, Any]:
 
 
 def _no_bytes() -> bytes:
-    """Return bytes of length 0, as protocols 0 to 2 write them."""
+    """Return b""; protocols 0 to 2 write it as a call without arguments."""
     return b""
 
 
@@ -466,4 +467,4 @@ _ADMITTED: dict[tuple[str, str], Callable[..., Any]] = {
     ("torch._utils", "_rebuild_tensor_v2"): _plain_tensor,
     ("torch.storage", "_load_from_bytes"): load,
 }
-"""What a pickle of plain values and tensors names; the last two make a tensor of its numbers."""
+"""Functions for the names in a pickle of plain values and tensors; the last two build a tensor."""

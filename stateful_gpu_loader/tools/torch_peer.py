@@ -1,4 +1,4 @@
-"""torch's DataLoader as it would do the work of a loader of this package."""
+"""Builds a torch DataLoader that does the same work as a loader of this package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
-from torchvision.transforms import InterpolationMode, v2
 
 from stateful_gpu_loader.datasets import as_source
 from stateful_gpu_loader.datasets.source import Source
@@ -23,19 +22,19 @@ from stateful_gpu_loader.transforms.recipe import Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class TorchPeer:
-    """The equivalent of a loader."""
+    """The equivalent of a loader, if there is one."""
 
     what: str
-    """What it does, or why there is none."""
+    """Description of the equivalent, or why there is none."""
     make: Callable[[int], DataLoader[Any]] | None
-    """Makes it with a number of workers; None if there is none."""
+    """Builds the equivalent with a number of workers; None if there is none."""
 
     @classmethod
     def of(cls, loader: StatefulGPULoader[Any]) -> TorchPeer:
-        """Return what a user of torch's DataLoader writes for the same work.
+        """Return the loader that a user of torch's DataLoader writes for the same work.
 
-        A source's images are decoded by Pillow and augmented one by one by torchvision's transforms
-        of the same names, as most code does it.
+        As in most code, Pillow decodes a source's images, and torchvision's transforms of the same
+        names augment them one by one.
 
         >>> TorchPeer.of(StatefulGPULoader(range(10))).what
         "torch's DataLoader over the same dataset"
@@ -71,14 +70,14 @@ def _dataset_of(loader: StatefulGPULoader[Any]) -> tuple[Any, str]:
     if loader.batch_transform is not None:
         raise _NoEquivalentError("it has no batch_transform")
     if loader.device is not None and torch.device(loader.device).type != "cpu":
-        raise _NoEquivalentError("it delivers on the CPU, and this loader on a device")
+        raise _NoEquivalentError("it delivers on the CPU, but this loader on a device")
     source = as_source(dataset) if is_map(dataset) else None
     if source is not None:
         steps = _steps_of(loader.transform)
         how = "torch's DataLoader over the same files, with Pillow and torchvision's transforms"
         return _Pictures(source, steps), how
     if not (is_map(dataset) or isinstance(dataset, IterableDataset)):
-        raise _NoEquivalentError(f"{type(dataset).__name__} is no dataset that it can read")
+        raise _NoEquivalentError(f"it cannot read a {type(dataset).__name__}")
     same = "torch's DataLoader over the same dataset"
     if loader.transform is None:
         return dataset, same
@@ -121,12 +120,14 @@ class _Transformed(Dataset[Any]):
 
 def _steps_of(transform: Any) -> Any:
     """Return the transform of a Pillow image that does what the recipes do."""
+    from torchvision.transforms import v2
+
     given = transform if isinstance(transform, (list, tuple)) else [transform]
     recipes: list[Any] = []
     for each in given:
         recipes += [] if each is None else each.recipes if isinstance(each, Compose) else [each]
     if not all(isinstance(recipe, Recipe) for recipe in recipes):
-        # A callable of the user's gets what this package's loader gives it: uint8 [3, H, W].
+        # A user's callable gets the same input as in this package's loader: uint8 [3, H, W].
         return v2.Compose([v2.PILToTensor(), *given])
     steps: list[Any] = []
     is_tensor = is_float = False
@@ -147,6 +148,8 @@ def _steps_of(transform: Any) -> Any:
 
 def _same_in_torchvision(recipe: Recipe) -> Any:
     """Return torchvision's transform of the same name, with the same arguments."""
+    from torchvision.transforms import v2
+
     name = type(recipe).__name__
     theirs = getattr(v2, name, None)
     if theirs is None:
@@ -163,5 +166,7 @@ def _same_in_torchvision(recipe: Recipe) -> Any:
 
 
 def _as_torchvision_has_it(key: str, value: Any) -> Any:
+    from torchvision.transforms import InterpolationMode
+
     is_mode = key == "interpolation" and isinstance(value, str)
     return InterpolationMode(value) if is_mode else value

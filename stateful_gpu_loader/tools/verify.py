@@ -1,4 +1,4 @@
-"""verify_resume: whether a user's own loader resumes exactly, and if not, what differs and why."""
+"""verify_resume: checks whether a user's loader resumes exactly, and finds the cause if not."""
 
 from __future__ import annotations
 
@@ -41,35 +41,33 @@ def verify_resume(
 ) -> Report:
     """Compare resumed loaders with an undisturbed run, bit for bit.
 
-    The states after the first batch, in the middle, after an epoch's last batch and at its end go
-    through JSON, or ``torch.save`` where JSON cannot hold them, into a new loader of
-    ``make_loader()``. In the middle this is done with other numbers and kinds of workers as well,
-    in a new Python process, and with a worker process that is killed. A check that does not apply,
-    or could not run, is in the report with the reason. If samples differ, the first of them is made
-    again in other circumstances to find the likely cause.
+    Four states are saved: after the first batch, in the middle, after an epoch's last batch and at
+    its end. Each goes through JSON, or ``torch.save`` if JSON cannot hold it, into a new loader of
+    ``make_loader()``. The middle state is also loaded with other numbers and kinds of workers, in a
+    new Python process, and with a worker process that is killed. The report gives the reason for
+    each check that does not apply or could not run. If samples differ, the first of them is made
+    again under other circumstances to find the likely cause.
 
-    A plain DataLoader has no state: what is verified is a StatefulGPULoader with its arguments. A
+    A plain DataLoader has no state; a StatefulGPULoader with its arguments is verified instead. A
     StatefulDataLoader is verified with its own workers.
 
     Args:
-        make_loader: returns a new loader, with a new dataset, each time it is called. For the new
-            process it has to be a function of a module.
-        batches: number of batches of the undisturbed run, at least 2, over as many epochs as it
-            takes.
-        on_check: called before each check with its number, how many there are, and its name.
+        make_loader: returns a new loader, with a new dataset, in each call. For the check in a new
+            process it must be a function of a module.
+        batches: number of batches of the undisturbed run, at least 2; it may cover several epochs.
+        on_check: called before each check with its number, the number of checks, and its name.
 
     Returns:
-        A report, which is true if nothing differs, and whose truth raises VerifyError if nothing
-        differs but some check could not run. In a test, ``verify_resume(make).check()``
-        raises an AssertionError with all of the report, and ``assert verify_resume(make)`` is
-        enough, too.
+        A report, which is true if nothing differs. Its truth value raises VerifyError if nothing
+        differs but some check could not run. In a test, ``verify_resume(make).check()`` raises an
+        AssertionError with the whole report; ``assert verify_resume(make)`` also works.
 
     Raises:
         VerifyError: the loader cannot be built, its undisturbed run raises or has no batch, or this
-            process imports the main script because another one has started it.
+            process was started by another one and imports the main script.
         ValueError: ``batches`` is less than 2.
 
-    A script that calls it needs ``if __name__ == "__main__":``, as the new processes import it.
+    A script that calls it needs ``if __name__ == "__main__":``, because new processes import it.
 
     >>> from stateful_gpu_loader import StatefulGPULoader
     >>> def make_loader():
@@ -79,7 +77,7 @@ def verify_resume(
     True
     """
     if as_int("batches", batches) < 2:
-        raise ValueError(f"{batches = }. Remedy: at least 2, as one has to be left after a resume")
+        raise ValueError(f"{batches = } leaves no batch after a resume. Remedy: pass 2 or more")
     if is_being_started():
         raise VerifyError(f"{BEING_STARTED}. Remedy: {GUARD}")
     since = time.time_ns()
@@ -134,17 +132,17 @@ def _undisturbed(make_loader: MakeLoader, batches: int) -> tuple[Any, list[Step]
         obstacle = obstacle_to_processes(loader) if has_processes else None
         if obstacle is not None:
             raise VerifyError(
-                f"the loader cannot run: {obstacle}. Remedy: make it of what pickle knows, such as "
-                "functions and classes of a module, or pass multiprocessing_context='fork'"
+                f"the loader cannot run: {obstacle}. Remedy: use objects that can be pickled, such "
+                "as functions and classes of a module, or pass multiprocessing_context='fork'"
             ) from error
         raise VerifyError(
-            f"the undisturbed run raises {type(error).__name__}: {error}. Remedy: iterate the "
-            "loader, and call its state_dict(), once by yourself"
+            f"the undisturbed run raises {type(error).__name__}: {error}. Remedy: first make the "
+            "loader work by itself: iterate it, and call its state_dict()"
         ) from error
     if all(step.is_end for step in steps):
         raise VerifyError(
-            "the loader delivers no batch, so there is nothing to resume. Remedy: look whether the "
-            "dataset is empty, or drop_last leaves nothing of it"
+            "the loader delivers no batch, so there is nothing to resume. Remedy: check whether "
+            "the dataset is empty, or smaller than a batch with drop_last=True"
         )
     return loader, steps, states
 
@@ -163,7 +161,7 @@ def _carry_out(planned: Planned, steps: list[Step]) -> tuple[Check, Mismatch | N
         first = Mismatch(planned, planned.place.number, expected[0] if expected else None, None)
         raised = f"raises {type(error).__name__}: {error}"
         return Check(name, place, "differs", difference=raised), replace(first, error=error)
-    # After an epoch's last batch some loaders tell of its end once more, and some do not.
+    # After an epoch's last batch some loaders signal its end again, and some do not.
     start = next((i for i, step in enumerate(expected) if not step.is_end), len(expected))
     behind = itertools.dropwhile(lambda step: step.is_end, found)
     pairs = itertools.zip_longest(expected[start:], behind)
@@ -194,13 +192,13 @@ def _notes_of(make_loader: MakeLoader, loader: Any) -> list[str]:
     if isinstance(make_loader(), StatefulDataLoader):
         return []  # it was not converted
     return [
-        "a DataLoader has no state: an interrupted epoch begins anew, with other random numbers. "
-        f"What is verified here is {type(loader).__name__} with the same arguments, which has one"
+        "a DataLoader has no state: an interrupted epoch restarts, with other random numbers. "
+        f"Verified here is a {type(loader).__name__} with the same arguments, which has a state"
     ]
 
 
 def _texts(caught: list[warnings.WarningMessage]) -> list[str]:
-    """Return what was warned of, each once, without what torch says of itself."""
+    """Return the text of each warning once, without warnings about torch itself."""
     texts = dict.fromkeys(str(each.message) for each in caught)
     return [
         text

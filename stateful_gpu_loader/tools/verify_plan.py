@@ -1,4 +1,4 @@
-"""The checks of ``verify_resume``: from which places a loader is resumed, and in what ways."""
+"""The checks of ``verify_resume``: the places a loader is resumed from, and the ways to do it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Skipped(Exception):
 
 
 def obstacle_in(error: Exception) -> str | None:
-    """Return why a check could not run, if its error says nothing about the batches."""
+    """Return why a check could not run, if its error is not about the batches."""
     if isinstance(error, BrokenProcessPool):
         return f"the new process ended before it had resumed the loader. Remedy: {GUARD}"
     return str(error) if isinstance(error, VerifyError) or is_of_a_start(error) else None
@@ -40,20 +40,20 @@ def obstacle_in(error: Exception) -> str | None:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a state was saved."""
+    """Place in the undisturbed run at which a state was saved."""
 
     name: str
     number: int
-    """Number of steps of the undisturbed run before it."""
+    """Number of steps of the undisturbed run before the place."""
     left: int
-    """Number of batches of the undisturbed run behind it."""
+    """Number of batches of the undisturbed run after the place."""
     file: tuple[str, bytes]
-    """The state, as a file holds it."""
+    """Format and content of a file with the state."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A check that is to be carried out."""
+    """A check that is still to be run."""
 
     name: str
     place: Place
@@ -61,7 +61,7 @@ class Planned:
 
 
 def places_of(steps: list[Step], states: list[Any]) -> list[Place]:
-    """Choose where to resume: every place once, and none with nothing behind it."""
+    """Choose the places to resume from: each place once, and only places followed by batches."""
     of_batches = [number for number, step in enumerate(steps) if not step.is_end]
     ends = [number for number, step in enumerate(steps) if step.is_end]
     chosen = {of_batches[0]: "batch 1"}
@@ -176,24 +176,24 @@ def _in_a_new_process(make_loader: MakeLoader, place: Place) -> list[Step]:
         pickle.dumps(make_loader)
     except Exception as error:
         raise Skipped(
-            f"{error}: to be called in a new process, the function has to be in a module"
+            f"{error}: a new process can only call a function that is in a module"
         ) from error
     return resumed_elsewhere(make_loader, place.file, place.left, hash_seed=1)
 
 
 def _obstacle_to_other_workers(loader: Any) -> str | None:
     if not isinstance(loader, StatefulGPULoader):
-        return f"the state of a {type(loader).__name__} fits the same number of workers only"
+        return f"the state of a {type(loader).__name__} fits only the same number of workers"
     if loader._engine.plan.has_worker_states:
         return (
-            f"{type(loader.dataset).__name__} is iterated, or has a state, in each worker by "
-            "itself: its state fits the same number of workers only"
+            f"each worker iterates its own {type(loader.dataset).__name__}, or keeps its own state "
+            "of it: the state fits only the same number of workers"
         )
     return None
 
 
 def obstacle_to_processes(loader: Any) -> str | None:
-    """Why no worker process can get what it needs; None if it can, or inherits it by a fork."""
+    """Return why worker processes cannot be started with the loader's objects; None if they can."""
     method = method_of(loader.multiprocessing_context)
     if method == "fork":
         return None
@@ -202,11 +202,11 @@ def obstacle_to_processes(loader: Any) -> str | None:
             with open(os.devnull, "wb") as nowhere:
                 pickle.dump(getattr(loader, name, None), nowhere)
         except RuntimeError:
-            continue  # locks and queues of multiprocessing, which only a start of a process pickles
+            continue  # locks and queues of multiprocessing are pickled only at a process start
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             return (
-                f"worker processes are started with {method!r} here, which pickles what they need, "
-                f"and the loader's {name} cannot be pickled ({error})"
+                f"worker processes are started with {method!r} here, and the loader's {name} "
+                f"cannot be pickled ({error})"
             )
     return None
 

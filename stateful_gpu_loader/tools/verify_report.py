@@ -1,7 +1,8 @@
-"""Report: what ``verify_resume`` has compared, what differs, and why that is likely so."""
+"""Report of ``verify_resume``: the checks, the first difference, and its likely cause."""
 
 from __future__ import annotations
 
+import html
 from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
@@ -13,11 +14,11 @@ Outcome = Literal["exact", "differs", "skipped", "could not run"]
 
 
 class VerifyError(LoaderError):
-    """The question cannot be answered: the loader cannot be built, or a process not be started."""
+    """The loader could not be verified: it cannot be built, or a process cannot be started."""
 
 
 class ResumeDiffers(LoaderError, AssertionError):
-    """A resumed loader delivers something else; the message is the whole report."""
+    """A resumed loader delivers other batches; the message is the whole report."""
 
 
 @dataclass(frozen=True)
@@ -27,30 +28,30 @@ class Check:
     name: str
     """How the loader was resumed, such as "2 processes"."""
     place: str
-    """After which batch the state was saved."""
+    """Batch after which the state was saved."""
     outcome: Outcome
     difference: str | None = None
-    """The first difference in a sentence, if any."""
+    """First difference in a sentence, if any."""
     reason: str | None = None
-    """Why it was skipped, or could not run."""
+    """Why the check was skipped, or could not run."""
 
 
 @dataclass(frozen=True)
 class DifferentSample:
-    """The first sample that differs."""
+    """First sample that differs."""
 
     check: str
-    """The check in which it differs."""
+    """Check in which the sample differs."""
     batch: int
-    """Number of its batch in the undisturbed run, from 0."""
+    """Number of its batch in the undisturbed run, counted from 0."""
     place_in_batch: int | None
-    """Number of the sample in its batch; None if samples cannot be told apart in the batch."""
+    """Number of the sample in its batch; None if the batch cannot be divided into samples."""
     position: int | None
     """Position in the epoch's order, all ranks together; None if it is not known."""
     index: str | None
     """Index in the dataset; None if it is not known."""
     fields: tuple[Difference, ...]
-    """The fields that differ."""
+    """Fields that differ."""
 
     def __str__(self) -> str:
         sample = "" if self.place_in_batch is None else f"sample {self.place_in_batch} of "
@@ -61,14 +62,14 @@ class DifferentSample:
 
 @dataclass(frozen=True)
 class Cause:
-    """What is likely the cause of a difference, and what was seen that says so."""
+    """Likely cause of a difference, and the observations that support it."""
 
     kind: str
     """A few words, such as "the clock"; "unknown" if nothing explains the difference."""
     what: str
-    """What is likely wrong."""
+    """Description of the cause."""
     observed: tuple[str, ...]
-    """What was observed when the sample was made again."""
+    """Observations made when the sample was made again."""
     remedy: str
 
     def __str__(self) -> str:
@@ -76,7 +77,7 @@ class Cause:
         return f"{self.what}{seen}\n  remedy: {self.remedy}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """Result of all comparisons: true if nothing differs. ``bool`` raises if a check could not run.
 
@@ -87,23 +88,25 @@ class Report:
     a loader: 3 batches
     exact    same workers, after batch 1
     Exact: 1 check, nothing differs.
+    >>> report
+    <Report of a loader, 3 batches: Exact: 1 check, nothing differs.>
     """
 
     loader: str
-    """What was verified, in words."""
+    """Description of the loader."""
     batches: int
     """Number of batches of the undisturbed run."""
     checks: tuple[Check, ...]
     sample: DifferentSample | None = None
-    """The first sample that differs, if any."""
+    """First sample that differs, if any."""
     cause: Cause | None = None
-    """The likely cause, if anything differs."""
+    """Likely cause, if anything differs."""
     notes: tuple[str, ...] = ()
-    """What the reader should know about the loader, such as its own warnings."""
+    """Notes on the loader, such as its own warnings."""
 
     @property
     def is_exact(self) -> bool | None:
-        """Whether no check differs; None if none does, but some could not run."""
+        """Whether all checks are exact; None if none differs, but some could not run."""
         outcomes = {check.outcome for check in self.checks}
         if "differs" in outcomes:
             return False
@@ -116,7 +119,7 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """The outcome in a sentence."""
+        """Outcome in a sentence."""
         count = Counter(check.outcome for check in self.checks)
         compared, failed = count["exact"] + count["differs"], count["could not run"]
         rest = f" {count['skipped']} skipped." if count["skipped"] else ""
@@ -130,7 +133,7 @@ class Report:
 
     @property
     def findings(self) -> str:
-        """The first sample that differs and the likely cause; "" if nothing differs."""
+        """First sample that differs and the likely cause; "" if nothing differs."""
         first = "" if self.sample is None else f"First difference, {self.sample}\n"
         return first + ("" if self.cause is None else f"Cause: {self.cause}")
 
@@ -138,12 +141,28 @@ class Report:
         """Return the report itself if nothing differs.
 
         Raises:
-            ResumeDiffers: something differs; it is an AssertionError, and its text is the report.
+            ResumeDiffers: something differs; it is an AssertionError whose text is the report.
             VerifyError: a check could not run; its text is the report.
         """
         if not self:
             raise ResumeDiffers(str(self))
         return self
+
+    def __repr__(self) -> str:
+        return f"<Report of {self.loader}, {self.batches} batches: {self.verdict}>"
+
+    def _repr_html_(self) -> str:
+        """Return a table of the checks, which notebooks show, and the findings after it."""
+        rows = ""
+        for check in self.checks:
+            more = check.difference or check.reason or ""
+            cells = check.outcome, f"{check.name}, after {check.place}", more
+            rows += f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>"
+        notes = "".join(f"<p>Note: {html.escape(each)}</p>" for each in self.notes)
+        found = f"<pre>{html.escape(self.findings)}</pre>" if self.findings else ""
+        head = f"<p>{html.escape(self.loader)}, {self.batches} batches</p>{notes}"
+        verdict = f"<p><b>{html.escape(self.verdict)}</b></p>"
+        return f"{head}{verdict}<table>{rows}</table>{found}"
 
     def __str__(self) -> str:
         lines = [

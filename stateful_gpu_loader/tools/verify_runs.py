@@ -1,4 +1,4 @@
-"""Runs of a loader that are compared: undisturbed, resumed, in a new process."""
+"""Runs of a loader that are compared: undisturbed, resumed, and resumed in a new process."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ HASH_SEED = "PYTHONHASHSEED"
 
 @dataclass(frozen=True)
 class Step:
-    """What one ``next()`` gave."""
+    """Result of one ``next()``."""
 
     batch: Any
     """A copy of the batch; None at the end of an epoch."""
     is_end: bool = False
-    """Whether the epoch ended here instead."""
+    """Whether the epoch ended, and no batch was returned."""
     request: Request | None = None
-    """The addresses of its samples, if the loader has them."""
+    """Addresses of the samples in the batch; None if the loader has none."""
 
 
 def fresh(make_loader: MakeLoader, **changes: Any) -> Any:
@@ -48,10 +48,10 @@ def fresh(make_loader: MakeLoader, **changes: Any) -> Any:
 
     Args:
         make_loader: the user's function.
-        changes: constructor arguments that are to be other than the user's.
+        changes: constructor arguments that replace the user's.
 
     Raises:
-        VerifyError: the function raises, or returns something else.
+        VerifyError: the function raises, or does not return a loader.
     """
     try:
         loader = make_loader()
@@ -62,7 +62,7 @@ def fresh(make_loader: MakeLoader, **changes: Any) -> Any:
     if not isinstance(loader, DataLoader):
         raise VerifyError(
             f"the function returned {type(loader).__name__}. Remedy: return a StatefulGPULoader, a "
-            "StatefulDataLoader or a DataLoader, a new one with each call"
+            "StatefulDataLoader or a DataLoader, and a new one in each call"
         )
     if isinstance(loader, StatefulDataLoader) and not changes:
         return loader
@@ -85,12 +85,12 @@ def workers(num_workers: int, worker_type: str | None = None) -> dict[str, Any]:
 def run(
     loader: Any, num_batches: int, after: Callable[[Any, int], None] | None = None
 ) -> Iterator[Step]:
-    """Yield so many batches, over as many epochs as it takes, and the ends of the epochs.
+    """Yield ``num_batches`` batches, over as many epochs as needed, and the ends of the epochs.
 
     Two epochs without a batch end the run.
 
     Args:
-        after: called with the iterator and the number of batches so far, after each of them.
+        after: called after each batch with the iterator and the number of batches so far.
     """
     number, has_stood_still = 0, False
     while number < num_batches:
@@ -109,16 +109,16 @@ def run(
 
 
 def _request_of(loader: Any) -> Request | None:
-    """Return the request of the last delivered batch, if it has the addresses of samples."""
+    """Return the request of the last delivered batch; None if it has no sample addresses."""
     last = loader._engine.passes.last if isinstance(loader, StatefulGPULoader) else None
     return last.request if last is not None and isinstance(last.request, Request) else None
 
 
 def saved(state: Any) -> tuple[str, bytes]:
-    """Return a state as a file holds it, with the name of the format: JSON if that keeps it.
+    """Return the format and content of a file with the state: JSON if it can hold the state.
 
     Raises:
-        Exception: neither JSON nor ``torch.save`` can write it, or not read it again.
+        Exception: neither JSON nor ``torch.save`` can write the state and read it back.
     """
     with contextlib.suppress(TypeError, ValueError):
         text = json.dumps(state)
@@ -131,7 +131,7 @@ def saved(state: Any) -> tuple[str, bytes]:
 
 
 def restored(file: tuple[str, bytes]) -> Any:
-    """Return the state that :func:`saved` has written."""
+    """Read a state that :func:`saved` wrote."""
     name, content = file
     if name == "JSON":
         return json.loads(content)
@@ -145,7 +145,7 @@ def resumed(
     after: Callable[[Any, int], None] | None = None,
     **changes: Any,
 ) -> list[Step]:
-    """Return the run of a new loader after this state."""
+    """Return the steps of a new loader after it has loaded a state."""
     loader = fresh(make_loader, **changes)
     loader.load_state_dict(restored(file))
     return list(run(loader, num_batches, after))
@@ -154,10 +154,10 @@ def resumed(
 def resumed_elsewhere(
     make_loader: MakeLoader, file: tuple[str, bytes], num_batches: int, hash_seed: int
 ) -> list[Step]:
-    """Return that run of a new Python process, in which sets of strings have another order.
+    """Do the same as :func:`resumed` in a new Python process, where sets have another order.
 
     Args:
-        hash_seed: its PYTHONHASHSEED, unless that variable is set already.
+        hash_seed: PYTHONHASHSEED of the process, unless that variable is set already.
     """
     before = os.environ.get(HASH_SEED)
     os.environ[HASH_SEED] = str(hash_seed) if before in (None, "random") else str(before)
@@ -175,8 +175,8 @@ def resumed_elsewhere(
 
 
 def _resumed_elsewhere(make_loader: MakeLoader, file: tuple[str, bytes], num_batches: int) -> bytes:
-    warnings.simplefilter("ignore")  # the undisturbed run has given them
-    # As bytes: tensors would be sent as shared memory, which ends with this process.
+    warnings.simplefilter("ignore")  # the undisturbed run has already shown them
+    # Pickled, because tensors would be sent as shared memory, which ends with this process.
     return pickle.dumps(resumed(make_loader, file, num_batches))
 
 

@@ -1,9 +1,9 @@
-"""Which sample stands at a place of a stream, and at which places a sample is delivered."""
+"""Finds the sample at a place of a stream, and the places of a sample."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,8 +21,9 @@ from stateful_gpu_loader.errors import NoSuchPlace
 from stateful_gpu_loader.loader import StatefulGPULoader
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.samplers import EpochOrder, PositionOrder
+from stateful_gpu_loader.samplers.blocks import BlockOrder
 from stateful_gpu_loader.samplers.choice import order_described
-from stateful_gpu_loader.samplers.orders import has_inverse, positions_of
+from stateful_gpu_loader.samplers.orders import SequentialOrder, has_inverse, positions_of
 from stateful_gpu_loader.state.bad_samples import BadSamples
 from stateful_gpu_loader.state.schema import COMPARED, Fingerprint, LoaderState
 from stateful_gpu_loader.state.user_states import UserStates
@@ -37,29 +38,30 @@ class Placed:
 
     epoch: int
     position: int
-    """Position in the epoch's global order. From the epoch's length on it is a sample from the
-    epoch's beginning, repeated so that all ranks deliver as many in the last step."""
+    """Position in the epoch's global order. Positions from the epoch's length on repeat samples of
+    its beginning, so that all ranks deliver the same number in the last step."""
     index: int
     """Index in the dataset."""
     name: str | None
-    """Where the sample is stored, if a loader over a Source was given and it can be read."""
+    """Name under which the sample is stored, if a loader over a Source was given and the sample can
+    be read."""
     is_delivered: bool | None
-    """Whether it is delivered: drop_last leaves out an incomplete last step, so this is not known
-    (None) where the steps are not known."""
+    """Whether the sample is delivered; drop_last leaves out an incomplete last step. None if the
+    steps are not known."""
     step: int | None
     """Number of the step in the epoch, counted from 0; None if not delivered or not known."""
     rank: int | None
-    """Rank that delivers it, among the ranks that share the order; None as for ``step``."""
+    """Rank that delivers the sample; None as for ``step``."""
     row: int | None
     """Place in that rank's batch, counted from 0; None as for ``step``."""
     bad: str | None
-    """Why the sample is recorded as bad, if the state does so; ``on_bad_sample="replace"`` then
-    delivers another one in its place."""
+    """Reason, if the state records the sample as bad; ``on_bad_sample="replace"`` then delivers
+    another sample in its place."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Epoch:
-    """One epoch of a stream: the order of its samples, and how they are divided."""
+    """One epoch of a stream: the order of its samples, and their division into steps and ranks."""
 
     epoch: int
     order: EpochOrder
@@ -69,34 +71,41 @@ class Epoch:
     """Number of ranks; None if it is not known."""
     drop_last: bool
     unknown: str | None
-    """Why the steps or the ranks are not known; None if they are."""
+    """Why the steps or the ranks are not known; None if they are known."""
     bad_samples: Mapping[Any, str]
-    """Reasons of the samples that the state records as bad, by index."""
+    """Reasons for the samples that the state records as bad, by index."""
     source: Source | None
-    """Names the samples."""
+    """Source of the samples' names."""
+    num_samples: int | None
+    """Number of samples in the dataset; None if it is not known."""
 
     @property
     def is_searched(self) -> bool:
-        """Whether :meth:`of_sample` looks at all positions, because the order has no inverse."""
+        """Whether :meth:`of_sample` searches all positions, because the order has no inverse."""
         return not has_inverse(self.order)
 
     @cached_property
     def end(self) -> int:
-        """Number of places in the epoch: its samples, and those repeated in the last step."""
+        """Number of places in the epoch: its samples, and the samples repeated in the last step."""
         n, size, ranks = self.order.n, self.global_batch_size, self.num_replicas
         is_padded = size is not None and ranks is not None and not self.drop_last
         return -(-n // ranks) * ranks if is_padded and ranks else n
 
     def of_sample(self, index: int) -> list[Placed]:
-        """Return every place of a sample, in order; none if the epoch does not contain it.
+        """Return all places of a sample, in order; none if the epoch does not contain it.
 
-        It takes the same time for any length of the epoch, unless :attr:`is_searched`.
+        The time does not depend on the length of the epoch, unless :attr:`is_searched`.
 
         Raises:
-            NoSuchPlace: the index is negative.
+            NoSuchPlace: the dataset has no such index.
         """
         if index < 0:
             raise NoSuchPlace(f"{index = } is negative. Remedy: count from 0")
+        if self.num_samples is not None and index >= self.num_samples:
+            raise NoSuchPlace(
+                f"there is no sample {index}: the stream has {self.num_samples} samples. Remedy: "
+                f"pass 0 to {self.num_samples - 1}"
+            )
         n = self.order.n
         first = positions_of(self.order, index)
         laps = range(-(-self.end // n)) if n else range(0)
@@ -120,8 +129,8 @@ class Epoch:
         """Return the samples of one step, in the order of their positions.
 
         Args:
-            step: counted from 0 in each epoch.
-            rank: the rank whose batch is meant; None means the batches of all ranks.
+            step: number of the step, counted from 0 in each epoch.
+            rank: rank of the batch; None returns the batches of all ranks.
 
         Raises:
             NoSuchPlace: the epoch has no such step or rank, or its steps or ranks are not known.
@@ -130,7 +139,7 @@ class Epoch:
         if size is None or (rank is not None and ranks is None):
             raise NoSuchPlace(f"the samples of step {step} are not known: {self.unknown}")
         if rank is not None and ranks is not None and not 0 <= rank < ranks:
-            raise NoSuchPlace(f"{rank = } is none of the {ranks} ranks")
+            raise NoSuchPlace(f"{rank = } does not exist. Remedy: pass 0 to {ranks - 1}")
         num_steps = Division(batch_size=size, drop_last=self.drop_last).num_steps(self.order.n)
         if not 0 <= step < num_steps:
             raise NoSuchPlace(
@@ -177,20 +186,20 @@ def epoch_of(
 
     The state alone is enough for a sequential or shuffled order, rounds of it, draws with
     replacement, repetitions, blocks of one length, and a subset that is a range. For weights,
-    classes, lists, mixtures and shards it holds a digest only, and the loader is needed. Steps are
-    those of the state's global batch size.
+    classes, lists, mixtures and shards it holds only a digest, and the loader is needed. Steps have
+    the state's global batch size.
 
     Args:
-        state: what ``StatefulGPULoader.state_dict()`` returned.
-        epoch: None is that of the state.
-        loader: a StatefulGPULoader of the stream, which is not iterated: it gives the order, the
-            ranks and the names of the samples.
-        num_replicas: number of ranks, if neither state nor loader say it.
+        state: result of ``StatefulGPULoader.state_dict()``.
+        epoch: number of the epoch; None is the epoch of the state.
+        loader: a StatefulGPULoader of the stream, for the order, the ranks and the names of the
+            samples. It is not iterated.
+        num_replicas: number of ranks, if neither the state nor the loader says it.
 
     Raises:
-        NoSuchPlace: only iterating tells the order, a loader is needed to know it, or the number
-            of ranks contradicts the state or the loader.
-        StateMismatch: the state is damaged, or the loader is one of another stream.
+        NoSuchPlace: the order is known only by iterating or with the loader, or the number of ranks
+            contradicts the state or the loader.
+        StateMismatch: the state is damaged, or the loader belongs to another stream.
 
     >>> saved = StatefulGPULoader(range(10**11), batch_size=4, shuffle=True, seed=1).state_dict()
     >>> (place,) = epoch_of(saved, epoch=3, num_replicas=2).of_sample(12_345_678_901)
@@ -202,19 +211,21 @@ def epoch_of(
     refuse_unless_own_order(saved)
     if LanePlan.num_lanes_of(saved.order) is not None:
         raise NoSuchPlace(
-            "the samples of shards have no index: only reading the lanes tells what comes where"
+            "the samples of shards have no index, and only reading the lanes shows their places"
         )
     number = own.epoch if epoch is None else existing_epoch(epoch)
     if own.user is not None and number == own.epoch:
         _refuse_torchdatas(own)
     plan = None if loader is None else _plan_of(loader, saved)
-    order = _order_of(saved, plan).of_epoch(own.seed, number)
+    whole_order = _order_of(saved, plan)
+    order = whole_order.of_epoch(own.seed, number)
     size = own.global_batch_size
     ranks, unknown = _ranks(own, plan, num_replicas)
     if size and number == own.epoch and own.position % size and own.position < order.n:
         unknown = (
-            f"position {own.position} of the state is no multiple of its global batch size {size}, "
-            f"so epoch {number} was begun with another one. Its positions alone are known"
+            f"position {own.position} of the state is not a multiple of its global batch size "
+            f"{size}, so epoch {number} was begun with another batch size. Only its positions are "
+            "known"
         )
         size = ranks = None
     return Epoch(
@@ -228,19 +239,20 @@ def epoch_of(
             bad.index: bad.reason for bad in BadSamples.from_text(own.bad_samples).samples
         },
         source=None if plan is None or not plan.is_read else plan.source,
+        num_samples=_num_samples(whole_order, plan),
     )
 
 
 def state_in(path: str | os.PathLike[str], where: str | None = None) -> dict[str, Any]:
-    """Return the state of one loader in a file, with what its ranks have found to be bad.
+    """Return the state of one loader in a file, with the bad samples of all ranks.
 
     Args:
         path: the file, of any kind that :func:`find_states` reads.
         where: place of the loader's state in the file, needed if it holds several loaders.
 
     Raises:
-        NoState: there is no state, or there are those of several loaders.
-        StateMismatch: a state is damaged, or the ranks stand at different places.
+        NoState: the file has no state, or states of several loaders.
+        StateMismatch: a state is damaged, or the ranks are at different places.
     """
     found = states_of_one_loader(path, where)
     return found[0].state if len(found) == 1 else merge_state_dicts([one.state for one in found])
@@ -249,8 +261,8 @@ def state_in(path: str | os.PathLike[str], where: str | None = None) -> dict[str
 def _refuse_torchdatas(state: LoaderState) -> None:
     if UserStates.from_dict(state.user).permutation is not None:
         raise NoSuchPlace(
-            f"epoch {state.epoch} goes on from a state of torchdata's, in torchdata's order. "
-            "Remedy: ask for a later epoch, which has this package's order"
+            f"epoch {state.epoch} continues a state of torchdata's, in torchdata's order. Remedy: "
+            "pass a later epoch, which has this package's order"
         )
 
 
@@ -258,12 +270,12 @@ def _plan_of(loader: DataLoader[Any], saved: Fingerprint) -> Plan:
     """Return the plan of a loader of the same stream.
 
     Raises:
-        StateMismatch: it has another order or dataset.
+        StateMismatch: the loader has another order or dataset.
     """
     if not isinstance(loader, StatefulGPULoader):
         raise NoSuchPlace(
-            f"a {type(loader).__name__} does not tell its order without being iterated. Remedy: "
-            "give a StatefulGPULoader"
+            f"the order of a {type(loader).__name__} is known only by iterating it. Remedy: pass a "
+            "StatefulGPULoader"
         )
     plan = loader._engine.plan
     accept = set(COMPARED) - _DECIDES_THE_ORDER
@@ -281,12 +293,20 @@ def _order_of(saved: Fingerprint, plan: Plan | None) -> PositionOrder:
         return found
     if saved.length is None:
         raise NoSuchPlace(
-            "where an epoch of this stream ends is not known. Remedy: CallableSource(..., length=)"
+            "the end of an epoch of this stream is not known. Remedy: CallableSource(..., length=)"
         )
     raise NoSuchPlace(
-        f"the state tells the order {saved.order!r} apart from others, but does not hold all of "
-        "it. Remedy: give the loader as well (--factory MODULE:FACTORY)"
+        f"the state holds only a digest of the order {saved.order!r}. Remedy: pass the loader as "
+        "well (--factory MODULE:FACTORY)"
     )
+
+
+def _num_samples(order: PositionOrder, plan: Plan | None) -> int | None:
+    """Return the length of the dataset, if the loader or the order tells it."""
+    dataset = None if plan is None else plan.config.dataset
+    if plan is not None and plan.calls is None and isinstance(dataset, Sized):
+        return len(dataset)
+    return order.num_positions if isinstance(order, (SequentialOrder, BlockOrder)) else None
 
 
 def _ranks(
@@ -299,7 +319,7 @@ def _ranks(
     """
     size = state.global_batch_size
     if size is None:
-        return None, "the state does not tell its global batch size"
+        return None, "the state does not hold its global batch size"
     said = 1 if size == 1 else None
     division = None if plan is None else plan.division
     if plan is not None and division is not None:
@@ -310,22 +330,22 @@ def _ranks(
             said = size // division.batch_size
     if given is None:
         unknown = (
-            f"of the {size} samples in a step, the state does not tell how many ranks share them. "
+            f"the state does not hold the number of ranks that share the {size} samples of a step. "
             "Remedy: pass the number of ranks (--num-replicas)"
         )
         return said, unknown if said is None else None
     if given < 1 or size % given:
-        raise NoSuchPlace(f"the {size} samples in a step are not shared by {given} ranks alike")
+        raise NoSuchPlace(f"{given} ranks cannot share the {size} samples of a step equally")
     if said not in (None, given):
-        raise NoSuchPlace(f"num_replicas={given} is given, but there are {said} ranks")
+        raise NoSuchPlace(f"num_replicas={given} was passed, but there are {said} ranks")
     return given, None
 
 
 def name_of(source: Source | None, index: int) -> str | None:
-    """Return where a sample is stored; None if there is no source, or it cannot be read."""
+    """Return the name under which a sample is stored; None if it has no source or is unreadable."""
     if source is None:
         return None
     try:
         return source.read(index).name
     except (OSError, ValueError, IndexError):
-        return None  # a sample that cannot be read has an index all the same
+        return None  # the index is shown even if the sample cannot be read

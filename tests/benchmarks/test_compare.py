@@ -22,7 +22,7 @@ def test_what_got_slower_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert done.returncode == 0, done.stderr
     before = tmp_path / "quick.json"
     assert compare.main([str(before), str(before)]) == 0
-    assert capsys.readouterr().out.count("as before") == 7
+    assert capsys.readouterr().out.count("as before") == 9
     content = json.loads(before.read_text())
     for name, factor in (
         ("photographs", 2.0),

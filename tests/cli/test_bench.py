@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from stateful_gpu_loader.cli.bench import _show
+from stateful_gpu_loader.tools.bench import STAGES, BenchReport, ceilings_of
 from tests.cli.command import command
+from tests.tools.test_bench import rate
 
 FACTORY = """
 from stateful_gpu_loader import StatefulGPULoader
@@ -21,6 +24,28 @@ def make(n=1000):
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "train.py").write_text(FACTORY)
     return tmp_path
+
+
+def test_no_figure_is_cut_at_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    seconds = dict.fromkeys(STAGES, 0.0123456)
+    rates = [rate(n, 123_456.0, idle=0.0123456, **seconds) for n in (0, 1, 2, 4, 8, 16)]
+    report = BenchReport(
+        cores=16,
+        load_average=0.0,
+        batch_size=4,
+        rates=tuple(rates),
+        ceilings=ceilings_of(rates, 16),
+        recommendation="Decoding bounds this loader.",
+        peer=None,
+    )
+    _show(report)
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert shown.count("12,345.6") == len(rates) * (len(STAGES) + 1) + 2 * len(STAGES)
+    assert shown.count("123,456") == len(rates)
 
 
 def test_json_holds_the_report_and_the_picture_is_drawn(folder: Path) -> None:
@@ -40,4 +65,5 @@ def test_text_ends_with_the_recommendation_and_a_mistake_is_one_sentence(folder:
     assert "num_workers=0 delivers" in done.stdout.splitlines()[-1]
     done = command("bench", "train:make", "--workers", "two", cwd=folder)
     assert done.returncode == 2
-    assert done.stderr == "Error: --workers 'two' is no list of numbers such as 0,1,2,4\n"
+    assert done.stderr.startswith("Error: --workers 'two' is not a list of numbers. Remedy: ")
+    assert done.stderr.count("\n") == 1

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 
+import stateful_gpu_loader
+from stateful_gpu_loader import StatefulGPULoader
 from stateful_gpu_loader.cli.app import app
 from tests.cli.command import command
 
@@ -48,6 +51,54 @@ def test_the_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert done.returncode == 2
     assert "pip install 'stateful_gpu_loader[cli]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_help_shows_every_word_of_every_command() -> None:
+    """Rich takes text in brackets for markup and leaves it out."""
+    commands: Any = typer.main.get_command(app)
+    for name, one in commands.commands.items():
+        shown = "".join(command(name, "--help").stdout.split())
+        for text in [one.help, *(option.help for option in one.params)]:
+            assert "".join(text.split()) in shown, name
+    assert "..." not in command("--help").stdout.partition("Commands:")[2], "a summary is cut"
+    assert "are [width, height]" in " ".join(commands.commands["preview"].help.split())
+
+
+def test_the_version() -> None:
+    done = command("--version")
+    version = f"stateful-gpu-loader {stateful_gpu_loader.__version__}\n"
+    assert (done.returncode, done.stdout) == (0, version)
+
+
+def test_help_imports_no_torch() -> None:
+    """torch takes seconds to import."""
+    code = (
+        "import sys\n"
+        "from stateful_gpu_loader.cli import main\n"
+        "for name in ([], ['inspect'], ['diff'], ['seek'], ['which'], ['verify'], ['preview'],\n"
+        "             ['prepare'], ['bench']):\n"
+        "    sys.argv = ['stateful-gpu-loader', *name, '--help']\n"
+        "    try:\n"
+        "        main()\n"
+        "    except SystemExit as end:\n"
+        "        assert not end.code, name\n"
+        "sys.exit(f'torch was imported' if 'torch' in sys.modules else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.processes
+def test_inspect_imports_no_torchvision(tmp_path: Path) -> None:
+    """It takes as long to import as torch."""
+    torch.save(StatefulGPULoader([1, 2], seed=1).state_dict(), tmp_path / "state.pt")
+    code = (
+        "import sys\n"
+        "from stateful_gpu_loader.cli.app import app\n"
+        f"app(['inspect', {str(tmp_path / 'state.pt')!r}], standalone_mode=False)\n"
+        "slow = {'torchvision', 'torch._dynamo', 'torchdata'} & set(sys.modules)\n"
+        "sys.exit(f'{slow} imported' if slow else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 @pytest.mark.processes

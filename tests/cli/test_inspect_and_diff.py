@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from stateful_gpu_loader import StatefulGPULoader
+from stateful_gpu_loader import transforms as T
 from tests.cli.command import command
 from tests.tools.checkpoints import after, after_in_torchdata
 
@@ -70,7 +72,7 @@ def test_diff_says_what_differs_and_how_far_apart(files: Path) -> None:
     for other, status, says in (
         ("b.pt", 0, "the same loader at the same place"),
         ("c.pt", 1, both),
-        ("d.pt", 1, "with accept={'drop_last'} it takes the fingerprint"),
+        ("d.pt", 1, "with accept={'drop_last'} it accepts the fingerprint"),
         ("a.pt", 1, "a.pt has a state there"),
     ):
         done = command("diff", files / "b.pt", files / other)
@@ -83,6 +85,18 @@ def test_diff_says_what_differs_and_how_far_apart(files: Path) -> None:
     done = command(*apart, "--json")
     assert done.returncode == 1
     assert json.loads(done.stdout)[0]["comparison"]["batches_apart"] == 2
+
+
+def test_diff_shows_only_the_parts_of_a_transform_that_differ(tmp_path: Path) -> None:
+    for size in (24, 32):
+        steps = [T.RandomResizedCrop(size), T.ColorJitter(0.4, 0.4, 0.4), T.RandomHorizontalFlip()]
+        loader = StatefulGPULoader([0, 1], transform=T.Compose(steps), seed=1)
+        torch.save(loader.state_dict(), tmp_path / f"{size}.pt")
+    done = command("diff", tmp_path / "24.pt", tmp_path / "32.pt")
+    (line,) = [line for line in done.stdout.splitlines() if "transform: " in line]
+    before, _, now = line.partition(" -> ")
+    assert before.strip() == "transform: Compose([RandomResizedCrop(size=(24, 24), ...), ...])"
+    assert now.startswith("Compose([RandomResizedCrop(size=(32, 32), ...), ...])")
 
 
 def test_a_file_without_a_state_is_status_2(tmp_path: Path) -> None:

@@ -92,4 +92,4 @@ def test_bad_images_are_listed(tmp_path: Path) -> None:
 def test_a_loader_without_prepared_images_is_refused(folder: Path) -> None:
     done = command("prepare", "train:make_plain", cwd=folder)
     assert done.returncode == 2
-    assert "is no PreparedSource and holds none. Remedy:" in done.stderr
+    assert "is not a PreparedSource and contains none. Remedy:" in done.stderr

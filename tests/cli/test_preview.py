@@ -69,3 +69,18 @@ def test_a_loader_of_shards_tells_its_lanes(tmp_path: Path) -> None:
     names = ["lane 0, sample 0", "lane 0, sample 1", "lane 1, sample 0", "lane 1, sample 1"]
     assert [sample["name"] for sample in told["samples"]] == names
     assert [sample["lane"] for sample in told["samples"]] == [0, 0, 1, 1]
+
+
+def test_the_folder_of_the_picture_is_made_and_a_wrong_path_is_refused_early(
+    tmp_path: Path,
+) -> None:
+    write_photo_folder(tmp_path / "photos", num_classes=1, per_class=2)
+    (tmp_path / "train.py").write_text(PROGRAM)
+    done = command("preview", "train:make_loader", "-o", "new/sheet.png", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "new/sheet.png").is_file()
+    for out, reason in (("photos", "is a folder"), ("train.py/a.png", "cannot be written")):
+        done = command("preview", "nowhere:make_loader", "-o", out, cwd=tmp_path)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"Error: {out!r} {reason}")
+        assert "Errno" not in done.stderr

@@ -60,7 +60,17 @@ def test_a_file_is_moved_and_the_loader_goes_on_from_there(tmp_path: Path, file:
     resumed.load_state_dict(saved["loader"])
     assert same(list(resumed), list(whole)[2:])
     done = command("seek", file, "--epoch", 2, "--samples", 8, "-o", tmp_path / "b.pt", "--json")
-    assert json.loads(done.stdout) == [{"where": "loader", "epoch": 2, "position": 8}]
+    assert json.loads(done.stdout) == [{"where": "loader", "epoch": 2, "position": 8, "note": ""}]
+
+
+def test_a_place_inside_a_step_is_noted(tmp_path: Path, file: Path) -> None:
+    done = command("seek", file, "--epoch", 0, "--position", 5, "-o", tmp_path / "a/moved.pt")
+    assert done.returncode == 0
+    assert done.stderr.startswith("Note: position 5 lies inside a step of 4 samples")
+    assert done.stderr.endswith("Steps begin at 4 and 8\n")
+    for number, position in enumerate((0, 8, 22)):
+        place = ("--epoch", 0, "--position", position, "-o", tmp_path / f"{number}.pt")
+        assert command("seek", file, *place).stderr == ""
 
 
 def test_a_place_that_is_none_is_refused_and_nothing_is_written(tmp_path: Path, file: Path) -> None:
@@ -77,7 +87,8 @@ def test_a_distributed_checkpoint_is_refused_with_the_remedy(tmp_path: Path) -> 
     out = tmp_path / "new"
     for path in (tmp_path / "run/step_1", tmp_path / "run"):
         said = refusal("seek", path, "--epoch", 0, "--position", 8, "-o", out)
-        assert "step_1' is a distributed checkpoint" in said
+        assert "distributed checkpoint" in said
+        assert "step_1'" in said
         assert "Remedy: load it in your program, call loader.seek(" in said
         assert not out.exists()
 
@@ -87,7 +98,7 @@ def test_one_of_several_loaders_is_chosen(tmp_path: Path) -> None:
     torch.save({"train": make().state_dict(), "val": make(shuffle=False).state_dict()}, path)
     place = ("--epoch", 0, "--position", 4, "-o", out)
     assert "'train' in both.pt, 'val' in both.pt" in refusal("seek", path, *place)
-    assert "have no 'test' among them" in refusal("seek", path, *place, "--where", "test")
+    assert "are not at 'test'" in refusal("seek", path, *place, "--where", "test")
     assert command("seek", path, *place, "--where", "val").returncode == 0
     places = {found.where: found.state["position"] for found in find_states(out)}
     assert places == {"train": 0, "val": 4}
@@ -100,7 +111,7 @@ def test_a_state_of_torchdatas_is_refused_with_the_reason(tmp_path: Path, name: 
     place = ["--epoch", 1, "--position", 0]
     said = refusal(name, path, *place, *(["-o", out] if name == "seek" else []))
     assert "'loader' in" in said
-    assert "is one of torchdata's StatefulDataLoader, which says" in said
+    assert "is of torchdata's StatefulDataLoader" in said
     assert not out.exists()
 
 
@@ -151,9 +162,19 @@ def test_a_sample_that_is_never_delivered_has_a_status_of_its_own(tmp_path: Path
     done = command("which", path, "--sample", 21)
     assert done.returncode == 1
     assert "not delivered: drop_last" in done.stdout
-    assert "how many ranks share them" in done.stderr
+    assert "the number of ranks" in done.stderr
     assert command("which", path, "--sample", 19).returncode == 0
-    assert command("which", path, "--sample", 22, "--json").returncode == 1
+
+
+def test_a_sample_outside_the_dataset_is_refused(tmp_path: Path, file: Path) -> None:
+    assert "22 samples. Remedy: pass 0 to 21" in refusal("which", file, "--sample", 22)
+    (tmp_path / "weighted.py").write_text(FACTORY)
+    path = tmp_path / "state.json"
+    path.write_text(json.dumps(make_weighted().state_dict()))
+    factory = ("--factory", "weighted:make_weighted")
+    done = command("which", path, "--sample", 999, *factory, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "there is no sample 999: the stream has 22 samples" in done.stderr
 
 
 def test_an_order_that_a_state_does_not_hold_comes_from_the_factory(tmp_path: Path) -> None:
@@ -166,7 +187,7 @@ def test_an_order_that_a_state_does_not_hold_comes_from_the_factory(tmp_path: Pa
     wanted = next(iter(make_weighted()))["index"].tolist()
     assert [each["index"] for each in json.loads(done.stdout)["samples"]] == wanted
     searched = command("which", path, "--sample", wanted[0], *factory, cwd=tmp_path)
-    assert "searching the 22 positions" in searched.stderr
+    assert "searching all 22 positions" in searched.stderr
     other = command("which", path, "--step", 0, "--factory", "weighted:make", cwd=tmp_path)
     assert "order differs" in other.stderr
 

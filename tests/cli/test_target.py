@@ -60,7 +60,7 @@ def test_a_file_by_its_path(module: str, tmp_path: Path) -> None:
     [
         ("{}", [], "MODULE:FACTORY"),
         ("nowhere_at_all:make", [], "'nowhere_at_all'"),
-        ("nowhere.py:make", [], "'nowhere.py'"),
+        ("nowhere.py:make", [], "^there is no file 'nowhere.py'. Remedy: "),
         ("{}:missing", [], "make, needs, fails, nothing"),
         ("{}:LOADER", [], "not a function"),
         ("{}:needs", [], "missing a required argument: 'batch_size'"),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from torch.utils.data import DataLoader, IterableDataset
 from torchvision.transforms import v2
 
@@ -88,6 +89,20 @@ def test_torch_is_measured_in_turns_over_the_same_images(
     assert "Pillow" in str(report.peer)
     draw(report, tmp_path / "pictures" / "bench.png")
     assert (tmp_path / "pictures" / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_legends_of_the_picture_hide_no_bar(
+    monkeypatch: pytest.MonkeyPatch, source: FolderSource, tmp_path: Path
+) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: drawn.append(figure))
+    draw(bench(pictures(source), workers=[0], seconds=0.01, against_torch=True), tmp_path / "a.png")
+    (figure,) = drawn
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        legend = axes.get_legend()
+        assert legend is not None
+        assert legend.get_window_extent().y1 < axes.get_window_extent().y0
 
 
 def test_torchs_pictures_have_the_shape_and_type_of_ours(source: FolderSource) -> None:

@@ -92,7 +92,7 @@ def test_what_one_state_does_not_say_is_not_refused() -> None:
     assert found.is_same
     (difference,) = found.differences
     assert difference.field == "dataset"
-    assert "does not say it" in difference.meaning
+    assert "does not hold it" in difference.meaning
 
 
 def test_digests_of_long_data_are_compared() -> None:

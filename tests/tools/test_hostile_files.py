@@ -100,7 +100,7 @@ def test_an_index_changes_no_class(tmp_path: Path, target: bytes) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"\x80\x02Nr\xff\xff\xff\x7f.", "holds no Metadata of DCP"),
+        (b"\x80\x02Nr\xff\xff\xff\x7f.", "does not hold a Metadata of DCP"),
         (b"\x80\x05\x96" + struct.pack("<Q", 1 << 40) + b".", "remain"),
         (b"\x80\x02}" + pickle.dumps(shared(60, tuple), 2)[2:-1] + b"Ns.", "a key of more than"),
         (b"\x80\x02}\x8b\x00\x08\x00\x00" + b"\x7f" * 2048 + b"Ns.", "an int of 16383 bits"),

@@ -79,8 +79,8 @@ def test_lanes_of_one_rank_do_not_tell_the_epochs_samples() -> None:
     assert one.num_lanes == merged.num_lanes == len(merged.lanes) == 2 * len(one.lanes)
     assert one.samples_seen is None
     assert merged.samples_seen == 4
-    assert one.ranks.startswith("one rank, or some")
-    assert merged.ranks == "all ranks: it has every lane"
+    assert one.ranks.startswith("some of the ranks")
+    assert merged.ranks == "all ranks: the state has every lane"
 
 
 def test_bad_samples_are_listed() -> None:

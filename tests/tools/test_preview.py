@@ -325,7 +325,7 @@ def test_a_dataset_of_the_users_own_shows_the_delivered_image_alone(folder: Path
         assert sample.parameters == ()
         assert sample.objects is not None
         assert sample.objects.boxes.tolist() == [[1, 2, 4, 6]]
-        assert any("no original and no drawn numbers known" in note for note in sample.notes)
+        assert any("original and drawn numbers are unknown" in note for note in sample.notes)
 
 
 def test_an_own_transform_shows_the_original_without_numbers(folder: Path) -> None:
@@ -333,7 +333,7 @@ def test_an_own_transform_shows_the_original_without_numbers(folder: Path) -> No
     for sample in preview(loader):
         assert sample.original is not None
         assert sample.region is None
-        assert "Own transform: no drawn numbers known." in sample.notes
+        assert "With a transform of your own, drawn numbers are unknown." in sample.notes
 
 
 def test_batches_without_images_and_other_loaders_are_refused() -> None:

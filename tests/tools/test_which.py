@@ -87,7 +87,7 @@ def test_all_places_are_those_of_real_loaders(name: str, ranks: int, drop_last: 
     loader = None if name in ALONE else make(KNOWN[name](), rank=0, **arguments)
     for epoch in range(2):
         order = epoch_of(saved, epoch=epoch, loader=loader, num_replicas=ranks)
-        where: dict[int, list[tuple[int, int, int]]] = {index: [] for index in range(N + 2)}
+        where: dict[int, list[tuple[int, int, int]]] = {index: [] for index in range(N)}
         for step in range(len(found[0][epoch])):
             together = order.at_step(step)
             for rank in range(ranks):
@@ -218,7 +218,8 @@ def test_a_dropped_sample_is_found_and_not_delivered() -> None:
     order = epoch_of(make({}, drop_last=True).state_dict(), num_replicas=1)
     (placed,) = order.of_sample(N - 1)
     assert (placed.is_delivered, placed.step) == (False, None)
-    assert order.of_sample(N) == []
+    with pytest.raises(NoSuchPlace, match=f"no sample {N}: the stream has {N} samples"):
+        order.of_sample(N)
     for impossible in (-1, N):
         with pytest.raises(NoSuchPlace, match="epoch 0"):
             order.at_position(impossible)

@@ -1,13 +1,15 @@
 """The exceptions of this package, as a tree.
 
+```
 LoaderError
-├── StateMismatch      (ValueError)    a state does not fit this loader, or is no state at all
+├── StateMismatch      (ValueError)    a state does not fit the loader, or is not a state
 ├── CheckpointError    (ValueError)    a checkpoint is damaged, does not fit, or cannot be written
-│   └── CheckpointNotFound (FileNotFoundError)    there is no such file
+│   └── CheckpointNotFound (FileNotFoundError)    the checkpoint file does not exist
 ├── NoSuchPlace        (ValueError)    a place in a stream does not exist, or cannot be computed
-├── BadSample          (ValueError)    the bytes of one sample are not what they should be
+├── BadSample          (ValueError)    the data of one sample is corrupt
 ├── WorkerLost         (RuntimeError)  a worker could not start, or died too often
 └── MissingDependency  (ImportError)   an optional package is not installed
+```
 """
 
 from __future__ import annotations
@@ -17,17 +19,17 @@ from typing import Any
 
 
 class LoaderError(Exception):
-    """Base class of all exceptions that this package raises on purpose."""
+    """Base class of this package's exceptions."""
 
 
 class StateMismatch(LoaderError, ValueError):
     """A state does not fit the object that it is loaded into; nothing was changed.
 
     Args:
-        field: the field that differs, as ``accept=`` and the fingerprint name it.
-        saved: the value in the state.
-        present: the value of the object that the state is loaded into, or what is expected.
-        remedy: what to do about it.
+        field: name of the field that differs, as in ``accept=`` and the fingerprint.
+        saved: value in the state.
+        present: value of the object that the state is loaded into, or the expected value.
+        remedy: what to do.
 
     >>> raise StateMismatch("drop_last", saved=True, present=False, remedy="pass drop_last=True")
     Traceback (most recent call last):
@@ -52,7 +54,7 @@ False. Remedy: pass drop_last=True
 
 
 class NoSuchPlace(LoaderError, ValueError):
-    """A place in a stream does not exist, or only iterating up to it would tell what it is."""
+    """A place in a stream does not exist, or only an iteration up to it could reach it."""
 
 
 class CheckpointError(LoaderError, ValueError):
@@ -60,18 +62,24 @@ class CheckpointError(LoaderError, ValueError):
 
 
 class CheckpointNotFound(CheckpointError, FileNotFoundError):
-    """There is no checkpoint file with this path or pattern."""
+    """No checkpoint file has this path or matches this pattern."""
+
+
+_SKIP = (
+    'or pass on_bad_sample="replace" (another sample takes its place) or, for any kind of dataset, '
+    'on_bad_sample="drop" (it is left out)'
+)
 
 
 class BadSample(LoaderError, ValueError):
-    """The bytes of one sample cannot be used; the loader can go on.
+    """The data of one sample is corrupt; the loader can go on.
 
     Args:
         name: where the sample is stored: a path, or a file and a record.
         index: index of the sample in the dataset.
         position: position of the sample in the epoch's global order.
-        epoch: epoch in which it was read.
-        reason: what is wrong with it.
+        epoch: epoch in which the sample was read.
+        reason: what is wrong with the sample.
     """
 
     def __init__(self, name: str, *, index: int, position: int, epoch: int, reason: str) -> None:
@@ -80,9 +88,11 @@ class BadSample(LoaderError, ValueError):
         self.position = position
         self.epoch = epoch
         self.reason = reason
+        remedy = "" if "Remedy: " in reason else ". Remedy: repair or remove it"
+        if "on_bad_sample" not in reason:
+            remedy += f", {_SKIP}"
         super().__init__(
-            f"bad sample {name!r} ({index = }, {position = }, {epoch = }): {reason}"
-            + ("" if "Remedy: " in reason else ". Remedy: repair or remove it")
+            f"bad sample {name!r} ({index = }, {position = }, {epoch = }): {reason}{remedy}"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -91,7 +101,7 @@ class BadSample(LoaderError, ValueError):
 
 
 class WorkerLost(LoaderError, RuntimeError):
-    """Workers died more often than ``max_worker_restarts`` allows, or before they were ready."""
+    """A worker could not start, or one batch lost more workers than ``max_worker_restarts``."""
 
 
 class MissingDependency(LoaderError, ImportError):
@@ -99,9 +109,9 @@ class MissingDependency(LoaderError, ImportError):
 
     Args:
         package: name of the package on PyPI.
-        needed_for: the feature that needs it.
-        extra: this package's extra that installs it.
-        remedy: what to do instead if no extra installs it.
+        needed_for: feature that needs the package.
+        extra: this project's extra that installs the package.
+        remedy: what to do if no extra installs it.
     """
 
     def __init__(
@@ -125,6 +135,6 @@ def _brief(value: Any, limit: int = 300) -> str:
     try:
         text = repr(value)
     except Exception as error:
-        # A damaged state may hold what has no text: nesting without end, an int of a megabyte.
+        # A damaged state may hold a value without a repr: endless nesting, a huge int.
         return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"

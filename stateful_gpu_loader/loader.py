@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+import html
 import inspect
 import warnings
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sized
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Literal, Protocol
 
 import torch
 from torch.utils.data import BatchSampler, Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
+from typing_extensions import TypeVar
 
+from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.engine.arguments import as_torch_takes, check_accept, check_arguments
 from stateful_gpu_loader.engine.config import ARGUMENTS, Change, LoaderConfig
 from stateful_gpu_loader.engine.engine import Engine
@@ -21,72 +24,96 @@ from stateful_gpu_loader.engine.reflection import Rebuildable
 from stateful_gpu_loader.engine.run import Run
 from stateful_gpu_loader.engine.stats import LoaderStats
 from stateful_gpu_loader.engine.workers.choice import runs_in_threads
+from stateful_gpu_loader.engine.workers.cluster import RemoteWorkers
 from stateful_gpu_loader.randomness.global_generators import caller_generators_restored
 from stateful_gpu_loader.samplers import is_map
 from stateful_gpu_loader.state.bad_samples import BadSamples
 from stateful_gpu_loader.state.schema import as_epoch, as_int
 from stateful_gpu_loader.state.text_state import TextState
 
-_T_co = TypeVar("_T_co", covariant=True)
+_T_co = TypeVar("_T_co", covariant=True, default=Any)
 _OF_TORCH = ARGUMENTS.keys() & inspect.signature(StatefulDataLoader).parameters
-"""Names of the arguments that are passed on to torchdata's class."""
+"""Names of the arguments that torchdata's class takes as well."""
+
+
+class HasBatchType(Protocol[_T_co]):
+    """A dataset for which a type checker knows the type of the loader's batches."""
+
+    @property
+    def _batch_type(self) -> _T_co: ...
 
 
 class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
     """A DataLoader whose state resumes an interrupted pass exactly.
 
-    It replaces ``torch.utils.data.DataLoader`` and torchdata's ``StatefulDataLoader``, whose
-    arguments it takes with the same meaning. Given a :class:`Source`, it also decodes and augments
-    the images, and yields ``[images, targets]``.
+    It replaces ``torch.utils.data.DataLoader`` and torchdata's ``StatefulDataLoader`` and takes
+    their arguments with the same meaning. It also decodes and augments the images of a
+    :class:`Source`, and then yields ``[images, targets]``.
 
     Args:
         dataset: any dataset; a Source of encoded images is decoded and augmented by the loader.
-        batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last,
-            timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor,
-            persistent_workers, pin_memory_device, in_order, snapshot_every_n_steps: as in
-            StatefulDataLoader.
-        seed: seed of the order and the augmentations. None draws one, once, from ``generator`` or
-            torch's default generator, and keeps it in the state. It is 0 if ranks divide the data:
-            by ``num_replicas``, or by a sampler that has ``rank`` and ``num_replicas``.
+        batch_size: number of samples in a batch; None delivers single samples.
+        shuffle: whether each epoch has a new random order.
+        sampler: yields the indices of an epoch, in place of ``shuffle``.
+        batch_sampler: yields a list of indices for each batch, in place of ``batch_size``,
+            ``shuffle``, ``sampler`` and ``drop_last``.
+        num_workers: number of workers that make batches; with 0 the loop's own thread makes them.
+        collate_fn: makes a batch from a list of samples; None stacks them as ``default_collate``.
+        pin_memory: whether batches on the CPU are copied to page-locked memory.
+        drop_last: whether an incomplete last batch is left out.
+        timeout: seconds to wait for a batch before an error is raised; 0 sets no limit.
+        worker_init_fn: called with the worker's number in each new worker process.
+        multiprocessing_context: start method of worker processes, such as ``"spawn"``, or a
+            context of multiprocessing.
+        generator: generator from which a missing ``seed`` is drawn.
+        prefetch_factor: number of batches that each worker makes ahead; None is 2.
+        persistent_workers: whether workers are kept from one epoch to the next.
+        pin_memory_device: accepted for compatibility; it has no effect.
+        in_order: whether batches are delivered in order, even if a later one is ready first.
+        snapshot_every_n_steps: number of batches between two states of workers that keep state.
+        seed: seed of the order and the augmentations. If None, the loader draws a seed once, from
+            ``generator`` or torch's default generator, and keeps it in the state. The seed is 0
+            instead if ranks divide the data by ``num_replicas``, or by a sampler that has ``rank``
+            and ``num_replicas``.
         rank, num_replicas: as in DistributedSampler. None does not divide the dataset, and
             ``num_replicas="auto"`` asks torch.distributed at the first ``next()``.
-        device: device that batches are delivered on: ``"cuda"``, ``"cuda:1"``, a ``torch.device``,
-            or None for the CPU. Images of a Source are decoded and augmented there, ahead of the
-            loop. With a callable as ``transform``, with a ``collate_fn``, and for any other
-            dataset, the workers make the batch and it is only moved there.
+        device: device of the delivered batches: ``"cuda"``, ``"cuda:1"``, a ``torch.device``, or
+            None for the CPU. Images of a Source are decoded and augmented there, ahead of the loop.
+            With a callable as ``transform``, with a ``collate_fn``, and for any other dataset, the
+            workers make the batch and the loader only copies it to the device.
         decoder: decoder of a Source's images: ``"auto"`` or a name of
             :mod:`stateful_gpu_loader.decoders`.
-        cpu_share: share of the images that a GPU could decode which the workers' CPUs decode
-            instead, from 0 to 1. The bytes of an image decide which ones.
-        scaled_decoding: whether large JPEGs are decoded at 1/2, 1/4 or 1/8 of their size where the
-            recipes make them smaller still. It is faster and changes the pixels a little, so a
-            state names it; docs/decoders.md shows by how much. For recipes on the CPU; needs
+        cpu_share: share of the GPU-decodable images that the workers' CPUs decode instead, from 0
+            to 1. An image's bytes decide who decodes it.
+        scaled_decoding: whether large JPEGs are decoded at 1/2, 1/4 or 1/8 of their size if the
+            recipes make them smaller still. This is faster and changes the pixels a little, so the
+            state records it; docs/decoders.md shows by how much. It needs recipes on the CPU, and
             Pillow.
         transform: a list of recipes of :mod:`stateful_gpu_loader.transforms`, or any callable;
             applied to the image of a Source, or to the whole sample of another dataset.
         batch_transform: MixUp, CutMix, any callable on the finished batch, or a list of them. It
-            runs when the batch is delivered, on the device, with the global generators (including
-            the device's) seeded from the batch's first position; the caller's are restored.
-        worker_type: ``"thread"``, ``"process"``, or ``"auto"``: threads if recipes on a Source do
-            all the work, otherwise processes. More than 4 such workers are threads of several
-            processes, unless ``device`` does the work, the source does not say that it suits
-            processes, or these are not forked here. ``"ray"``, or a
-            :class:`~stateful_gpu_loader.integrations.ray.RayWorkers`: actors of a Ray cluster.
-        threads_per_process: most workers that are threads of one process, for work that threads
-            can do: with 4, ``num_workers=8`` are 2 processes, and 6 are 2 of 3 threads. They share
-            the memory of a process, and one that dies takes the batches of all of them with it.
-            None is 4 where ``worker_type="auto"`` takes threads of several processes, otherwise 1.
+            runs on the device when the batch is delivered. During the call the global generators,
+            including the device's, are seeded from the batch's first position.
+        worker_type: ``"thread"``, ``"process"``, or ``"auto"``, which takes threads if recipes on a
+            Source do all the work and processes otherwise. With ``"auto"``, more than 4 threads are
+            spread over several processes, unless ``device`` does the work, the source does not
+            support this, or processes are not forked. ``"ray"``, or a
+            :class:`~stateful_gpu_loader.integrations.ray.RayWorkers`, takes actors of a Ray
+            cluster.
+        threads_per_process: largest number of workers that are threads of one process, for work
+            that threads can do: with 4, ``num_workers=8`` are 2 processes, and 6 are 2 of 3
+            threads. They share the memory of a process; if it dies, their batches are made again.
+            None is 4 if ``worker_type="auto"`` takes threads of several processes, otherwise 1.
         on_bad_sample: ``"raise"``, ``"replace"`` by another sample of the same order, or
-            ``"drop"``. Only its bytes make a sample bad: an OSError is tried again, then raised.
+            ``"drop"``. Only corrupt data makes a sample bad. An OSError is retried, then raised.
         max_worker_restarts: number of workers that one batch may lose; the next loss raises
-            WorkerLost. The default of 3 tells a batch that always kills its worker from workers
-            that die for other reasons. With 0 any lost worker raises.
-        on_epoch_boundary: what a state that was saved after an epoch's last batch, but before its
-            end, resumes: ``"empty"``, an empty rest of that epoch, or ``"next_epoch"``, the next
-            one.
-        strict: whether ``load_state_dict`` raises StateMismatch for what :attr:`unverified` names
-            and for what an older state lacks, rather than log it. It is an argument of the loader
-            because trainers call ``load_state_dict(state)``.
+            WorkerLost. A batch that always kills its worker exceeds the default of 3, and workers
+            that die for other reasons do not. With 0 any lost worker raises.
+        on_epoch_boundary: what is resumed from a state saved after an epoch's last batch but before
+            its end: ``"empty"``, the empty rest of that epoch, or ``"next_epoch"``.
+        strict: whether ``load_state_dict`` raises StateMismatch, and does not only log a warning,
+            for parts named by :attr:`unverified` and for fields that an older state lacks. It is an
+            argument of the loader because trainers call ``load_state_dict(state)``.
 
     Raises:
         ValueError, TypeError: an argument is out of range, or two contradict each other.
@@ -103,13 +130,13 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: HasBatchType[_T_co] | object,
         batch_size: int | None = 1,
         shuffle: bool | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
         batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
         num_workers: int = 0,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
+        collate_fn: Callable[[list[Any]], _T_co] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
         timeout: float = 0,
@@ -124,18 +151,18 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         snapshot_every_n_steps: int | None = 1,
         seed: int | None = None,
         rank: int | None = None,
-        num_replicas: int | str | None = None,
+        num_replicas: int | Literal["auto"] | None = None,
         device: torch.device | str | int | None = None,
-        decoder: str = "auto",
+        decoder: Literal["auto", "torchcodec", "torchvision", "nvimgcodec", "dali"] = "auto",
         cpu_share: float = 0.0,
         scaled_decoding: bool = False,
         transform: Any = None,
         batch_transform: Any = None,
-        worker_type: Any = "auto",
+        worker_type: Literal["auto", "thread", "process", "ray"] | RemoteWorkers = "auto",
         threads_per_process: int | None = None,
-        on_bad_sample: str = "raise",
+        on_bad_sample: Literal["raise", "replace", "drop"] = "raise",
         max_worker_restarts: int = 3,
-        on_epoch_boundary: str = "empty",
+        on_epoch_boundary: Literal["empty", "next_epoch"] = "empty",
         strict: bool = False,
     ) -> None:
         given = LoaderConfig(
@@ -164,26 +191,61 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         plan = Plan.of(replace(given, **{name: getattr(self, name) for name in ARGUMENTS}))
         self.__dict__["_built_engine"] = Engine(plan)
         if num_workers > 0:
-            runs_in_threads(plan)  # which refuses threads that cannot do the work
+            runs_in_threads(plan)  # raises if threads cannot do the work
+
+    def __repr__(self) -> str:
+        """Return the dataset, the main arguments and the place; this starts and settles nothing.
+
+        >>> StatefulGPULoader(range(10), batch_size=4)
+        StatefulGPULoader(range of 10, batch_size=4, num_workers=0, epoch=0, position=0)
+        """
+        shown = self._shown()
+        dataset = shown.pop("dataset", "not built")
+        arguments = [dataset, *(f"{name}={value}" for name, value in shown.items())]
+        return f"{type(self).__name__}({', '.join(arguments)})"
+
+    def _repr_html_(self) -> str:
+        """Return the same as a table, which notebooks show."""
+        rows = "".join(
+            f"<tr><th>{name}</th><td>{html.escape(value)}</td></tr>"
+            for name, value in self._shown().items()
+        )
+        return f"<b>{type(self).__name__}</b><table>{rows}</table>"
+
+    def _shown(self) -> dict[str, str]:
+        engine: Engine | None = self.__dict__.get("_built_engine")
+        if engine is None:
+            return {}
+        # `epoch` would settle a missing seed, which nothing but an iteration or a state should do.
+        place = engine.passes.present()
+        device = {} if self.device is None else {"device": repr(str(self.device))}
+        return {
+            "dataset": _brief(self.dataset),
+            "batch_size": str(self.batch_size),
+            "num_workers": str(self.num_workers),
+            **device,
+            "epoch": str(place.epoch),
+            "position": str(place.position),
+        }
 
     @property
     def _engine(self) -> Engine:
-        """The engine, which follows samplers that a program has put in place of the loader's.
+        """Return the engine, after it has taken a sampler that a program put into the loader.
 
         Programs replace ``batch_sampler`` by ``object.__setattr__``, or override
-        ``_index_sampler``. torch's DataLoader takes what it finds there at ``iter()``.
+        ``_index_sampler``. torch's DataLoader uses the present sampler at ``iter()``.
 
         Raises:
-            LoaderError: a replaced object came too late, or cannot be taken.
+            LoaderError: an object was replaced too late, or the loader cannot take it.
         """
         engine: Engine = self.__dict__["_built_engine"]
         engine.follow(self._index_sampler, dataset=self.dataset, collate_fn=self.collate_fn)
         return engine
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute, unless it decides what the batches are, which raises a ValueError.
+        """Set an attribute; one that decides what is in the batches raises a ValueError.
 
-        torch's DataLoader protects ``batch_size`` in the same way. Attributes of the workers take
+        torch's DataLoader protects ``batch_size`` in the same way. Attributes of workers take
         effect in the next pass.
         """
         engine: Engine | None = self.__dict__.get("_built_engine")
@@ -194,8 +256,8 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         if change is Change.NEVER and value is not getattr(self, name):
             raise ValueError(
                 f"{name} cannot be set after {type(self).__name__} is built. Remedy: build a "
-                f"new loader with {name}=, and let it go on with "
-                "load_state_dict(loader.state_dict()), with accept= where it asks for that"
+                f"new loader with {name}=, and resume with load_state_dict(loader.state_dict()), "
+                "with accept= if the error asks for it"
             )
         if name == "num_workers" and value != self.num_workers:
             self._check_free_workers()
@@ -204,12 +266,12 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             engine.change(name, getattr(self, name))
 
     def __copy__(self) -> StatefulGPULoader[_T_co]:
-        """Return a copy that shares the passes; attributes of workers are changed separately."""
+        """Return a copy that shares the passes; attributes of its workers can be set separately."""
         twin: StatefulGPULoader[_T_co] = object.__new__(type(self))
         twin.__dict__.update(self.__dict__, _built_engine=copy.copy(self._engine))
         return twin
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[_T_co]:
         """Return an iterator over a new pass, which begins at its first ``next()``."""
         if self.pin_memory and not torch.accelerator.is_available():
             warnings.warn(
@@ -217,10 +279,11 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
                 "then device pinned memory won't be used.",
                 stacklevel=2,
             )
-        return self._get_iterator()
+        batches: Iterator[_T_co] = self._get_iterator()
+        return batches
 
     def __len__(self) -> int:
-        """Return the number of batches in a whole epoch, for the present batch size and ranks."""
+        """Return the number of batches of this rank in a whole epoch."""
         engine = self._engine
         num_steps = engine.plan.num_steps(engine.seed, engine.passes)
         if num_steps is not None:
@@ -231,22 +294,22 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the present pass or, between two passes, of the next one.
+        """Epoch of the current pass or, between two passes, of the next one.
 
-        A pass lasts from its first batch until it ends or its iterator is dropped, as by ``break``
-        in a ``for`` loop.
+        A pass lasts from its first batch until it ends or its iterator is deleted, for example by
+        ``break`` in a ``for`` loop.
         """
         return self._engine.present_place().epoch
 
     @property
     def batches_done(self) -> int | None:
-        """Number of batches of :attr:`epoch` that this rank has delivered: the next one's index.
+        """Number of batches of :attr:`epoch` that this rank has delivered: the next batch's index.
 
         It is also exact right after ``load_state_dict()``, for ``enumerate(loader,
-        loader.batches_done)`` and tqdm's ``initial=``. A batch counts once it was delivered; of a
-        :class:`CallableSource` also if it was left out because all of its samples were bad. With
-        another batch size than the state's it is ``len(loader) - batches_left``. None for a batch
-        sampler of yours if an older state was loaded, which does not count its batches.
+        loader.batches_done)`` and tqdm's ``initial=``. It counts delivered batches and, for a
+        :class:`CallableSource`, batches that were left out because all their samples were bad.
+        If the batch size differs from the state's, it is ``len(loader) - batches_left``. It is None
+        for a user's batch sampler after a state of an older version, which has no such count.
 
         >>> loader = StatefulGPULoader(range(10), batch_size=4)
         >>> loader.load_state_dict(StatefulGPULoader(range(10), batch_size=4).state_dict())
@@ -266,7 +329,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
 
         None if it is not known: for iterable datasets, functions without ``length=``, shards
         without ``num_samples``, samplers without ``__len__``. Samples that will be dropped as bad
-        are not known.
+        are counted.
         """
         return self._engine.batches()[1]
 
@@ -277,14 +340,14 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
 
     @property
     def bad_samples(self) -> BadSamples:
-        """Record of the samples that could not be used, as it stands at the delivered place."""
+        """Record of the samples that could not be used, up to the last delivered batch."""
         return self._engine.passes.bad_samples
 
     def stats(self) -> LoaderStats:
         """Return how much was delivered since the loader was built, and where the time went.
 
-        The difference of two is what happened in between. It changes nothing and takes some
-        microseconds. See docs/finding-the-bottleneck.md.
+        The difference of two results covers the time between them. The call changes nothing and
+        takes a few microseconds. See docs/finding-the-bottleneck.md.
 
         >>> loader = StatefulGPULoader(range(10), batch_size=4)
         >>> first = next(iter(loader))
@@ -296,21 +359,20 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
     def draws(self) -> list[dict[str, Any]]:
         """Return what the recipes of ``transform`` drew for the last delivered batch, in order.
 
-        It is computed on demand: the numbers depend on the samples' keys and sizes, so the images'
-        headers are read again in this thread, and nothing is decoded. A sharded dataset reads up to
-        a shuffle window again, and a CallableSource's function is called again. What
-        ``batch_transform`` drew is not included. A trainer that prefetches is training on an
-        earlier batch than the last delivered one.
+        The numbers are recomputed from the keys and sizes of the samples: this thread reads the
+        headers of the images again, and decodes nothing. A sharded dataset reads up to a shuffle
+        window again, and the function of a CallableSource is called again. Draws of
+        ``batch_transform`` are not included. A trainer that prefetches is training on an earlier
+        batch than the last delivered one.
 
         Returns:
             A dictionary for each recipe: its name under ``"recipe"``, and the numbers that its
             class documents under their names: int64 or float64 [n], for the n samples of the batch
-            in order. A recipe of yours without ``number_names`` has ``"numbers"`` [n, k].
+            in order. A user's recipe without ``number_names`` has ``"numbers"`` [n, k].
 
         Raises:
             LoaderError: no batch was delivered yet; the images are not from a Source, or go through
-                a callable, so only that code knows what was drawn; or the batch cannot be read
-                again as it was.
+                a callable whose draws are unknown; or the batch read again is not the same.
 
         >>> import tempfile
         >>> from pathlib import Path
@@ -336,10 +398,9 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
 
     @property
     def _iterator(self) -> Any:
-        """What stands for the persistent workers that wait for the next pass, or None.
+        """Persistent workers that wait for the next pass, or None; or a value that a program set.
 
-        Programs look for persistent workers here, and end them. It may also be what a program has
-        set.
+        Programs look for persistent workers here, and end them.
         """
         if self._placed_iterator is not None:
             return self._placed_iterator
@@ -347,7 +408,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
 
     @_iterator.setter
     def _iterator(self, iterator: Any) -> None:
-        """Set to None, end the workers that wait for the next pass, as Lightning does after a fit.
+        """End the workers that wait for the next pass, if None is set, as by Lightning after a fit.
 
         As in torch, an iterator that is still referenced goes on, and its workers end with it.
         """
@@ -357,16 +418,16 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             engine.dismiss_workers()
 
     def _get_iterator(self) -> Any:
-        """Return a new iterator; subclasses call it in their ``__iter__``, as torch's."""
+        """Return a new iterator; subclasses call it in their ``__iter__``, as in torch."""
         return Run(self._engine, self.__len__)
 
     @property
     def unverified(self) -> tuple[str, ...]:
-        """What a state cannot verify: ``"dataset"``, ``"collate_fn"``, ``"sampler"``...
+        """Parts that a state cannot verify, such as ``"dataset"``, ``"collate_fn"``, ``"sampler"``.
 
-        These are objects known only by a name, which may do something else under the same name. A
-        method ``fingerprint()`` that returns a text identifies an object instead. A name such as
-        ``"dataset (sampled)"`` stands for data that is too long to be compared in full.
+        They are known by name only, so a change under the same name goes unnoticed. An object with
+        a method ``fingerprint()``, which returns a text, is compared by that text instead. A name
+        such as ``"dataset (sampled)"`` stands for data that is too long to be compared in full.
 
         >>> StatefulGPULoader(range(10), collate_fn=lambda samples: samples).unverified
         ('collate_fn',)
@@ -374,10 +435,10 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         return tuple(self._engine.identity.unverified)
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the next pass in this epoch; a resumed pass keeps its own, with a warning.
+        """Set the epoch of the next pass; a resumed pass keeps its own epoch, with a warning.
 
         Raises:
-            ValueError: the epoch is no int from 0 to 2**32 - 2.
+            ValueError: the epoch is not an int from 0 to 2**32 - 2.
         """
         epoch = as_epoch(epoch)
         own_sampler = self._engine.plan.config.own_sampler
@@ -386,22 +447,23 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
                 sampler.set_epoch(epoch)
         self._engine.passes.request_epoch(epoch)
 
-    def peek(self) -> Any:
-        """Return the batch that ``next()`` will give, without changing anything.
+    def peek(self) -> _T_co:
+        """Return the batch that ``next()`` will return, without changing anything.
 
-        If a pass is under way it is the next batch of its iterator, otherwise the first of the next
-        pass. Position, epoch, generators, sampler and dataset stay as they are, and the loader's
-        workers are not used: a copy of the loader makes the batch, in this thread, or in worker
-        processes of its own if the loader uses processes. Each call makes the batch again. An
-        iterable without state is read again from the beginning of the pass. With ``in_order=False``
-        it is the oldest missing batch, and after an exception in the pass the batch that a resume
-        would deliver. A dataset, function or transform that counts or draws by itself, and has no
-        state, is changed as by any call.
+        During a pass it is the next batch of the pass, otherwise the first batch of the next pass.
+        A copy of the loader makes the batch, in this thread, or in its own worker processes if the
+        loader uses processes. Each call makes the batch again. Position, epoch, generators, sampler
+        and dataset stay as they are. A dataset, function or transform that counts or draws by
+        itself, and has no state, changes as in any call.
+
+        An iterable without state is read again from the beginning of the pass. With
+        ``in_order=False`` the batch is the oldest missing one. After an exception in the pass it is
+        the batch that a resume would deliver.
 
         Raises:
             StateMismatch: an iterable without state yields other samples when it is read again.
             StopIteration: the pass has no batch left, as in ``next()``.
-            LoaderError: a sampler, or a dataset that is iterated or has a state, cannot be copied.
+            LoaderError: a sampler, an iterable dataset or a dataset with state cannot be copied.
 
         >>> loader = StatefulGPULoader(range(10), batch_size=4)
         >>> loader.peek(), loader.epoch, loader.batches_done
@@ -411,13 +473,14 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         twin = self._engine.twin()
         with caller_generators_restored(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*iterable dataset are read again")
-            return next(Run(twin, self.__len__))
+            batch: _T_co = next(Run(twin, self.__len__))
+            return batch
 
     def state_dict(self, batches_ago: int = 0) -> dict[str, Any]:
         """Return the state after the last delivered batch, or after one of the 16 before it.
 
-        It starts nothing and changes nothing. Each call returns a new dictionary of about a
-        kilobyte, the same on every rank. States of the user's own objects are under ``user``.
+        The call starts and changes nothing. Each call returns a new dictionary of about a kilobyte,
+        the same on every rank. States of the user's own objects are under ``user``.
 
         Args:
             batches_ago: number of batches to go back, for trainers that prefetch.
@@ -430,15 +493,15 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
     def load_state_dict(self, state_dict: dict[str, Any], accept: Collection[str] = ()) -> None:
         """Resume from a state, with any number of workers and ranks and any batch size.
 
-        It applies to the next iterator, and to those that have delivered nothing. Everything is
-        checked before anything is changed. A state of torchdata's ``StatefulDataLoader`` is
-        accepted, too; the epoch it was saved in is finished.
+        The state applies to the next iterator, and to iterators that have delivered nothing.
+        Everything is checked before anything is changed. A state of torchdata's
+        ``StatefulDataLoader`` is accepted, too; the loader then finishes the epoch of that state.
 
         Args:
-            state_dict: what ``state_dict()`` returned.
-            accept: fields of the fingerprint, or ``"seed"``, that may differ; ``"iterable"``, if
-                its samples may differ when it is read again; with ``strict=True`` also names of
-                :attr:`unverified` that need not be verified.
+            state_dict: the result of ``state_dict()``.
+            accept: fields of the fingerprint, or ``"seed"``, that may differ; ``"iterable"``, if an
+                iterable may yield other samples when it is read again; with ``strict=True`` also
+                names of :attr:`unverified` that need not be verified.
 
         Raises:
             StateMismatch: the state is damaged or belongs to another loader; the message names the
@@ -456,24 +519,24 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         samples: int | None = None,
         percent: float | None = None,
     ) -> None:
-        """Go to a place of the stream: the next iterator delivers what an uninterrupted run would.
+        """Go to a place of the stream, from which the next iterator delivers.
 
-        It is as ``load_state_dict()`` of a state that was saved there, and applies to the same
-        iterators; nothing in between is read. Every rank seeks the same place. The record of bad
-        samples is kept. Exactly one of ``position``, ``samples`` and ``percent`` is given.
+        The effect is that of ``load_state_dict()`` with a state saved at that place. Nothing in
+        between is read. Every rank must seek the same place. The record of bad samples is kept.
+        Exactly one of ``position``, ``samples`` and ``percent`` must be given.
 
         Args:
             epoch: epoch of the place, counted from 0.
-            position: position in the epoch's global order, as in a state; 0 is its beginning. Of a
-                sharded dataset only that can be sought.
-            samples: number of samples of the epoch that all ranks together have delivered by then.
-            percent: share of the epoch, from 0 to 100, rounded down to where a batch begins if all
-                batches of the epoch have the present size.
+            position: position in the epoch's global order, as in a state; 0 is its beginning, and
+                the only position of a sharded dataset that can be sought.
+            samples: number of samples of the epoch that all ranks together deliver before it.
+            percent: share of the epoch, from 0 to 100, rounded down to the beginning of a batch of
+                the present size.
 
         Raises:
-            NoSuchPlace: the place lies outside the epoch, or its state cannot be computed: inside
-                an epoch of a sharded dataset or one of unknown length, or with an iterable dataset,
-                a dataset with state or a sampler of yours. Nothing was changed.
+            NoSuchPlace: the place lies outside the epoch, or its state cannot be computed. That is
+                the case inside an epoch of a sharded dataset or of unknown length, and with an
+                iterable dataset, a dataset with state or a user's sampler. Nothing was changed.
 
         >>> loader = StatefulGPULoader(range(10), batch_size=4)
         >>> loader.seek(epoch=2, samples=8)
@@ -483,14 +546,25 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         self._engine.seek(epoch=epoch, position=position, samples=samples, percent=percent)
 
     def _check_free_workers(self) -> None:
-        """Refuse to change the number of workers if each has a state of its own.
+        """Refuse to change the number of workers if each worker has a state.
 
         Raises:
-            ValueError: later passes resume from the states of the present number of workers.
+            ValueError: workers have states, from which later passes resume.
         """
         if self._engine.plan.has_worker_states:
             raise ValueError(
-                f"num_workers cannot be set once {type(self).__name__} is built over "
-                f"{type(self.dataset).__name__}, which is iterated, or has a state, in each worker "
-                "by itself. Remedy: build a new loader with num_workers="
+                f"num_workers cannot be set after {type(self).__name__} is built over "
+                f"{type(self.dataset).__name__}, because each worker iterates its own copy or "
+                "keeps its own state. Remedy: build a new loader with num_workers="
             )
+
+
+def _brief(dataset: Any) -> str:
+    """Describe a dataset in a few words; other datasets than sources may have a long repr."""
+    if isinstance(dataset, Source):
+        return repr(dataset)
+    name = type(dataset).__name__
+    try:
+        return f"{name} of {len(dataset)}" if isinstance(dataset, Sized) else name
+    except Exception:  # a dataset without a length, or one that cannot be read here
+        return name

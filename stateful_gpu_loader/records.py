@@ -1,4 +1,4 @@
-"""The values that parts of the package exchange: keys, requests, encoded samples."""
+"""Values that parts of the package exchange: keys, requests, encoded samples."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class SampleKey:
     position: int
     """Position in the epoch's global order, all ranks together."""
     index: Any
-    """Index of the sample in the dataset: an int, or whatever a user's sampler yields."""
+    """Index of the sample in the dataset: an int, or any object that a user's sampler yields."""
 
 
 class Request(NamedTuple):
     """The n keys that one batch is made from, in a compact form.
 
-    The positions are ``start + step * i`` for ``i < len(indices)``, or those in ``listed``.
+    The positions are ``start + step * i`` for ``i < len(indices)``, or the ones in ``listed``.
     """
 
     ordinal: int
@@ -45,15 +45,15 @@ class Request(NamedTuple):
     step: int
     """Distance between neighbouring positions: the number of ranks."""
     indices: IndexArray | list[Any]
-    """Indices of the samples, int64 [n], or a list of whatever a user's sampler yields."""
+    """Indices of the samples, int64 [n], or a list of the objects that a user's sampler yields."""
     end: int
-    """Position in the epoch once every rank has delivered this request."""
+    """Position in the epoch after every rank has delivered this request."""
     worker: int | None = None
-    """Worker that must execute it, if workers keep state; None for any."""
+    """Worker that must execute the request, if workers keep state; None for any worker."""
     snapshot: bool = False
     """Whether the worker's state is sent back with the batch."""
     listed: IndexArray | None = None
-    """Positions of the samples if they are not evenly spaced, int64 [n]."""
+    """Positions of the samples if they are not evenly spaced, int64 [n]; otherwise None."""
 
     @property
     def positions(self) -> IndexArray:
@@ -63,7 +63,7 @@ class Request(NamedTuple):
         return self.start + self.step * np.arange(len(self.indices), dtype=np.int64)
 
     def index_list(self) -> list[Any]:
-        """Return the n indices as the dataset gets them: ints, or the sampler's own objects."""
+        """Return the n indices that the dataset gets: ints, or the sampler's objects."""
         return self.indices if isinstance(self.indices, list) else self.indices.tolist()
 
     def keys(self) -> list[SampleKey]:
@@ -81,7 +81,7 @@ class Turn:
     ordinal: int
     """Number of the turn within its pass; answers are delivered in this order."""
     worker: int | None
-    """Worker whose iterator is asked; None for any."""
+    """Worker whose iterator is read; None for any worker."""
     snapshot: bool
     """Whether the worker's state is sent back with the batch."""
 
@@ -97,22 +97,22 @@ class LaneTurn(NamedTuple):
     turn: int
     """Number of the lane's turn within its lap."""
     lap: int
-    """Number of times that the lane was read to its end in this epoch."""
+    """Number of times that the lane was already read to its end in this epoch."""
     num_samples: int
-    """Number of samples to read; a lane with fewer left yields no batch."""
+    """Number of samples to read; a lane with fewer samples left yields no batch."""
     cursor: str | None
     """Cursor from which the lane is read; None if the worker has it open already."""
     start: int
-    """Number of the start of the workers, within this process, that the turn belongs to."""
+    """Number of the start of workers, counted in this process, that the turn belongs to."""
     worker: int
     """Worker that reads the lane."""
     snapshot: bool = False
-    """Always False, as the cursors are sent back with every batch."""
+    """Always False, because the cursors are sent back with every batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class LanePart:
-    """A part of the samples that are left in a lane when no whole batch is."""
+    """Part of the last samples of a lane, which do not fill a batch."""
 
     lane: int
     lap: int
@@ -124,37 +124,38 @@ class LanePart:
 
 @dataclass(frozen=True, slots=True)
 class RestTurn:
-    """A request for one batch made of what is left in several lanes."""
+    """A request for one batch of the last samples of several lanes."""
 
     ordinal: int
     seed: int
     epoch: int
     parts: tuple[LanePart, ...]
-    """Parts of the lanes; with none of them the request yields no batch."""
+    """Parts of the lanes; without parts the request yields no batch."""
     worker: None = None
-    """Any worker, as each part tells where it begins."""
+    """None for any worker, because each part says where it begins."""
     bad: tuple[Any, ...] = ()
-    """Bad samples met when the remaining samples were counted, to be recorded with the batch."""
+    """Bad samples found while the last samples were counted; they are recorded with the batch."""
     snapshot: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """What a worker with state begins a pass with, before its first request."""
+    """Sent to a worker with state at the beginning of a pass, before its first request."""
 
     seed: int
     epoch: int
     place: int
-    """Key of ``iter(dataset)``; the key of the worker's fetch i, from 1, adds ``stride * i``."""
+    """Position that seeds ``iter(dataset)``; fetch i of the worker, counted from 1, is seeded from
+    ``place + stride * i``."""
     stride: int
     """Number of iterators of all workers and ranks together."""
     state: bytes | None
-    """Serialized state to resume from; None begins from the start."""
+    """Serialized state to resume from; None to begin from the start."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleInfo:
-    """The sample that the function of a :class:`CallableSource` is asked for; fields as in DALI.
+    """The sample that a :class:`CallableSource` asks its function for; fields as in DALI.
 
     >>> SampleInfo(idx_in_epoch=17, idx_in_batch=1, iteration=4, epoch_idx=0)
     SampleInfo(idx_in_epoch=17, idx_in_batch=1, iteration=4, epoch_idx=0)
@@ -171,7 +172,7 @@ class SampleInfo:
 
 @dataclass(frozen=True, slots=True)
 class BatchInfo:
-    """The batch that the function of a :class:`CallableSource` is asked for; fields as in DALI."""
+    """The batch that a :class:`CallableSource` asks its function for; fields as in DALI."""
 
     iteration: int
     """Number of the batch in the epoch, all ranks together."""
@@ -180,16 +181,16 @@ class BatchInfo:
 
 @dataclass(frozen=True, slots=True)
 class EncodedSample:
-    """An encoded image as its source stores it."""
+    """An encoded image and its target, as a source returns them."""
 
     data: torch.Tensor
-    """The bytes of a JPEG, PNG, WebP or PPM file, uint8 [num_bytes] on the CPU."""
+    """Bytes of a JPEG, PNG, WebP or PPM file, uint8 [num_bytes] on the CPU."""
     target: Any
     """Target of the image: a class as int, or boxes and masks."""
     name: str
-    """Where the image is stored, for error messages: a path, or a file and a record."""
+    """Storage place of the image, for error messages: a path, or a file and a record."""
     size: tuple[int, int] | None = None
-    """Height and width in pixels that boxes and masks refer to; None is not checked."""
+    """Height and width in pixels that boxes and masks refer to; None skips the check."""
 
     def __repr__(self) -> str:
         return f"EncodedSample({self.name!r}, {self.data.numel()} bytes, target={self.target!r})"

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,9 @@ from stateful_gpu_loader.datasets.storage.open_files import read_file
 from stateful_gpu_loader.datasets.storage.paths import AnyPath, absolute, is_apple_double
 from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.state.contents import ContentDigest
+
+if TYPE_CHECKING:
+    import torch
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 """The endings of what the decoders read."""
@@ -82,6 +85,9 @@ class FolderSource(Source):
     ...     source.classes, source.targets.tolist(), source.read(0).data.numel()
     (['cat', 'dog'], [0, 0, 1], 3)
     """
+
+    _batch_type: list[torch.Tensor]
+    """Type of a loader's batches, for type checkers only: ``[images, labels]``."""
 
     suits_processes = True
     root: str | None

@@ -27,7 +27,7 @@ SUMMED = ("read", "decode", "augment", "collate", "transfer", "wait", "idle")
 _MOMENTARY = ("under_way", "ready")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class LoaderStats:
     """Counts and times since a loader was built; ``later - earlier`` covers the time in between.
 
@@ -85,6 +85,11 @@ class LoaderStats:
     Batches that a process has sent count as ``under_way`` until ``next()`` receives them.
     """
 
+    def __repr__(self) -> str:
+        """Return all fields, with seconds rounded to milliseconds."""
+        fields = [f"{name}={_rounded(value)}" for name, value in vars(self).items()]
+        return f"{type(self).__name__}({', '.join(fields)})"
+
     def __sub__(self, earlier: LoaderStats) -> LoaderStats:
         """Return the difference; ``under_way`` and ``ready`` are those of the later stats."""
         differences = {
@@ -93,6 +98,10 @@ class LoaderStats:
             if field.name not in _MOMENTARY
         }
         return dataclasses.replace(self, **differences)
+
+
+def _rounded(value: Any) -> Any:
+    return round(value, 3) if isinstance(value, float) else value
 
 
 def _difference(later: Any, earlier: Any) -> Any:

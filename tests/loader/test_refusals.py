@@ -346,7 +346,10 @@ def test_a_bad_sample_has_one_remedy(folder: Path) -> None:
         next(iter(StatefulGPULoader(FolderSource(folder))))
     assert str(raised.value).count("Remedy:") == 1
     torn = BadSample("a.jpg", index=1, position=2, epoch=3, reason="truncated JPEG")
-    assert str(torn).endswith("truncated JPEG. Remedy: repair or remove it")
+    assert "truncated JPEG. Remedy: repair or remove it, or pass on_bad_sample=" in str(torn)
+    for error in (str(torn), str(raised.value)):
+        assert 'on_bad_sample="replace"' in error
+        assert 'on_bad_sample="drop"' in error
 
 
 @pytest.mark.parametrize(

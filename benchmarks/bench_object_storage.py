@@ -56,7 +56,10 @@ def main(given: Sequence[str] | None = None) -> None:
     arguments = parse(__doc__, rounds=3, given=given)
     missing = [name for name in ("moto", "s3fs") if importlib.util.find_spec(name) is None]
     if missing:
-        print(f"not run: {', '.join(missing)} is missing. Remedy: pip install -e '.[bench]'")
+        print(
+            f"not run: {', '.join(missing)} is missing. "
+            "Remedy: pip install 'stateful_gpu_loader[bench]'"
+        )
         return
     quieten_peers()
     warnings.filterwarnings("ignore", message=".*create 4 worker processes")

@@ -17,7 +17,7 @@ Safer here:
     python -m examples.caffe_lmdb [--databases CAFFE CAFFE2] [--output FOLDER]
 
 writes lmdb_caffe.png and lmdb_caffe2.png; without paths, it first writes two small databases.
-Needs `pip install stateful_gpu_loader[lmdb,demo]`.
+Needs `pip install 'stateful_gpu_loader[lmdb,demo]'`.
 """
 
 import argparse

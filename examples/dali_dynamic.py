@@ -22,7 +22,7 @@ forever. The worker processes of this package are then started by a fork server.
     python -m examples.dali_dynamic [--folder FOLDER] [--output FOLDER]
 
 writes dali_original.png and dali_restored.png. The folder holds class folders of JPEG files;
-without it, a small one is written. Needs `pip install stateful_gpu_loader[dali,demo]`.
+without it, a small one is written. Needs `pip install 'stateful_gpu_loader[dali,demo]'`.
 """
 
 import argparse

@@ -18,7 +18,7 @@ Safer here:
     python -m examples.dali_pipeline [--folder FOLDER] [--output FOLDER]
 
 The folder holds one folder of JPEG files for each class; without it, a small one is written. Needs
-`pip install stateful_gpu_loader[dali,demo]`.
+`pip install 'stateful_gpu_loader[dali,demo]'`.
 """
 
 import argparse

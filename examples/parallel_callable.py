@@ -21,7 +21,7 @@ of each image. And images are resized to 256 x 256 pixels to form one tensor.
     python -m examples.parallel_callable [--folder FOLDER] [--output FOLDER]
 
 The folder holds JPEG files and file_list.txt, with a line "name label" for each; without it, a
-small one is written. Needs `pip install stateful_gpu_loader[demo]`.
+small one is written. Needs `pip install 'stateful_gpu_loader[demo]'`.
 """
 
 import argparse

@@ -6,7 +6,8 @@ cluster. Here the loader stays a `DataLoader`, and its workers run on the nodes.
 Safer here: order, crops and pixels equal those of a run on one machine, although nodes are lost
 together with their workers' batches. Losses and weights are compared.
 
-The nodes are processes of this machine, as in Ray's own tests. Needs `pip install '.[ray,demo]'`.
+The nodes are processes of this machine, as in Ray's own tests. Needs
+`pip install 'stateful_gpu_loader[ray,demo]'`.
 """
 
 import contextlib

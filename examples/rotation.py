@@ -22,7 +22,7 @@ The photographs are first resized to 256 x 256 pixels to form one tensor.
     python -m examples.rotation [--folder FOLDER] [--output FOLDER]
 
 writes rotation_original.png and rotation_restored.png. The folder holds class folders of JPEG
-files; without it, a small one is written. Needs `pip install stateful_gpu_loader[demo]`.
+files; without it, a small one is written. Needs `pip install 'stateful_gpu_loader[demo]'`.
 """
 
 import argparse

@@ -4,7 +4,7 @@ The loader receives the mesh's data-parallel dimension. Ranks of one tensor-para
 deliver the same batches, pixel for pixel. The state, gathered over that dimension, resumes under
 another mesh: here one group of four replaces two groups of two. The same works for pipeline stages.
 
-Needs `pip install stateful_gpu_loader[demo]`.
+Needs `pip install 'stateful_gpu_loader[demo]'`.
 """
 
 import tempfile

@@ -5,7 +5,7 @@ It differs from Fabric's own loop in one line: `setup_dataloaders(fabric, loader
 `fabric.load`, like the model. The resumed job starts with a new model and loader. It consumes the
 same photographs with the same crops as an uninterrupted job, and ends with the same weights.
 
-Needs `pip install stateful_gpu_loader[lightning,demo]`.
+Needs `pip install 'stateful_gpu_loader[lightning,demo]'`.
 """
 
 import tempfile

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stateful_gpu_loader import transforms as transforms
     from stateful_gpu_loader.checkpoint import Checkpoint as Checkpoint
+    from stateful_gpu_loader.datasets import ArraySource as ArraySource
     from stateful_gpu_loader.datasets import Caffe2LMDBSource as Caffe2LMDBSource
     from stateful_gpu_loader.datasets import CaffeLMDBSource as CaffeLMDBSource
     from stateful_gpu_loader.datasets import CallableSource as CallableSource
     from stateful_gpu_loader.datasets import CocoSource as CocoSource
     from stateful_gpu_loader.datasets import FolderSource as FolderSource
+    from stateful_gpu_loader.datasets import HuggingFaceSource as HuggingFaceSource
     from stateful_gpu_loader.datasets import MixedDataset as MixedDataset
     from stateful_gpu_loader.datasets import ParquetShards as ParquetShards
     from stateful_gpu_loader.datasets import ParquetSource as ParquetSource
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _MODULE_OF = {
+    "ArraySource": "datasets",
     "BadSample": "errors",
     "BatchInfo": "records",
     "Caffe2LMDBSource": "datasets",
@@ -68,6 +71,7 @@ _MODULE_OF = {
     "CocoSource": "datasets",
     "DistributedShuffledSampler": "samplers",
     "FolderSource": "datasets",
+    "HuggingFaceSource": "datasets",
     "LoaderError": "errors",
     "MissingDependency": "errors",
     "MixedDataset": "datasets",

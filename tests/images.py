@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image
 
@@ -30,6 +31,16 @@ def photograph(name: str) -> Image.Image:
     import skimage.data
 
     return Image.fromarray(getattr(skimage.data, name)()).convert("RGB")
+
+
+def small_photographs(count: int, height: int = 20, width: int = 16) -> npt.NDArray[np.uint8]:
+    """Different parts of real photographs, uint8 [count, height, width, 3]."""
+    whole = np.asarray(photograph("china").resize((256, 160)))
+    generator = np.random.default_rng(0)
+    tops = generator.integers(160 - height, size=count)
+    lefts = generator.integers(256 - width, size=count)
+    corners = zip(tops, lefts, strict=True)
+    return np.stack([whole[top : top + height, left : left + width] for top, left in corners])
 
 
 def encode(image: Image.Image, image_format: str = "JPEG", **options: Any) -> torch.Tensor:

@@ -24,8 +24,10 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from stateful_gpu_loader import (
+    ArraySource,
     CallableSource,
     FolderSource,
+    HuggingFaceSource,
     MixedDataset,
     StatefulGPULoader,
     WeightedSampler,
@@ -38,7 +40,7 @@ from tests.datasets.shards import DamagedShards, NoisyShards, PhotoShards, ident
 from tests.fuzz.configurations import Configuration
 from tests.fuzz.data import DATA, Composed
 from tests.fuzz.orders import ORDERS
-from tests.images import kept_photos
+from tests.images import kept_photos, small_photographs
 from tests.makers import MAKERS
 from tests.map_datasets import Indices, Jitter, Noisy
 from tests.own_augmentations import HOLDERS, Albumentations
@@ -421,6 +423,21 @@ def _mixed_sources() -> MixedDataset:
     return MixedDataset(parts, [0.3, 0.7], num_samples=15)
 
 
+@functools.cache
+def _rows() -> HuggingFaceSource:
+    from tests.datasets.huggingface.saved import dataset_of  # only if it is asked for
+
+    files = [
+        (path.read_bytes(), i % 3) for i, path in enumerate(sorted(kept_photos().rglob("*.jpg")))
+    ]
+    return HuggingFaceSource(dataset_of(files).shuffle(seed=1))
+
+
+@functools.cache
+def _pixels() -> ArraySource:
+    return ArraySource(small_photographs(N), range(N))
+
+
 def _calls(function: Any, **of: Any) -> Make:
     """Calls that return the bytes of photographs."""
     files = sorted(kept_photos().rglob("*.jpg"))
@@ -471,6 +488,11 @@ OF_IMAGES: dict[str, Make] = {
         shuffle=None, sampler=lambda: RandomSampler(range(13), generator=generator())
     ),
     "ImageFolder of torchvision": _loader(_image_folder, shuffle=True, strict=True),
+    "rows of Hugging Face": _loader(_rows, shuffle=True, transform=RECIPES),
+    "pixels of an array": _loader(_pixels, shuffle=True, transform=RECIPES),
+    "pixels of an array, own sampler": _loader(
+        _pixels, transform=RECIPES, sampler=lambda: RandomSampler(range(N), generator=generator())
+    ),
     "mixture of photographs": _loader(_mixed_sources, shuffle=True, transform=RECIPES),
     "shards of photographs": _photo_shards(),
     "shards of photographs, in order": _photo_shards(shuffle=False, batch_size=2),

@@ -30,6 +30,7 @@ MARKS = {
 NOT_RUN = {
     "docs/adding-a-source.md": 1,
     "docs/cluster.md": 2,
+    "docs/coming-from/others.md": 1,
     "docs/gpu.md": 1,
     "docs/trainers/composer.md": 1,
     "docs/trainers/device-mesh.md": 1,

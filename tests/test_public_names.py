@@ -18,6 +18,7 @@ from stateful_gpu_loader import StatefulGPULoader
 from stateful_gpu_loader.engine.config import ARGUMENTS
 
 PUBLIC = {
+    "ArraySource",
     "BadSample",
     "BatchInfo",
     "Caffe2LMDBSource",
@@ -29,6 +30,7 @@ PUBLIC = {
     "CocoSource",
     "DistributedShuffledSampler",
     "FolderSource",
+    "HuggingFaceSource",
     "LoaderError",
     "MissingDependency",
     "MixedDataset",
@@ -132,7 +134,8 @@ def test_every_argument_is_a_public_attribute_of_the_same_name() -> None:
 def test_importing_the_package_imports_no_optional_one() -> None:
     optional = (
         "('torchvision', 'torchcodec', 'nvidia.dali', 'lightning', 'matplotlib', 'skimage', "
-        "'lmdb', 'pyarrow', 'fsspec', 'zstandard', 'google_crc32c', 'webdataset', 'pycocotools')"
+        "'lmdb', 'pyarrow', 'fsspec', 'zstandard', 'google_crc32c', 'webdataset', 'pycocotools', "
+        "'datasets')"
     )
     _run(
         "import sys\n"

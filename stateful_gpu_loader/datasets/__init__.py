@@ -4,11 +4,13 @@
 shard by shard.
 """
 
+from stateful_gpu_loader.datasets.arrays import ArraySource
 from stateful_gpu_loader.datasets.caffe2_lmdb import Caffe2LMDBSource
 from stateful_gpu_loader.datasets.caffe_lmdb import CaffeLMDBSource
 from stateful_gpu_loader.datasets.callable import CallableSource
 from stateful_gpu_loader.datasets.coco import CocoSource
 from stateful_gpu_loader.datasets.folder import FolderSource
+from stateful_gpu_loader.datasets.huggingface import HuggingFaceSource
 from stateful_gpu_loader.datasets.mixture import MixedDataset
 from stateful_gpu_loader.datasets.parquet.source import ParquetShards, ParquetSource
 from stateful_gpu_loader.datasets.prepared import PreparedSource
@@ -21,12 +23,14 @@ from stateful_gpu_loader.datasets.tfrecord import TFRecordShards, TFRecordSource
 from stateful_gpu_loader.datasets.wrapped import as_source
 
 __all__ = [
+    "ArraySource",
     "Caffe2LMDBSource",
     "CaffeLMDBSource",
     "CallableSource",
     "CocoSource",
     "EncodedShards",
     "FolderSource",
+    "HuggingFaceSource",
     "MixedDataset",
     "ParquetShards",
     "ParquetSource",

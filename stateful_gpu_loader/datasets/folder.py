@@ -1,4 +1,4 @@
-"""FolderSource: image files, from class folders, a file list or paths given in Python.
+"""FolderSource: image files, from class folders, a file list, paths or a torchvision dataset.
 
 Class folders come in the order of torchvision.datasets.ImageFolder; the text file is DALI's and
 Caffe's file_list.
@@ -34,6 +34,7 @@ from stateful_gpu_loader.datasets.storage.index_files import (
 from stateful_gpu_loader.datasets.storage.memory import Memory, new_memory
 from stateful_gpu_loader.datasets.storage.open_files import read_file
 from stateful_gpu_loader.datasets.storage.paths import AnyPath, absolute, is_apple_double
+from stateful_gpu_loader.datasets.torchvision_files import files_of
 from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.state.contents import ContentDigest
 
@@ -52,7 +53,8 @@ class FolderSource(Source):
     of a class sorted by folder and name, at any depth. As in ImageFolder,
     files beside the class folders are left out, and a folder without class folders is an error.
     Unlike there, files named ``._*.jpg``, which macOS writes, are no images.
-    :meth:`from_file_list` and :meth:`from_paths` keep the order that they are given.
+    :meth:`from_file_list`, :meth:`from_paths` and :meth:`from_dataset` keep the order that they are
+    given.
 
     Args:
         root: the folder of the class folders.
@@ -181,6 +183,46 @@ class FolderSource(Source):
         source = cls.__new__(cls)
         targets = _targets(labels, len(names))
         source._settle(folder, NameTable(names), targets, [], sizes_in_fingerprint)
+        return source
+
+    @classmethod
+    def from_dataset(cls, dataset: Any, *, sizes_in_fingerprint: bool = False) -> FolderSource:
+        """The files and classes of one of torchvision's datasets, in its order.
+
+        The dataset is an ImageFolder, ImageNet, DatasetFolder, Country211 or EuroSAT, or a
+        CLEVRClassification, DTD, FGVCAircraft, Flowers102, Food101, GTSRB, Imagenette, LFWPeople,
+        OxfordIIITPet, Places365, RenderedSST2, StanfordCars or SUN397; or a Subset of one, such as
+        ``random_split`` returns. Its files are opened by torchvision's default loader. A subclass
+        may not replace ``__getitem__``.
+
+        Files and targets alone are taken over. The dataset's ``transform`` is not: give it to the
+        loader, as recipes. The decoders apply the EXIF orientation, which the default loader leaves
+        out.
+
+        Args:
+            dataset: the dataset. Its ``target_transform`` is None.
+            sizes_in_fingerprint: as for the class.
+
+        Raises:
+            TypeError: another dataset, or another loader of its files.
+            ValueError: the dataset has a ``target_transform``, targets that are no class or none at
+                all, or files of a format that the decoders do not read.
+
+        >>> import tempfile
+        >>> from torchvision.datasets import ImageFolder
+        >>> with tempfile.TemporaryDirectory() as root:
+        ...     for name in ("dog/rex.jpg", "cat/tom.jpg"):
+        ...         Path(root, name).parent.mkdir()
+        ...         _ = Path(root, name).write_bytes(b"...")
+        ...     source = FolderSource.from_dataset(ImageFolder(root))
+        ...     source.fingerprint() == FolderSource(root).fingerprint(), source.class_to_idx
+        (True, {'cat': 0, 'dog': 1})
+        """
+        found = files_of(dataset)
+        source = cls.from_paths(
+            found.paths, found.targets, found.root, sizes_in_fingerprint=sizes_in_fingerprint
+        )
+        source.classes, source.class_to_idx = found.classes, found.class_to_idx
         return source
 
     def _settle(

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from stateful_gpu_loader.datasets.storage.memory import Memory
 from stateful_gpu_loader.decoders import ImageHeader, probe
-from stateful_gpu_loader.records import EncodedSample
+from stateful_gpu_loader.records import EncodedSample, IndexArray
 
 Size = tuple[int, int]
 
@@ -95,6 +95,21 @@ class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
     def _object_counts(self) -> npt.NDArray[np.int64] | None:
         """Return the number of objects in each target, int64 [n]; None if targets are no lists."""
         return None
+
+    def _pixel_size(self) -> Size | None:
+        """Return the size of all images, if :meth:`_read_pixels` reads many of them at a time."""
+        return None
+
+    def _read_pixels(self, indices: IndexArray) -> tuple[torch.Tensor, list[Any]]:
+        """Return the pixels and targets of many samples, of a source that has a pixel size.
+
+        Args:
+            indices: int64 [n], each in ``range(len(self))``.
+
+        Returns:
+            uint8 [n, 3, height, width] of any strides, and n targets, as of :meth:`read`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} reads images one by one")
 
     @abstractmethod
     def __len__(self) -> int:

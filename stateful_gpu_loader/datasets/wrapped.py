@@ -5,11 +5,12 @@ from __future__ import annotations
 import bisect
 import hashlib
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch.utils.data import ConcatDataset, Subset
 
 from stateful_gpu_loader.datasets.mixture import MixedDataset
@@ -68,6 +69,10 @@ class _View(Source):
         source, own = self._part(index)
         return source.read_target_alone(own)
 
+    def _pixel_size(self) -> Size | None:
+        sizes = {source._pixel_size() for source in self._sources}
+        return sizes.pop() if len(sizes) == 1 and reads_as(self, _View) else None
+
     @property
     def is_remote(self) -> bool:
         return any(source.is_remote for source in self._sources)
@@ -105,6 +110,9 @@ class SubsetSource(_View):
     def expect(self, indices: npt.NDArray[np.int64], *, anew: bool = False) -> None:
         self._sources[0].expect(self._indices[indices], anew=anew)
 
+    def _read_pixels(self, indices: npt.NDArray[np.int64]) -> tuple[torch.Tensor, list[Any]]:
+        return self._sources[0]._read_pixels(self._indices[indices])
+
     def fingerprint(self) -> str:
         digest = hashlib.blake2b(self._indices.astype("<i8").tobytes(), digest_size=16)
         return f"{len(self)} of ({self._sources[0].fingerprint()}), blake2b {digest.hexdigest()}"
@@ -129,12 +137,31 @@ class ConcatSource(_View):
         return np.concatenate(known) if len(known) == len(parts) else None
 
     def expect(self, indices: npt.NDArray[np.int64], *, anew: bool = False) -> None:
+        for source, places, own in self._divided(indices):
+            if source.is_remote and (anew or len(places)):
+                source.expect(own, anew=anew)
+
+    def _read_pixels(self, indices: npt.NDArray[np.int64]) -> tuple[torch.Tensor, list[Any]]:
+        height, width = self._pixel_size() or (0, 0)
+        pixels = np.empty((len(indices), 3, height, width), dtype=np.uint8)
+        targets: list[Any] = [None] * len(indices)
+        for source, places, own in self._divided(indices):
+            if len(places):
+                found, found_targets = source._read_pixels(own)
+                pixels[places] = found.numpy()
+                for place, target in zip(places.tolist(), found_targets, strict=True):
+                    targets[place] = target
+        return torch.from_numpy(pixels), targets
+
+    def _divided(
+        self, indices: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[Source, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """Each source, with the places in ``indices`` of its samples and their indices in it."""
         starts = np.array([0, *self._ends], dtype=np.int64)
         numbers = np.searchsorted(starts, indices, side="right") - 1
         for number, source in enumerate(self._sources):
-            own = indices[numbers == number] - starts[number]
-            if source.is_remote and (anew or len(own)):
-                source.expect(own, anew=anew)
+            places = np.flatnonzero(numbers == number)
+            yield source, places, indices[places] - starts[number]
 
     def fingerprint(self) -> str:
         return " + ".join(f"({source.fingerprint()})" for source in self._sources)

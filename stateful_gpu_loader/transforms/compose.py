@@ -38,6 +38,16 @@ class PipelineDraw:
         """The numbers of sample i, one row for each recipe, as plain Python numbers."""
         return self.rows[i]
 
+    @property
+    def keeps_one_size(self) -> bool:
+        """Whether images of one size are of one size after each recipe."""
+        return all((draw.sizes == draw.sizes[:1]).all() for draw in self.draws)
+
+    def take(self, part: slice) -> PipelineDraw:
+        """The same for some of the samples."""
+        draws = tuple(Draw(draw.numbers[part], draw.sizes[part]) for draw in self.draws)
+        return PipelineDraw(draws, self.sizes[part])
+
     @cached_property
     def rows(self) -> list[tuple[list[float], ...]]:
         """The numbers of all samples, as of :meth:`sample`."""
@@ -207,6 +217,28 @@ class Compose:
                 recipe.apply_into(image, numbers, out)
             else:
                 image = (recipe.apply_to_cut if i < num_cut else recipe.apply)(image, numbers)
+
+    def apply_stack_into(self, images: Tensor, drawn: PipelineDraw, out: Tensor) -> None:
+        """As :meth:`apply_into` for each of n images of one size, in one call a recipe.
+
+        The pixels are the same, bit for bit, where :meth:`apply_batch` may differ from them.
+
+        Args:
+            images: uint8 [n, C, H, W] of any strides; they stay as they are.
+            drawn: from :meth:`draw`, for these n; each recipe gives results of one size.
+            out: [n, C, h, w].
+
+        Raises:
+            ValueError: the result has another shape or dtype than ``out``.
+        """
+        if not self.recipes:
+            copy_into(images, out)
+        last = len(self.recipes) - 1
+        for i, (recipe, draw) in enumerate(zip(self.recipes, drawn.draws, strict=True)):
+            if i == last:
+                recipe.apply_batch_into(images, draw.numbers, out)
+            else:
+                images = recipe.apply_batch(images, draw.numbers)
 
     def apply_batch(self, images: Sequence[Image], drawn: PipelineDraw) -> Tensor:
         """As :meth:`apply`, for n images of any sizes at once, on any device.

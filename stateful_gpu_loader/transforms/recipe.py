@@ -163,6 +163,16 @@ class Recipe(ABC):
         rows = zip(images.unbind(0), numbers.tolist(), strict=True)
         return torch.stack([self.apply(image, row) for image, row in rows])
 
+    def apply_batch_into(
+        self, images: Tensor, numbers: IndexArray | FloatArray, out: Tensor
+    ) -> None:
+        """As :meth:`apply_batch`, into ``out``: the batch, or rows of it, [n, C, H, W].
+
+        Raises:
+            ValueError: the result has another shape or dtype than ``out``.
+        """
+        copy_into(self.apply_batch(images, numbers), out)
+
     def place(self, placement: Placement, numbers: IndexArray | FloatArray) -> Placement | None:
         """Fold a recipe that only moves pixels, or resizes bytes bilinearly, into a placement.
 

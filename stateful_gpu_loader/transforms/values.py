@@ -188,6 +188,11 @@ class Normalize(Recipe):
         else:
             super().apply_into(image, numbers, out)
 
+    def apply_batch_into(
+        self, images: Tensor, numbers: IndexArray | FloatArray, out: Tensor
+    ) -> None:
+        self.apply_into(images, (), out)
+
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float32 if dtype is torch.uint8 else dtype
 

@@ -13,15 +13,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import fsspec
+import numpy as np
 import pytest
 import zstandard
 
 from stateful_gpu_loader import (
+    ArraySource,
     Caffe2LMDBSource,
     CaffeLMDBSource,
     CocoSource,
     FolderSource,
+    HuggingFaceSource,
     ParquetShards,
     ParquetSource,
     RecordIOShards,
@@ -36,6 +40,7 @@ from stateful_gpu_loader import (
 from stateful_gpu_loader.datasets import TarRecords
 from tests.conformance import same
 from tests.datasets.coco.coco_files import annotations, write_coco
+from tests.datasets.huggingface.saved import save_dataset
 from tests.datasets.lmdb.lmdb_files import encoded_datum, photo_files, tensor, tensors, write_lmdb
 from tests.datasets.parquet.parquet_files import write_photos as write_parquet_photos
 from tests.datasets.record_files import photos
@@ -48,7 +53,7 @@ from tests.datasets.source_conformance import (
 )
 from tests.datasets.storage.processes import open_descriptors
 from tests.datasets.tar.tar_files import write_photo_tars
-from tests.images import write_photo_folder
+from tests.images import small_photographs, write_photo_folder
 
 Write = Callable[[Path, int], Any]
 """Writes some ten images into a folder, in a way that differs with the number; what to open."""
@@ -99,6 +104,25 @@ def open_coco(given: list[Any]) -> CocoSource:
     return CocoSource(*given, masks=True)
 
 
+def huggingface(root: Path, number: int) -> Path:
+    files = photo_files(root / "photos", per_class=5 + number)
+    return save_dataset(root / "dataset", files)
+
+
+def open_huggingface(path: Path) -> HuggingFaceSource:
+    return HuggingFaceSource(datasets.load_from_disk(str(path)))
+
+
+def arrays(root: Path, number: int) -> Path:
+    root.mkdir()
+    np.save(root / "images.npy", small_photographs(10)[:, :: 1 - 2 * number])
+    return root / "images.npy"
+
+
+def open_arrays(path: Path) -> ArraySource:
+    return ArraySource(np.load(path, mmap_mode="r"), np.arange(10) % 3)
+
+
 Make = Callable[..., Any]
 SOURCES: dict[str, tuple[Make, Write]] = {
     "folder": (FolderSource, folder),
@@ -110,6 +134,11 @@ SOURCES: dict[str, tuple[Make, Write]] = {
     "caffe2": (Caffe2LMDBSource, caffe2),
     "coco": (open_coco, coco),
 }
+MAPPED: dict[str, tuple[Make, Write]] = {
+    "huggingface": (open_huggingface, huggingface),
+    "arrays": (open_arrays, arrays),
+}
+"""Sources of what the caller has opened, which stays mapped into memory."""
 SHARDS: dict[str, tuple[Make, Write]] = {
     "tar shards": (TarShards, tars),
     "tar records": (TarRecords, tars),
@@ -118,6 +147,7 @@ SHARDS: dict[str, tuple[Make, Write]] = {
     "parquet shards": (ParquetShards, parquet),
 }
 DATASETS = {**SOURCES, **SHARDS}
+OPENED = {**DATASETS, **MAPPED}
 BY_URL = [name for name in DATASETS if name not in ("folder", "caffe", "caffe2")]
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
@@ -145,10 +175,10 @@ def compressed(given: list[Path], ending: str) -> list[Path]:
     return found
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("name", [*SOURCES, *MAPPED])
 def test_sources_conform(tmp_path: Path, name: str) -> None:
     """Of boxes and masks also where the recipes have put them."""
-    make, write = SOURCES[name]
+    make, write = OPENED[name]
     given, other = write(tmp_path / "given", 0), write(tmp_path / "other", 1)
     assert_source_conforms(
         lambda: make(given),
@@ -200,9 +230,9 @@ def test_relative_paths_outlast_a_change_of_folder(
     assert dataset.fingerprint() == absolute.fingerprint()
 
 
-@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize("name", OPENED)
 def test_copies_at_another_place_and_time_are_the_same_dataset(tmp_path: Path, name: str) -> None:
-    make, write = DATASETS[name]
+    make, write = OPENED[name]
     given = write(tmp_path / "given", 0)
     fingerprint = make(given).fingerprint()
     moved = shutil.copytree(tmp_path / "given", tmp_path / "elsewhere" / "deep")

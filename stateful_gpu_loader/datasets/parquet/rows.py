@@ -12,6 +12,7 @@ import torch
 
 from stateful_gpu_loader.datasets.parquet.files import arrow
 from stateful_gpu_loader.datasets.storage.failures import damaged
+from stateful_gpu_loader.datasets.storage.memory import Bytes, Memory, new_memory
 from stateful_gpu_loader.datasets.storage.open_files import read_whole
 from stateful_gpu_loader.datasets.storage.paths import is_url
 from stateful_gpu_loader.datasets.target_choice import Target, TargetChoice
@@ -134,8 +135,7 @@ class Rows:
             ValueError: it has no image, or a value of the target is null or no text.
         """
         try:
-            image = self._image_at(row)
-            target = self._selection.choice.make(lambda name: self._value(name, row), number)
+            image, target = self.image(row), self.target(row, number)
         except ValueError as error:
             where = f"row group {place.group}, row {place.row}"
             raise damaged(place.path, str(error), record=where) from error
@@ -143,17 +143,32 @@ class Rows:
             image = _read_beside(place.path, image)
         return EncodedSample(torch.from_numpy(image), target, f"{place.path}, row {place.row}")
 
-    def _image_at(self, row: int) -> npt.NDArray[np.uint8] | str:
-        """uint8 [num_bytes]; or a path, where only that is stored."""
+    def image(self, row: int, memory: Memory = new_memory) -> Bytes | str:
+        """Return a row's image in ``memory``, uint8 [num_bytes]; or a path if only that is stored.
+
+        Raises:
+            ValueError: the row has no image.
+        """
         image = self._image[row]
         if image.is_valid:
             # A copy: a batch in flight must not hold its whole row group in memory.
-            return np.array(np.frombuffer(image.as_buffer(), dtype=np.uint8))
+            stored = np.frombuffer(image.as_buffer(), dtype=np.uint8)
+            data = memory(len(stored))
+            data[:] = stored
+            return data
         path = None if self._path is None else self._path[row].as_py()
         if path is None:
             there = "neither bytes nor a path" if self._path is not None else "null"
             raise ValueError(f"the image in column {self._selection.image!r} is {there}")
         return str(path)
+
+    def target(self, row: int, number: int) -> Any:
+        """Return a row's target, or ``number`` where the selection names no column.
+
+        Raises:
+            ValueError: a value is null, or is no text.
+        """
+        return self._selection.choice.make(lambda name: self._value(name, row), number)
 
     def _value(self, name: str, row: int) -> Any:
         try:

@@ -39,6 +39,9 @@ from stateful_gpu_loader.transforms import Compose
 from stateful_gpu_loader.transforms.compose import PipelineDraw, Rows
 from stateful_gpu_loader.transforms.cut import Cut
 
+_VALUES_AT_ONCE = 1 << 18
+"""Bytes of decoded pixels that recipes are applied to together, so that they stay in a cache."""
+
 Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 """Returns an uninitialised CPU tensor of a shape and dtype."""
 
@@ -83,9 +86,13 @@ class ImageMaker:
         self._stacked = batched and collate_fn in STACKS_IMAGES
         self._dtype, self._memory_format = recipes.output_dtype, recipes.memory_format
         self._policy = policy
+        self._pixel_size = None if source.has_spatial_targets else source._pixel_size()
         self.uses_global_generators = collate_fn not in DRAWS_NOTHING
 
     def __call__(self, request: Request, check: Callable[[], None]) -> Any:
+        batch = self._from_pixels(request, check)
+        if batch is not None:
+            return batch
         replacer = BadSampleReplacer(self._policy, request)
         with stage("read"):
             replacer.settle(self._open)
@@ -104,6 +111,37 @@ class ImageMaker:
             return replacer.answer(batch)
         samples = list(zip(images, targets, strict=True))
         return replacer.answer(collate(request, samples, self._collate_fn, batched=self._batched))
+
+    def _from_pixels(self, request: Request, check: Callable[[], None]) -> list[Any] | None:
+        """Return the batch of a source that gives many images at once, none of which can be bad.
+
+        The pixels are those that the other path makes. None if the other path has to make them.
+        """
+        size = self._pixel_size
+        if not self._stacked or size is None or self._policy.knows_any(request.index_list()):
+            return None
+        indices = np.array(request.index_list(), dtype=np.int64)
+        with stage("augment"):
+            sizes = np.tile(np.array(size, dtype=np.int64), (len(indices), 1))
+            drawn = self._recipes.draw(request.seed, request.epoch, request.positions, sizes)
+        if not drawn.keeps_one_size:
+            return None
+        shape = (len(indices), *drawn.sizes[0].tolist())
+        rows = empty_rows(self._allocate, shape, self._dtype, self._memory_format)
+        targets: list[Any] = []
+        step = max(1, _VALUES_AT_ONCE // (3 * size[0] * size[1]))
+        # No tensor made in this mode is delivered: the batch was allocated outside.
+        with torch.inference_mode():
+            for start in range(0, len(indices), step):
+                check()
+                part = slice(start, start + step)
+                with stage("read"):
+                    pixels, found = self._source._read_pixels(indices[part])
+                with stage("augment"):
+                    self._recipes.apply_stack_into(pixels, drawn.take(part), rows[part])
+                targets += found
+        with stage("collate"):
+            return [rows, collate_targets(self._collate_fn, targets)]
 
     def _filled(
         self, replacer: BadSampleReplacer, check: Callable[[], None]

@@ -63,12 +63,10 @@ class _Crop(Recipe):
         if (whole[:, 4:] == whole[0, 4:]).all():
             top, left = whole[0, 4:].tolist()
             return padded.narrow(2, top, self.size[0]).narrow(3, left, self.size[1])
-        corners = on_device(whole[:, 4:].T, images.device)
-        height, width = (torch.arange(side, device=images.device) for side in self.size)
-        rows = (corners[0].unsqueeze(1) + height).view(-1, 1, self.size[0], 1)
-        columns = (corners[1].unsqueeze(1) + width).view(-1, 1, 1, self.size[1])
-        n, channels = (torch.arange(size, device=images.device) for size in padded.shape[:2])
-        return padded[n.view(-1, 1, 1, 1), channels.view(-1, 1, 1), rows, columns]
+        tops, lefts = on_device(whole[:, 4:].T, images.device)
+        # Of every place that a box may have, a view [n, C, top, left, h, w].
+        boxes = padded.unfold(2, self.size[0], 1).unfold(3, self.size[1], 1)
+        return boxes[torch.arange(len(padded), device=images.device), :, tops, lefts]
 
     def place(self, placement: Placement, numbers: IndexArray | FloatArray) -> Placement | None:
         if numbers[:, :4].any():

@@ -1,0 +1,189 @@
+"""Files and targets of torchvision's datasets that list image files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import Subset
+
+
+@dataclass(frozen=True)
+class ListedFiles:
+    """The image files of a dataset, in its order."""
+
+    root: str
+    """Folder that the paths are relative to, absolute."""
+    paths: list[str]
+    """n paths, relative to ``root``, or absolute where they lie elsewhere."""
+    targets: list[Any]
+    """n targets."""
+    classes: list[str]
+    """Names of the classes; empty where the dataset has none."""
+    class_to_idx: dict[str, int]
+    """Number of each class, by its name."""
+
+
+_Pairs = tuple[Sequence[Any], Sequence[Any]]
+
+
+def _pairs_of(name: str) -> Callable[[Any], _Pairs]:
+    """From a list of pairs of a path and a target."""
+
+    def split(dataset: Any) -> _Pairs:
+        pairs = getattr(dataset, name)
+        return [path for path, _ in pairs], [target for _, target in pairs]
+
+    return split
+
+
+def _lists_of(paths: str, targets: str) -> Callable[[Any], _Pairs]:
+    """From a list of paths and a list of targets."""
+    return lambda dataset: (getattr(dataset, paths), getattr(dataset, targets))
+
+
+def _pets(dataset: Any) -> _Pairs:
+    lists = {"category": dataset._labels, "binary-category": dataset._bin_labels}
+    kinds = dataset._target_types
+    if len(kinds) != 1 or kinds[0] not in lists:
+        raise ValueError(
+            f"OxfordIIITPet has target_types={kinds!r}, and a target here is one class. Remedy: "
+            "target_types='category' or 'binary-category'"
+        )
+    return dataset._images, lists[kinds[0]]
+
+
+_LISTS: dict[str, Callable[[Any], _Pairs]] = {
+    "CLEVRClassification": _lists_of("_image_files", "_labels"),
+    "DTD": _lists_of("_image_files", "_labels"),
+    "DatasetFolder": _pairs_of("samples"),
+    "EuroSAT": _pairs_of("samples"),
+    "FGVCAircraft": _lists_of("_image_files", "_labels"),
+    "Flowers102": _lists_of("_image_files", "_labels"),
+    "Food101": _lists_of("_image_files", "_labels"),
+    "GTSRB": _pairs_of("_samples"),
+    "Imagenette": _pairs_of("_samples"),
+    "LFWPeople": _lists_of("data", "targets"),
+    "OxfordIIITPet": _pets,
+    "Places365": _pairs_of("imgs"),
+    "RenderedSST2": _pairs_of("_samples"),
+    "StanfordCars": _pairs_of("_samples"),
+    "SUN397": _lists_of("_image_files", "_labels"),
+}
+"""Files and targets of each class of torchvision.datasets. ImageFolder, ImageNet and Country211 are
+DatasetFolders."""
+
+_READ_BY = ("__getitem__", "__len__")
+"""Methods that a subclass may not replace."""
+
+_UNREADABLE = (".bmp", ".gif", ".pgm", ".tif", ".tiff")
+"""Endings of files that Pillow opens and the decoders do not."""
+
+
+def files_of(dataset: Any) -> ListedFiles:
+    """Return the files and targets of one of torchvision's datasets, or of a Subset of one.
+
+    Raises:
+        TypeError: the dataset is no list of image files that Pillow opens as RGB.
+        ValueError: its targets are made by a function, or are no single class.
+    """
+    if type(dataset) is Subset:
+        whole = files_of(dataset.dataset)
+        return ListedFiles(
+            root=whole.root,
+            paths=[whole.paths[i] for i in dataset.indices],
+            targets=[whole.targets[i] for i in dataset.indices],
+            classes=whole.classes,
+            class_to_idx=whole.class_to_idx,
+        )
+    name = _known_class(dataset)
+    _check_loader(dataset, name)
+    if getattr(dataset, "target_transform", None) is not None or _moves_targets(dataset):
+        raise ValueError(
+            f"{type(dataset).__name__} has a transform of its targets, which is not called here. "
+            "Remedy: apply it once to every target, and pass files and targets to "
+            "FolderSource.from_paths(paths, labels)"
+        )
+    given, targets = _LISTS[name](dataset)
+    paths = [os.fspath(path) for path in given]
+    _check_endings(dataset, paths)
+    if any(target is None for target in targets):
+        raise ValueError(
+            f"{type(dataset).__name__} has no targets in this split. Remedy: "
+            "FolderSource.from_paths(paths)"
+        )
+    root = os.fspath(dataset.root)
+    above = os.path.join(root, "")
+    classes, numbers = _classes_of(dataset)
+    return ListedFiles(
+        root=os.path.abspath(root),
+        paths=[
+            path[len(above) :] if path.startswith(above) else os.path.abspath(path)
+            for path in paths
+        ],
+        targets=list(targets),
+        classes=classes,
+        class_to_idx=numbers,
+    )
+
+
+def _known_class(dataset: Any) -> str:
+    """Return the class of torchvision that decides what a dataset's samples are."""
+    kind = type(dataset)
+    for cls in kind.__mro__:
+        is_known = cls.__module__.startswith("torchvision.datasets.") and cls.__name__ in _LISTS
+        if is_known and all(getattr(cls, name) is getattr(kind, name) for name in _READ_BY):
+            return cls.__name__
+    described = f"{kind.__module__}.{kind.__qualname__}"
+    if hasattr(dataset, "data") and hasattr(dataset, "targets"):
+        remedy = "ArraySource(dataset.data, dataset.targets)"
+    else:
+        remedy = "FolderSource.from_paths(paths, labels), or a Source of its own"
+    raise TypeError(
+        f"{described} is no list of image files that is known here, which are torchvision's "
+        f"{', '.join(sorted(_LISTS))} and subclasses with the same __getitem__. Remedy: {remedy}"
+    )
+
+
+def _check_loader(dataset: Any, name: str) -> None:
+    """Refuse a loader that makes other images than the decoders do."""
+    from torchvision.datasets import folder
+
+    loader = getattr(dataset, "loader", getattr(dataset, "_loader", folder.default_loader))
+    if loader not in (folder.default_loader, folder.pil_loader, folder.accimage_loader):
+        raise TypeError(
+            f"{type(dataset).__name__} opens its files by {loader!r}, whose images may differ from "
+            f"those of {name}'s default loader. Remedy: leave loader= out, or "
+            "FolderSource.from_paths(paths, labels) if the files are JPEG, PNG, WebP or PPM"
+        )
+
+
+def _check_endings(dataset: Any, paths: Sequence[str]) -> None:
+    unreadable = [path for path in paths if path.lower().endswith(_UNREADABLE)]
+    if unreadable:
+        raise ValueError(
+            f"{len(unreadable)} of the {len(paths)} files of {type(dataset).__name__} are of a "
+            f"format that the decoders do not read, such as {unreadable[0]!r}. Remedy: convert "
+            "them to PNG, or leave them out of the dataset"
+        )
+
+
+def _moves_targets(dataset: Any) -> bool:
+    """Whether a function of image and target together makes the target."""
+    transforms = getattr(dataset, "transforms", None)
+    return transforms is not None and type(transforms).__name__ != "StandardTransform"
+
+
+def _classes_of(dataset: Any) -> tuple[list[str], dict[str, int]]:
+    """The names and numbers of the classes; of an ImageNet those of its folders."""
+    fields = [("wnids", "wnid_to_idx"), ("classes", "class_to_idx")]
+    if getattr(dataset, "_target_types", None) == ["binary-category"]:
+        fields = [("bin_classes", "bin_class_to_idx")]
+    for names, numbers in fields:
+        found = getattr(dataset, names, None)
+        if found is not None and all(isinstance(each, str) for each in found):
+            counted = {name: number for number, name in enumerate(found)}
+            return list(found), dict(getattr(dataset, numbers, counted))
+    return [], {}

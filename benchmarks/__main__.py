@@ -17,6 +17,7 @@ BENCHMARKS = (
     "cores",
     "sizes",
     "prepared",
+    "converted",
     "state",
     "cold",
     "overhead",

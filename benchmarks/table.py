@@ -12,6 +12,7 @@ from pathlib import Path
 from benchmarks import results
 from benchmarks.bench_checkpoint import checkpoint_section
 from benchmarks.bench_cold import cold_section
+from benchmarks.bench_converted import converted_section
 from benchmarks.bench_cores import cores_section
 from benchmarks.bench_executors import executors_section
 from benchmarks.bench_faults import faults_section
@@ -103,6 +104,7 @@ def markdown(folder: Path, pictures: Path) -> str:
         ("cores", cores_section),
         ("sizes", sizes_section),
         ("prepared", prepared_section),
+        ("converted", converted_section),
         ("state", state_section),
         ("cold", cold_section),
         ("overhead", overhead_section),

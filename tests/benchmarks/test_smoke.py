@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from benchmarks import (
+    bench_converted,
     bench_locality,
     bench_sizes,
     headline,
@@ -49,6 +50,7 @@ BENCHMARKS = (
     "throughput",
     "sizes",
     "prepared",
+    "converted",
     "state",
     "cold",
     "cores",
@@ -110,6 +112,16 @@ def test_the_section_of_sizes_shows_every_rate_and_peak(output: Path) -> None:
     assert set(content["settings"]) == {"0.2", "3"}
     for measurement in content["measurements"]:
         assert f" {markdown.short(measurement['median'])} |" in text, measurement["name"]
+    for aim in content["aims"]:
+        assert aim["what"] in text
+
+
+def test_the_section_of_converted_datasets_shows_every_rate(output: Path) -> None:
+    content = _content(output, "converted")
+    text = bench_converted.converted_section(content)
+    assert len(content["measurements"]) == 9
+    for measurement in content["measurements"]:
+        assert f"{measurement['median']:,.0f}" in text, measurement["name"]
     for aim in content["aims"]:
         assert aim["what"] in text
 
@@ -246,6 +258,7 @@ def test_rounds_are_interleaved_in_every_order(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     "module",
     [
+        bench_converted,
         bench_locality,
         headline,
         lane_loaders,

@@ -1,0 +1,274 @@
+"""Images a second of datasets as people have them: unchanged, and read by this package's sources.
+
+There are three datasets: torchvision's ImageFolder, a Hugging Face Dataset in an Arrow file, and
+the class of CIFAR-10 with photographs of 32x32 pixels in it. torch's DataLoader reads each with the
+usual transforms of torchvision. This package's loader reads each unchanged, and then converted: the
+same files, rows or pixels as a source, and recipes of the same names. All make shuffled, normalised
+float32 batches with two workers. The clock runs in the middle of one long pass.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Subset
+from torchvision.datasets import CIFAR10, ImageFolder
+from torchvision.transforms import v2
+
+from benchmarks.arguments import Arguments, parse
+from benchmarks.harness import Contestant, measured, quieten_peers, seconds_a_batch
+from benchmarks.markdown import Content, aims_table, as_table, medians_of
+from benchmarks.photograph_loaders import (
+    MEAN,
+    SIZE,
+    STD,
+    crop_and_flip,
+    recipes,
+    to_float,
+)
+from benchmarks.photographs import PhotographFolder, photograph_folder
+from benchmarks.results import Aim, compared
+from stateful_gpu_loader import ArraySource, FolderSource, HuggingFaceSource, StatefulGPULoader
+from stateful_gpu_loader import transforms as T
+
+NUM_WORKERS = 2
+WARM_UP_BATCHES = 4
+SPARE_BATCHES = 4
+SMALL = 32
+
+TORCH, AS_IT_IS, CONVERTED = "torch", "as_it_is", "converted"
+LOADERS = {
+    TORCH: "torch DataLoader",
+    AS_IT_IS: "StatefulGPULoader, unchanged",
+    CONVERTED: "StatefulGPULoader, converted",
+}
+DATASETS = {
+    "image_folder": "ImageFolder",
+    "hugging_face": "Hugging Face Dataset",
+    "array": "CIFAR-10's class",
+}
+AIMS = {"image_folder": 1.9, "hugging_face": 1.9, "array": 5.0}
+
+Make = Callable[[], Iterator[Any]]
+
+
+class RowTransform:
+    """Transforms rows of a Hugging Face Dataset, as its documentation shows it."""
+
+    def __init__(self, steps: Sequence[Any]) -> None:
+        self._transform = v2.Compose(list(steps))
+
+    def __call__(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        images = [self._transform(image.convert("RGB")) for image in rows["image"]]
+        return {"image": images, "label": rows["label"]}
+
+
+class Work:
+    """The datasets of a run, and the loaders over them.
+
+    Args:
+        arguments: of the command line.
+    """
+
+    def __init__(self, arguments: Arguments) -> None:
+        num_images, self.batch_size, timed = (24, 4, 4) if arguments.quick else (512, 64, 24)
+        self.timed = {"image_folder": timed, "hugging_face": timed, "array": 10 * timed}
+        self.batch_sizes = {
+            "image_folder": self.batch_size,
+            "hugging_face": self.batch_size,
+            "array": 4 * self.batch_size,
+        }
+        self.folder = photograph_folder(num_images, arguments.data)
+        self._rows = _hugging_face(self.folder, arguments.data / f"hugging-face-{num_images}")
+        self._pixels = _small_photographs(self.folder, self._num_images("array"))
+
+    def start(self, dataset: str, loader: str) -> Iterator[Any]:
+        """Begin a pass."""
+        made, transform = getattr(self, f"_{dataset}")(loader)
+        if loader == TORCH:
+            return iter(
+                DataLoader(made, self.batch_sizes[dataset], shuffle=True, num_workers=NUM_WORKERS)
+            )
+        ours: StatefulGPULoader[Any] = StatefulGPULoader(
+            made,
+            batch_size=self.batch_sizes[dataset],
+            shuffle=True,
+            num_workers=NUM_WORKERS,
+            seed=42,
+            transform=transform,
+        )
+        return iter(ours)
+
+    def _num_images(self, dataset: str) -> int:
+        num_batches = WARM_UP_BATCHES + self.timed[dataset] + SPARE_BATCHES
+        return num_batches * self.batch_sizes[dataset]
+
+    def _indices(self, dataset: str, length: int) -> list[int]:
+        """Indices of the images in a pass: all of the dataset, over and over."""
+        return [i % length for i in range(self._num_images(dataset))]
+
+    def _image_folder(self, loader: str) -> tuple[Any, Any]:
+        steps = v2.Compose([*crop_and_flip(), v2.ToImage(), *to_float()])
+        dataset: Any = ImageFolder(str(self.folder.root), transform=steps)
+        indices = self._indices("image_folder", len(dataset))
+        if loader == CONVERTED:
+            return Subset(FolderSource.from_dataset(dataset), indices), recipes()
+        return Subset(dataset, indices), None
+
+    def _hugging_face(self, loader: str) -> tuple[Any, Any]:
+        rows = self._rows.select(self._indices("hugging_face", len(self._rows)))
+        if loader == CONVERTED:
+            return HuggingFaceSource(rows), recipes()
+        steps = [*crop_and_flip(), v2.ToImage(), *to_float()]
+        return rows.with_transform(RowTransform(steps)), None
+
+    def _array(self, loader: str) -> tuple[Any, Any]:
+        dataset = CIFAR10.__new__(CIFAR10)  # its constructor would download the images
+        dataset.data = self._pixels
+        dataset.targets = [i % 10 for i in range(len(self._pixels))]
+        dataset.target_transform = None
+        crop = [v2.RandomCrop(SMALL, padding=4), v2.RandomHorizontalFlip()]
+        dataset.transform = v2.Compose([*crop, v2.ToImage(), *to_float()])
+        if loader == CONVERTED:
+            own = [T.RandomCrop(SMALL, padding=4), T.RandomHorizontalFlip()]
+            return ArraySource(dataset.data, dataset.targets), [*own, T.Normalize(MEAN, STD)]
+        return dataset, None
+
+    def check(self, dataset: str, loader: str) -> None:
+        """Refuse to time a contestant that makes something else."""
+        batch = next(self.start(dataset, loader))
+        images, targets = batch.values() if isinstance(batch, dict) else batch
+        side = SMALL if dataset == "array" else SIZE
+        shape = (self.batch_sizes[dataset], 3, side, side)
+        if tuple(images.shape) != shape or images.dtype != torch.float32:
+            raise ValueError(f"{dataset}, {loader}: {images.dtype} {list(images.shape)}")
+        if tuple(targets.shape) != shape[:1] or targets.dtype != torch.int64:
+            raise ValueError(f"{dataset}, {loader}: targets {targets.dtype} {list(targets.shape)}")
+        if not (0.5 < images.std() < 2.5 and images.min() < 0 < images.max()):
+            raise ValueError(f"{dataset}, {loader}: not normalised, {images.std() = }")
+
+    def images_a_second(self, dataset: str, loader: str) -> float:
+        """Rate of one pass."""
+        seconds = seconds_a_batch(
+            self.start(dataset, loader), warm_up=WARM_UP_BATCHES, timed=self.timed[dataset]
+        )
+        return self.batch_sizes[dataset] / seconds
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Run the benchmark and write ``converted.json``."""
+    arguments = parse(__doc__, rounds=9, given=given)
+    quieten_peers()
+    work = Work(arguments)
+    pairs = [(dataset, loader) for dataset in DATASETS for loader in LOADERS]
+    for dataset, loader in pairs:
+        work.check(dataset, loader)
+    measurements = measured(
+        [
+            Contestant(
+                name=name_of(dataset, loader),
+                label=f"{DATASETS[dataset]}, {LOADERS[loader]}",
+                measure=functools.partial(work.images_a_second, dataset, loader),
+            )
+            for dataset, loader in pairs
+        ],
+        arguments,
+        title="converted datasets",
+        unit="images/s",
+    )
+    comparisons = compared(
+        measurements,
+        [
+            (name_of(dataset, CONVERTED), name_of(dataset, other))
+            for dataset in DATASETS
+            for other in (TORCH, AS_IT_IS)
+        ],
+    )
+    ratios = {(each.of, each.to): each.ratio for each in comparisons}
+    arguments.report(
+        "converted",
+        settings={
+            **work.folder.settings,
+            "num_workers": NUM_WORKERS,
+            "batch_sizes": work.batch_sizes,
+            "timed_batches": work.timed,
+        },
+        measurements=measurements,
+        comparisons=comparisons,
+        aims=[
+            Aim.at_least(
+                f"images of torch's DataLoader, {DATASETS[dataset]}",
+                ratios[name_of(dataset, CONVERTED), name_of(dataset, TORCH)],
+                aim,
+            )
+            for dataset, aim in AIMS.items()
+        ],
+    )
+
+
+def name_of(dataset: str, loader: str) -> str:
+    """The key of a contestant in the JSON.
+
+    >>> name_of("array", CONVERTED)
+    'array converted'
+    """
+    return f"{dataset} {loader}"
+
+
+def converted_section(content: Content) -> str:
+    """Images a second of each dataset, unchanged and converted."""
+    medians, batch_sizes = medians_of(content), content["settings"]["batch_sizes"]
+    rows = []
+    for dataset, label in DATASETS.items():
+        found = [medians[name_of(dataset, loader)] for loader in LOADERS]
+        times = f"{found[-1] / found[0]:.2f}x"
+        rows.append([label, *(f"{rate:,.0f}" for rate in found), times])
+    introduction = (
+        f"**Converted datasets**: the datasets that programs have, with torchvision's transforms, "
+        f"and as `FolderSource.from_dataset`, `HuggingFaceSource` and `ArraySource` with recipes. "
+        f"Photographs of {content['settings']['width']}x{content['settings']['height']} pixels: "
+        f"random crop resized to {SIZE}x{SIZE}, flip, normalised float32, batches of "
+        f"{batch_sizes['image_folder']}. The array: {SMALL}x{SMALL} pixels, padded random crop, "
+        f"flip, normalised float32, batches of {batch_sizes['array']}. "
+        f"{content['settings']['num_workers']} workers."
+    )
+    head = ["images/s", *LOADERS.values(), "converted against DataLoader"]
+    return f"{introduction}\n\n{as_table(head, rows)}\n\n{aims_table(content)}"
+
+
+def _hugging_face(folder: PhotographFolder, path: Path) -> Any:
+    """The photographs as a Hugging Face Dataset, in an Arrow file that is mapped into memory."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    if not path.is_dir():
+        rows = {
+            "image": [{"bytes": file.read_bytes(), "path": None} for file in folder.files],
+            "label": list(folder.targets),
+        }
+        features = datasets.Features(image=datasets.Image(), label=datasets.Value("int64"))
+        datasets.Dataset.from_dict(rows, features=features).save_to_disk(str(path))
+    return datasets.load_from_disk(str(path))
+
+
+def _small_photographs(folder: PhotographFolder, count: int) -> Any:
+    """Parts of the photographs, uint8 [count, 32, 32, 3]."""
+    images = [np.asarray(Image.open(file).convert("RGB")) for file in folder.files[:24]]
+    generator = np.random.default_rng(0)
+    found = np.empty((count, SMALL, SMALL, 3), dtype=np.uint8)
+    for i in range(count):
+        image = images[i % len(images)]
+        top = int(generator.integers(image.shape[0] - SMALL))
+        left = int(generator.integers(image.shape[1] - SMALL))
+        found[i] = image[top : top + SMALL, left : left + SMALL]
+    return found
+
+
+if __name__ == "__main__":
+    main()

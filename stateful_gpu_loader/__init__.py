@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from stateful_gpu_loader.errors import MissingDependency as MissingDependency
     from stateful_gpu_loader.errors import NoSuchPlace as NoSuchPlace
     from stateful_gpu_loader.errors import StateMismatch as StateMismatch
+    from stateful_gpu_loader.errors import UnsupportedTransform as UnsupportedTransform
     from stateful_gpu_loader.errors import WorkerLost as WorkerLost
     from stateful_gpu_loader.loader import StatefulGPULoader as StatefulGPULoader
     from stateful_gpu_loader.randomness.rng import RNG as RNG
@@ -91,6 +92,7 @@ _MODULE_OF = {
     "TFRecordSource": "datasets",
     "TarShards": "datasets",
     "TarSource": "datasets",
+    "UnsupportedTransform": "errors",
     "WeightedSampler": "samplers",
     "WorkerLost": "errors",
     "gather_state_dict": "engine.resume.rank_states",

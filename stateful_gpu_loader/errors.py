@@ -7,6 +7,7 @@ LoaderError
 │   └── CheckpointNotFound (FileNotFoundError)    the checkpoint file does not exist
 ├── NoSuchPlace        (ValueError)    a place in a stream does not exist, or cannot be computed
 ├── BadSample          (ValueError)    the data of one sample is corrupt
+├── UnsupportedTransform (TypeError)   parts of a transform have no equal recipe
 ├── WorkerLost         (RuntimeError)  a worker could not start, or died too often
 └── MissingDependency  (ImportError)   an optional package is not installed
 ```
@@ -14,8 +15,9 @@ LoaderError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class LoaderError(Exception):
@@ -100,6 +102,40 @@ class BadSample(LoaderError, ValueError):
         return partial(type(self), self.name, **place, reason=self.reason), ()
 
 
+class RefusedPart(NamedTuple):
+    """A part of a transform that has no equal recipe."""
+
+    place: str
+    """Expression that leads to the part, such as ``"transform.transforms[2]"``."""
+    transform: Any
+    """The part itself."""
+    reason: str
+    """Why it has no equal."""
+
+
+class UnsupportedTransform(LoaderError, TypeError):
+    """Parts of a transform have no equal recipe; nothing was converted.
+
+    Args:
+        refused: each part that has none, in the order in which the transform calls them.
+    """
+
+    def __init__(self, refused: Sequence[RefusedPart]) -> None:
+        self.refused = list(refused)
+        parts = "; ".join(
+            f"{part.place}: {_package_of(part.transform)}{_brief(part.transform)}, because "
+            f"{part.reason}"
+            for part in self.refused
+        )
+        super().__init__(
+            f"no recipe equals {parts}. Remedy: pass the transform itself as transform=; the "
+            "loader calls it in worker processes, and resumes as exactly"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.refused,)
+
+
 class WorkerLost(LoaderError, RuntimeError):
     """A worker could not start, or one batch lost more workers than ``max_worker_restarts``."""
 
@@ -138,3 +174,12 @@ def _brief(value: Any, limit: int = 300) -> str:
         # A damaged state may hold a value without a repr: endless nesting, a huge int.
         return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
+
+
+def _package_of(thing: Any) -> str:
+    """Return where the class of a torchvision or timm transform is found; "" for others."""
+    module = type(thing).__module__
+    for package in ("torchvision.transforms.v2", "torchvision.transforms", "timm.data"):
+        if module.startswith(f"{package}."):
+            return f"{package}."
+    return ""

@@ -50,6 +50,7 @@ PUBLIC = {
     "TFRecordSource",
     "TarShards",
     "TarSource",
+    "UnsupportedTransform",
     "WeightedSampler",
     "WorkerLost",
     "gather_state_dict",

@@ -11,6 +11,7 @@ from stateful_gpu_loader.transforms.color.blur import GaussianBlur
 from stateful_gpu_loader.transforms.color.erasing import RandomErasing
 from stateful_gpu_loader.transforms.color.jitter import ColorJitter, RandomGrayscale
 from stateful_gpu_loader.transforms.compose import Compose, PipelineDraw
+from stateful_gpu_loader.transforms.conversion import from_torchvision
 from stateful_gpu_loader.transforms.geometry.affine import RandomAffine, RandomRotation
 from stateful_gpu_loader.transforms.geometry.crops import CenterCrop, RandomCrop, RandomResizedCrop
 from stateful_gpu_loader.transforms.geometry.flips import RandomHorizontalFlip, RandomVerticalFlip
@@ -45,4 +46,5 @@ __all__ = [
     "ToDtype",
     "ToMemoryFormat",
     "TrivialAugmentWide",
+    "from_torchvision",
 ]

@@ -1,0 +1,485 @@
+"""from_torchvision: the recipes that equal a pipeline of torchvision's or timm's transforms.
+
+A transform is known by the module and the name of its class, so neither package is imported here.
+A subclass is another class: its code may do anything.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum, auto
+from typing import Any
+
+import torch
+from torch import nn
+
+from stateful_gpu_loader.errors import RefusedPart, UnsupportedTransform
+from stateful_gpu_loader.transforms.color.blur import GaussianBlur
+from stateful_gpu_loader.transforms.color.erasing import RandomErasing
+from stateful_gpu_loader.transforms.color.jitter import ColorJitter, RandomGrayscale
+from stateful_gpu_loader.transforms.compose import Compose
+from stateful_gpu_loader.transforms.geometry.affine import RandomAffine, RandomRotation
+from stateful_gpu_loader.transforms.geometry.crops import CenterCrop, RandomCrop, RandomResizedCrop
+from stateful_gpu_loader.transforms.geometry.flips import RandomHorizontalFlip, RandomVerticalFlip
+from stateful_gpu_loader.transforms.geometry.resize import Resize
+from stateful_gpu_loader.transforms.policies import RandAugment, TrivialAugmentWide
+from stateful_gpu_loader.transforms.recipe import Recipe
+from stateful_gpu_loader.transforms.values import Normalize, ToDtype
+
+
+def from_torchvision(transform: Any) -> Compose:
+    """Return the recipes that equal a transform: the same arguments, the same distributions.
+
+    The images are those of torchvision's datasets: RGB, from Pillow. A transform that converts no
+    Pillow image to a tensor, or begins with ``ToPILImage``, is taken to get uint8 tensors.
+
+    Recipes draw other numbers than torchvision for the same seed.
+    ``docs/coming-from/torchvision.md`` says how far pixels differ for the same numbers.
+
+    Args:
+        transform: a transform or a ``Compose`` of ``torchvision.transforms`` or of its ``v2``. It
+            may be a list, an ``nn.Sequential``, a preset such as ``weights.transforms()``, or what
+            timm's ``create_transform`` returns. An object whose call only calls its attribute
+            ``transforms`` or ``transform`` stands for that one, such as the presets of
+            torchvision's references. Recipes may stand among these.
+
+    Raises:
+        UnsupportedTransform: parts have no equal recipe. ``refused`` names all of them.
+
+    >>> from torchvision.transforms import v2
+    >>> from_torchvision(v2.Compose([
+    ...     v2.PILToTensor(), v2.CenterCrop(224), v2.RandomHorizontalFlip(),
+    ...     v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [0.25]),
+    ... ])).recipes[1:]
+    (RandomHorizontalFlip(p=0.5), Normalize(mean=(0.5,), std=(0.25,), inplace=False))
+    >>> from_torchvision(v2.Compose([v2.FiveCrop(8)]))
+    Traceback (most recent call last):
+        ...
+    stateful_gpu_loader.errors.UnsupportedTransform: no recipe equals transform.transforms[0]: \
+torchvision.transforms.v2.FiveCrop(size=(8, 8)), because it makes several images of one. Remedy: \
+pass the transform itself as transform=; the loader calls it in worker processes, and resumes as \
+exactly
+    """
+    conversion = _Conversion(_given_to(_leaves(transform)))
+    recipes = conversion.convert(transform, "transform")
+    if conversion.kind is _Kind.PIL and not conversion.refused:
+        conversion.refuse("transform", transform, "it ends with Pillow images")
+    if conversion.refused:
+        raise UnsupportedTransform(conversion.refused)
+    return Compose(_without_scaling_twice(recipes))
+
+
+class _Kind(Enum):
+    """Type of the image between two transforms."""
+
+    PIL = auto()
+    TENSOR = auto()
+    """A tensor, or an array that becomes one."""
+    TV_TENSOR = auto()
+    """A ``tv_tensors.Image``."""
+
+
+class _NoEqualError(Exception):
+    """A transform has no equal recipe, for the reason that is the exception's text."""
+
+
+class _Conversion:
+    """Converts transforms in the order in which they are called.
+
+    Args:
+        kind: what the first transform gets.
+    """
+
+    def __init__(self, kind: _Kind) -> None:
+        self.kind = kind
+        self.dtype = torch.uint8
+        self.refused: list[RefusedPart] = []
+
+    def convert(self, transform: Any, place: str) -> list[Recipe]:
+        """Return the recipes of a transform; note what has none in :attr:`refused`."""
+        if isinstance(transform, (Recipe, Compose)):
+            return self._kept(transform)
+        inside = _inside(transform)
+        if inside is not None:
+            attribute, parts = inside
+            return [
+                recipe
+                for i, part in enumerate(parts)
+                for recipe in self.convert(part, f"{place}{attribute}[{i}]")
+            ]
+        name = _known_name(transform)
+        convert = _CONVERTERS.get(name or "")
+        if convert is None:
+            held = _held(transform) if name is None else None
+            if held is not None:
+                attribute, part = held
+                return self.convert(part, f"{place}.{attribute}")
+            self.refuse(place, transform, _REASONS.get(name or "") or _reason(name))
+            return []
+        try:
+            return self._kept(*convert(self, transform))
+        except (_NoEqualError, TypeError, ValueError) as error:
+            # What a recipe says of its arguments ends with a remedy for who wrote the recipe.
+            self.refuse(place, transform, str(error).partition(" Remedy:")[0].rstrip("."))
+            return []
+
+    def refuse(self, place: str, transform: Any, reason: str) -> None:
+        self.refused.append(RefusedPart(place, transform, reason))
+
+    def _kept(self, *steps: Recipe | Compose) -> list[Recipe]:
+        recipes = list(Compose(steps).recipes)
+        for recipe in recipes:
+            self.dtype = recipe.dtype_after(self.dtype)
+        return recipes
+
+
+_Converter = Callable[[_Conversion, Any], list[Recipe]]
+
+
+def _inside(transform: Any) -> tuple[str, Sequence[Any]] | None:
+    """Return the transforms that one calls in a row, and the attribute that holds them."""
+    if isinstance(transform, (list, tuple)):
+        return "", transform
+    if type(transform) is nn.Sequential:
+        return "", list(transform)
+    if _known_name(transform) == "Compose":
+        return ".transforms", transform.transforms
+    return None
+
+
+def _leaves(transform: Any) -> Iterator[Any]:
+    """Yield the transforms that are called, in order."""
+    inside, held = _inside(transform), None
+    if inside is None and _known_name(transform) is None:
+        held = _held(transform)
+    parts = inside[1] if inside is not None else [held[1]] if held is not None else None
+    if parts is None:
+        yield transform
+        return
+    for part in parts:
+        yield from _leaves(part)
+
+
+def _given_to(leaves: Iterable[Any]) -> _Kind:
+    """Return what the first transform gets, judged by the first that only takes one kind."""
+    for leaf in leaves:
+        name = _known_name(leaf)
+        if name == "ToPILImage":
+            return _Kind.TENSOR
+        if name in _FROM_PIL:
+            return _Kind.PIL
+    return _Kind.TENSOR
+
+
+def _known_name(transform: Any) -> str | None:
+    """Return the name of a class of torchvision's, or timm's with "timm." before it."""
+    kind = type(transform)
+    if kind.__module__.startswith("torchvision.transforms."):
+        return str(kind.__name__)
+    if kind.__module__.startswith("timm.data."):
+        return f"timm.{kind.__name__}"
+    return None
+
+
+def _held(transform: Any) -> tuple[str, Any] | None:
+    """Return the transform that an object only passes its image on to, and the attribute.
+
+    It is called with a stand-in for both, since a class may as well call its transform twice.
+    """
+    for name in ("transforms", "transform"):
+        held = vars(transform).get(name) if hasattr(transform, "__dict__") else None
+        if held is None:
+            held = getattr(transform, "_modules", {}).get(name)
+        if held is not None and _only_calls(transform, name):
+            return name, held
+    return None
+
+
+def _only_calls(transform: Any, name: str) -> bool:
+    image, made, calls = object(), object(), []
+
+    def stand_in(*given: Any) -> object:
+        calls.append(given)
+        return made
+
+    try:
+        probe = copy.copy(transform)
+        vars(probe)[name] = stand_in
+        return probe(image) is made and calls == [(image,)]
+    except Exception:
+        return False
+
+
+def _reason(name: str | None) -> str:
+    if name is None:
+        return "it is not of torchvision or timm, and code cannot be read"
+    return "there is no such recipe"
+
+
+def _same(recipe: type[Recipe]) -> _Converter:
+    """A converter to a recipe whose arguments are the transform's attributes."""
+    names = list(inspect.signature(recipe).parameters)
+
+    def convert(conversion: _Conversion, transform: Any) -> list[Recipe]:
+        arguments = {name: getattr(transform, name) for name in names if hasattr(transform, name)}
+        return [recipe(**_for_a_recipe(conversion, arguments, is_v2=_is_v2(transform)))]
+
+    return convert
+
+
+def _for_a_recipe(
+    conversion: _Conversion, arguments: dict[str, Any], *, is_v2: bool = False
+) -> dict[str, Any]:
+    """Return the arguments of a recipe, made of a transform's attributes of the same names."""
+    made = dict(arguments)
+    for name, value in arguments.items():
+        if isinstance(value, torch.Tensor):
+            made[name] = value.tolist()
+        elif name == "inplace":
+            made[name] = False  # where the result lies does not change it
+        elif name == "fill" and isinstance(value, dict):
+            made[name] = _for_the_image(conversion, value)
+        elif name == "value" and value is None:
+            made[name] = "random"
+        elif name == "padding" and is_v2 and isinstance(value, list) and len(value) == 4:
+            left, right, top, bottom = value  # v2's RandomCrop keeps them in torch's order
+            made[name] = left, top, right, bottom
+    if "antialias" in arguments and conversion.kind is _Kind.PIL:
+        # Pillow always averages; and where it takes the nearest pixel, it is the middle one.
+        made["antialias"] = True
+        mode = made["interpolation"]
+        made["interpolation"] = "nearest-exact" if _is_nearest(mode) else mode
+    return made
+
+
+def _is_nearest(interpolation: Any) -> bool:
+    return getattr(interpolation, "value", interpolation) in ("nearest", 0)
+
+
+def _is_v2(transform: Any) -> bool:
+    return type(transform).__module__.startswith("torchvision.transforms.v2.")
+
+
+def _for_the_image(conversion: _Conversion, values: dict[Any, Any]) -> Any:
+    """Return what one of v2's dicts of types says of the image."""
+    import PIL.Image
+    from torchvision import tv_tensors
+
+    types = {
+        _Kind.PIL: PIL.Image.Image,
+        _Kind.TENSOR: torch.Tensor,
+        _Kind.TV_TENSOR: tv_tensors.Image,
+    }
+    kind = types[conversion.kind]
+    if kind not in values and "others" not in values:
+        raise _NoEqualError(f"it says nothing of {kind.__name__}, which the image is here")
+    return values.get(kind, values.get("others"))
+
+
+def _need_tensor(conversion: _Conversion) -> None:
+    if conversion.kind is _Kind.PIL:
+        raise _NoEqualError("it takes tensors only, and gets a Pillow image")
+
+
+def _as_dtype(conversion: _Conversion, dtype: torch.dtype, *, scale: bool) -> list[Recipe]:
+    return [] if dtype is conversion.dtype else [ToDtype(dtype, scale)]
+
+
+def _to_dtype(conversion: _Conversion, transform: Any) -> list[Recipe]:
+    dtype = transform.dtype
+    if isinstance(dtype, dict):
+        dtype = _for_the_image(conversion, dtype)
+    if dtype is None or conversion.kind is _Kind.PIL:  # which it leaves as they are
+        return []
+    return _as_dtype(conversion, dtype, scale=transform.scale)
+
+
+def _convert_image_dtype(conversion: _Conversion, transform: Any) -> list[Recipe]:
+    _need_tensor(conversion)
+    return _as_dtype(conversion, transform.dtype, scale=True)
+
+
+def _normalize(conversion: _Conversion, transform: Any) -> list[Recipe]:
+    _need_tensor(conversion)
+    if not conversion.dtype.is_floating_point:
+        raise _NoEqualError(f"it takes float images only, and gets {conversion.dtype}")
+    return _same(Normalize)(conversion, transform)
+
+
+def _nothing(conversion: _Conversion, transform: Any) -> list[Recipe]:
+    return []
+
+
+def _becomes(kind: _Kind) -> _Converter:
+    """A converter of what makes tensors of Pillow images, as the loader's decoder does."""
+
+    def convert(conversion: _Conversion, transform: Any) -> list[Recipe]:
+        conversion.kind = kind
+        return []
+
+    return convert
+
+
+def _to_tensor(conversion: _Conversion, transform: Any) -> list[Recipe]:
+    was, conversion.kind = conversion.kind, _Kind.TENSOR
+    if was is not _Kind.PIL:  # which only v1's refuses
+        return []
+    return _as_dtype(conversion, torch.get_default_dtype(), scale=True)
+
+
+def _to_pure_tensor(conversion: _Conversion, transform: Any) -> list[Recipe]:
+    if conversion.kind is _Kind.TV_TENSOR:
+        conversion.kind = _Kind.TENSOR
+    return []
+
+
+def _to_pil(conversion: _Conversion, transform: Any) -> list[Recipe]:
+    if conversion.dtype is not torch.uint8:
+        raise _NoEqualError(f"it makes Pillow images of {conversion.dtype}")
+    if transform.mode not in (None, "RGB"):
+        raise _NoEqualError(f"it makes Pillow images of mode {transform.mode!r}")
+    conversion.kind = _Kind.PIL
+    return []
+
+
+def _preset(conversion: _Conversion, transform: Any) -> list[Recipe]:
+    """The steps of a preset of ``weights.transforms()``, which calls functions in this order."""
+    recipes: list[Recipe] = []
+    if getattr(transform, "resize_size", None) is not None:
+        names = ("interpolation", "antialias")
+        arguments = {name: getattr(transform, name) for name in names}
+        arguments = _for_a_recipe(conversion, {"size": transform.resize_size, **arguments})
+        recipes.append(Resize(**arguments))
+    if hasattr(transform, "crop_size"):
+        recipes.append(CenterCrop(transform.crop_size))
+    recipes.append(ToDtype(torch.float32, scale=True))
+    if hasattr(transform, "mean"):
+        recipes.append(Normalize(transform.mean, transform.std))
+    conversion.kind = _Kind.TENSOR
+    return recipes
+
+
+def _timm_crop(conversion: _Conversion, transform: Any) -> list[Recipe]:
+    if isinstance(transform.interpolation, (list, tuple)):
+        raise _NoEqualError("it draws its interpolation")
+    return _same(RandomResizedCrop)(conversion, transform)
+
+
+def _timm_center_crop(conversion: _Conversion, transform: Any) -> list[Recipe]:
+    pads_alike = transform.padding_mode == "constant" and not any(_as_list(transform.fill))
+    if not pads_alike:
+        raise _NoEqualError("it pads with other values than zeros")
+    return [CenterCrop(transform.size)]
+
+
+def _timm_erasing(conversion: _Conversion, transform: Any) -> list[Recipe]:
+    if (transform.min_count, transform.max_count) != (1, 1):
+        raise _NoEqualError("it erases several boxes")
+    if transform.rand_color:
+        raise _NoEqualError("it draws one color for a box")
+    return [
+        RandomErasing(
+            transform.probability,
+            scale=(transform.min_area, transform.max_area),
+            ratio=[math.exp(bound) for bound in transform.log_aspect_ratio],
+            value="random" if transform.per_pixel else 0.0,
+        )
+    ]
+
+
+def _timm_to_tensor(conversion: _Conversion, transform: Any) -> list[Recipe]:
+    conversion.kind = _Kind.TENSOR
+    return _as_dtype(conversion, transform.dtype, scale=False)
+
+
+def _as_list(numbers: Any) -> list[Any]:
+    return list(numbers) if isinstance(numbers, (list, tuple)) else [numbers]
+
+
+_EQUAL = (
+    CenterCrop,
+    ColorJitter,
+    GaussianBlur,
+    RandAugment,
+    RandomAffine,
+    RandomCrop,
+    RandomErasing,
+    RandomGrayscale,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomRotation,
+    RandomVerticalFlip,
+    Resize,
+    TrivialAugmentWide,
+)
+"""Recipes whose arguments are attributes of torchvision's transform of that name."""
+
+_CONVERTERS: dict[str, _Converter] = {
+    **{recipe.__name__: _same(recipe) for recipe in _EQUAL},
+    "ConvertImageDtype": _convert_image_dtype,
+    "Identity": _nothing,
+    "ImageClassification": _preset,
+    "Normalize": _normalize,
+    "ObjectDetection": _preset,
+    "PILToTensor": _becomes(_Kind.TENSOR),
+    "RGB": _nothing,
+    "SemanticSegmentation": _preset,
+    "ToDtype": _to_dtype,
+    "ToImage": _becomes(_Kind.TV_TENSOR),
+    "ToPILImage": _to_pil,
+    "ToPureTensor": _to_pure_tensor,
+    "ToTensor": _to_tensor,
+    "timm.CenterCropOrPad": _timm_center_crop,
+    "timm.MaybePILToTensor": _becomes(_Kind.TENSOR),
+    "timm.MaybeToTensor": _to_tensor,
+    "timm.RandomErasing": _timm_erasing,
+    "timm.RandomResizedCropAndInterpolation": _timm_crop,
+    "timm.ToNumpy": _becomes(_Kind.TENSOR),
+    "timm.ToTensor": _timm_to_tensor,
+}
+
+_FROM_PIL = {
+    *("ToTensor", "PILToTensor", "ToImage"),
+    *("ImageClassification", "ObjectDetection", "SemanticSegmentation"),
+    *("timm.ToTensor", "timm.ToNumpy", "timm.MaybeToTensor", "timm.MaybePILToTensor"),
+}
+"""Transforms that get Pillow images, or make tensors of those that they get."""
+
+_OTHER_OPERATIONS = "its operations and magnitudes are not those of torchvision's"
+_MAKES_SEVERAL = "it makes several images of one"
+_ON_BOXES = "it acts on boxes or points, and recipes act on the image"
+_ON_BATCHES = "it acts on batches; as batch_transform= there are MixUp and CutMix"
+_REASONS = {
+    "ClampBoundingBoxes": _ON_BOXES,
+    "ClampKeyPoints": _ON_BOXES,
+    "ConvertBoundingBoxFormat": _ON_BOXES,
+    "CutMix": _ON_BATCHES,
+    "FiveCrop": _MAKES_SEVERAL,
+    "Lambda": "it calls a function, whose code cannot be read",
+    "MixUp": _ON_BATCHES,
+    "RandomIoUCrop": "it draws from the boxes of a sample, and recipes draw from the image's size",
+    "SanitizeBoundingBoxes": _ON_BOXES,
+    "SanitizeKeyPoints": _ON_BOXES,
+    "SetClampingMode": _ON_BOXES,
+    "TenCrop": _MAKES_SEVERAL,
+    "timm.AugMixAugment": _OTHER_OPERATIONS,
+    "timm.AutoAugment": _OTHER_OPERATIONS,
+    "timm.RandAugment": _OTHER_OPERATIONS,
+}
+
+
+def _without_scaling_twice(recipes: Sequence[Recipe]) -> list[Recipe]:
+    """Leave out what Normalize does by itself: bytes to float32 in [0, 1]."""
+    kept: list[Recipe] = []
+    dtypes = [torch.uint8]
+    for recipe in recipes:
+        before = kept[-1] if kept and isinstance(recipe, Normalize) else None
+        is_scaled = isinstance(before, ToDtype) and before.scale
+        if is_scaled and dtypes[-2:] == [torch.uint8, torch.float32]:
+            kept.pop()
+        kept.append(recipe)
+        dtypes.append(recipe.dtype_after(dtypes[-1]))
+    return kept

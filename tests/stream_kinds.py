@@ -386,6 +386,16 @@ ALL_RECIPES = [
     T.ToDtype(torch.bfloat16),
     T.ToMemoryFormat(torch.channels_last),
 ]
+CONVERTED = list(
+    T.from_torchvision(
+        [
+            v2.RandomChoice([v2.RandomResizedCrop(24), v2.RandomResizedCrop(24, (0.5, 1.0))]),
+            v2.RandomApply([v2.ColorJitter(0.4), v2.GaussianBlur(3)], p=0.5),
+            v2.ToImage(),
+            v2.ToDtype(torch.float32, scale=True),
+        ]
+    ).recipes
+)
 V2 = v2.Compose([v2.RandomResizedCrop(24), v2.ColorJitter(0.5), v2.ToDtype(torch.float32, True)])
 
 
@@ -473,6 +483,7 @@ def _photo_shards(broken: frozenset[int] = frozenset(), **of: Any) -> Make:
 OF_IMAGES: dict[str, Make] = {
     "photographs": _photographs(),
     "photographs, all recipes": _photographs(transform=ALL_RECIPES),
+    "photographs, converted": _photographs(transform=CONVERTED),
     "photographs, parts of them": _photographs(decoder="nvimgcodec"),
     "photographs, scaled": _photographs(scaled_decoding=True),
     "photographs, unbatched": _photographs(batch_size=None),

@@ -7,6 +7,7 @@ The modules import torchvision within functions: it takes longer to import than 
 of other samples than images import this package, too.
 """
 
+from stateful_gpu_loader.transforms.choices import RandomApply, RandomChoice
 from stateful_gpu_loader.transforms.color.blur import GaussianBlur
 from stateful_gpu_loader.transforms.color.erasing import RandomErasing
 from stateful_gpu_loader.transforms.color.jitter import ColorJitter, RandomGrayscale
@@ -34,6 +35,8 @@ __all__ = [
     "PipelineDraw",
     "RandAugment",
     "RandomAffine",
+    "RandomApply",
+    "RandomChoice",
     "RandomCrop",
     "RandomErasing",
     "RandomGrayscale",

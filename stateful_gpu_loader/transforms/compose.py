@@ -284,8 +284,7 @@ class Compose:
 
     def immovable(self) -> Recipe | None:
         """The first recipe that does not tell where it moves points; None if all do."""
-        unknown = (recipe for recipe in self.recipes if type(recipe).motion is Recipe.motion)
-        return next(unknown, None)
+        return next(filter(None, (recipe.immovable() for recipe in self.recipes)), None)
 
     def motion(self, drawn: PipelineDraw, sizes: IndexArray) -> FloatArray:
         """Where the points of each image go.

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from stateful_gpu_loader.errors import RefusedPart, UnsupportedTransform
+from stateful_gpu_loader.transforms.choices import RandomApply, RandomChoice
 from stateful_gpu_loader.transforms.color.blur import GaussianBlur
 from stateful_gpu_loader.transforms.color.erasing import RandomErasing
 from stateful_gpu_loader.transforms.color.jitter import ColorJitter, RandomGrayscale
@@ -111,6 +112,8 @@ class _Conversion:
                 for recipe in self.convert(part, f"{place}{attribute}[{i}]")
             ]
         name = _known_name(transform)
+        if name in _CHOOSING:
+            return self._choosing(_CHOOSING[name], transform, place)
         convert = _CONVERTERS.get(name or "")
         if convert is None:
             held = _held(transform) if name is None else None
@@ -125,6 +128,20 @@ class _Conversion:
             # What a recipe says of its arguments ends with a remedy for who wrote the recipe.
             self.refuse(place, transform, str(error).partition(" Remedy:")[0].rstrip("."))
             return []
+
+    def _choosing(self, recipe: Callable[..., Recipe], transform: Any, place: str) -> list[Recipe]:
+        """Convert the parts of RandomApply or RandomChoice, which leave the image's type alone."""
+        before, refused = (self.kind, self.dtype), len(self.refused)
+        parts = []
+        for i, part in enumerate(transform.transforms):
+            parts.append(Compose(self.convert(part, f"{place}.transforms[{i}]")))
+            if (self.kind, self.dtype) != before:
+                reason = "it would change the type of some images of a batch"
+                self.refuse(f"{place}.transforms[{i}]", part, reason)
+                self.kind, self.dtype = before
+        if len(self.refused) > refused or not any(part.recipes for part in parts):
+            return []
+        return self._kept(recipe(parts, transform.p))
 
     def refuse(self, place: str, transform: Any, reason: str) -> None:
         self.refused.append(RefusedPart(place, transform, reason))
@@ -363,9 +380,11 @@ def _preset(conversion: _Conversion, transform: Any) -> list[Recipe]:
 
 
 def _timm_crop(conversion: _Conversion, transform: Any) -> list[Recipe]:
-    if isinstance(transform.interpolation, (list, tuple)):
-        raise _NoEqualError("it draws its interpolation")
-    return _same(RandomResizedCrop)(conversion, transform)
+    modes = _as_list(transform.interpolation)
+    crops = [
+        RandomResizedCrop(transform.size, transform.scale, transform.ratio, mode) for mode in modes
+    ]
+    return crops if len(crops) == 1 else [RandomChoice(crops)]
 
 
 def _timm_center_crop(conversion: _Conversion, transform: Any) -> list[Recipe]:
@@ -398,6 +417,11 @@ def _timm_to_tensor(conversion: _Conversion, transform: Any) -> list[Recipe]:
 def _as_list(numbers: Any) -> list[Any]:
     return list(numbers) if isinstance(numbers, (list, tuple)) else [numbers]
 
+
+_CHOOSING: dict[str | None, Callable[..., Recipe]] = {
+    "RandomApply": RandomApply,
+    "RandomChoice": RandomChoice,
+}
 
 _EQUAL = (
     CenterCrop,

@@ -207,6 +207,10 @@ class Recipe(ABC):
         """
         return None
 
+    def immovable(self) -> Recipe | None:
+        """Return the recipe if it does not tell where it moves points, or None if it does."""
+        return self if type(self).motion is Recipe.motion else None
+
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype of the result for an image of ``dtype``."""
         return dtype

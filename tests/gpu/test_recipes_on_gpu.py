@@ -43,6 +43,8 @@ CASES = {
     "erasing": Case(recipe=T.RandomErasing(0.7), share=0),
     "erasing, noise": Case(recipe=T.RandomErasing(0.7, value="random"), share=0),
     "trivial augment": Case(recipe=T.TrivialAugmentWide(), share=0.01),
+    "applied": Case(recipe=T.RandomApply([T.ColorJitter(0.4), T.RandomRotation(9)]), share=0.01),
+    "chosen": Case(recipe=T.RandomChoice([T.GaussianBlur(3), T.RandomGrayscale(0.5)]), share=0),
     "rand augment": Case(recipe=T.RandAugment(), share=0.02),
 }
 FLOATS = {

@@ -10,6 +10,8 @@ from stateful_gpu_loader.transforms import (
     CenterCrop,
     ColorJitter,
     Normalize,
+    RandomApply,
+    RandomChoice,
     RandomCrop,
     RandomGrayscale,
     RandomHorizontalFlip,
@@ -54,6 +56,8 @@ RECIPES = {
     "resize, bicubic": Resize(20, interpolation="bicubic"),
     "resize, without antialias": Resize((20, 80), antialias=False),
     "resize, nearest": Resize((20, 80), interpolation="nearest-exact"),
+    "applied": RandomApply([RandomRotation(30), RandomHorizontalFlip()], 0.4),
+    "chosen": RandomChoice([RandomRotation(30), RandomAffine(9), GaussianBlur(3)], [1, 2, 1]),
 }
 DTYPES = (torch.uint8, torch.float32, torch.float64, torch.float16, torch.bfloat16)
 

@@ -169,6 +169,26 @@ EQUAL: dict[str, tuple[Any, list[T.Recipe]]] = {
         v1.Compose([v1.ToPILImage(), v1.RandomCrop(32, padding=4), v1.ToTensor()]),
         [T.RandomCrop(32, padding=4), SCALE],
     ),
+    "choices": (
+        v2.Compose(
+            [
+                v2.RandomApply([v2.ColorJitter(0.4), v2.GaussianBlur(3)], p=0.8),
+                v1.RandomApply(nn.ModuleList([v1.RandomGrayscale()]), 0.3),
+                v2.RandomChoice(
+                    [v2.Compose([v2.Resize(9), v2.CenterCrop(8)]), v2.Identity()], [3, 1]
+                ),
+                v1.RandomChoice([v1.CenterCrop(8), v1.RandomCrop(8)]),
+                v2.RandomApply([v2.ToPureTensor()]),
+                v2.ToImage(),
+            ]
+        ),
+        [
+            T.RandomApply([T.ColorJitter(0.4), T.GaussianBlur(3)], p=0.8),
+            T.RandomApply([T.RandomGrayscale()], 0.3),
+            T.RandomChoice([T.Compose([T.Resize(9), T.CenterCrop(8)]), T.Compose([])], [3, 1]),
+            T.RandomChoice([T.CenterCrop(8), T.RandomCrop(8)]),
+        ],
+    ),
     "many arguments, v1": (
         v1.Compose(
             [
@@ -328,6 +348,10 @@ class Wraps(nn.Module):
             ["transform.transforms[1]"],
         ),
         (v2.RandomRotation(9, "bicubic"), ["transform"]),
+        (
+            v2.RandomApply([v2.ToImage(), v2.FiveCrop(8)]),
+            [f"transform.transforms[{i}]" for i in (0, 1)],
+        ),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, list) else "",
 )

@@ -85,6 +85,12 @@ def test_training() -> None:
     assert_equal(training(BILINEAR), [T.RandomResizedCrop(224), *JITTERED])
 
 
+def test_a_drawn_interpolation() -> None:
+    """``create_transform(224, is_training=True, interpolation="random")``, train.py's default."""
+    crops = [T.RandomResizedCrop(224), T.RandomResizedCrop(224, interpolation="bicubic")]
+    assert_equal(training((BILINEAR, BICUBIC)), [T.RandomChoice(crops), *JITTERED])
+
+
 def test_evaluation() -> None:
     smaller = [T.Resize(256, "bicubic"), T.CenterCrop(224)]
     assert_equal(evaluation(*normalized()), [*smaller, NORMALIZE])
@@ -135,6 +141,10 @@ def test_timms_own_transforms_are_what_the_stand_ins_say() -> None:
 
     pairs = [
         (create_transform(224, is_training=True), training(BILINEAR)),
+        (
+            create_transform(224, is_training=True, interpolation="random"),
+            training((BILINEAR, BICUBIC)),
+        ),
         (create_transform(224, interpolation="bicubic"), evaluation(*normalized())),
         (
             create_transform(224, interpolation="bicubic", use_prefetcher=True),

@@ -38,6 +38,8 @@ RECIPES = [
     T.TrivialAugmentWide(),
     T.RandAugment(),
     T.ToMemoryFormat(torch.channels_last),
+    T.RandomApply([T.ColorJitter(0.4), T.RandomRotation(9)], p=0.7),
+    T.RandomChoice([T.GaussianBlur(3), T.RandomHorizontalFlip(), T.RandomCrop(9, 8)], p=[2, 1, 1]),
 ]
 every_recipe = pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: type(r).__name__)
 
@@ -103,7 +105,7 @@ def test_an_image_is_chosen_with_a_probability_and_left_alone_otherwise(kind: An
 @every_recipe
 def test_apply_is_pure(recipe: T.Recipe) -> None:
     """The image stays as it is, layout does not matter, and sizes are as drawn."""
-    smallest = noise(2, 3) if isinstance(recipe, T.GaussianBlur) else noise(1, 1)
+    smallest = noise(2, 3) if isinstance(recipe, (T.GaussianBlur, T.RandomChoice)) else noise(1, 1)
     for image in (decoded("coffee"), smallest, noise(37, 53), as_float(noise(37, 53))):
         before = image.clone()
         drawn = recipe.draw(

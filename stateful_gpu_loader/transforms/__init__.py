@@ -11,11 +11,21 @@ from stateful_gpu_loader.transforms.choices import RandomApply, RandomChoice
 from stateful_gpu_loader.transforms.color.blur import GaussianBlur
 from stateful_gpu_loader.transforms.color.erasing import RandomErasing
 from stateful_gpu_loader.transforms.color.jitter import ColorJitter, RandomGrayscale
+from stateful_gpu_loader.transforms.color.tones import (
+    Grayscale,
+    RandomAdjustSharpness,
+    RandomAutocontrast,
+    RandomEqualize,
+    RandomInvert,
+    RandomPosterize,
+    RandomSolarize,
+)
 from stateful_gpu_loader.transforms.compose import Compose, PipelineDraw
 from stateful_gpu_loader.transforms.conversion import from_torchvision
 from stateful_gpu_loader.transforms.geometry.affine import RandomAffine, RandomRotation
 from stateful_gpu_loader.transforms.geometry.crops import CenterCrop, RandomCrop, RandomResizedCrop
 from stateful_gpu_loader.transforms.geometry.flips import RandomHorizontalFlip, RandomVerticalFlip
+from stateful_gpu_loader.transforms.geometry.pads import Pad
 from stateful_gpu_loader.transforms.geometry.resize import Resize
 from stateful_gpu_loader.transforms.mixing import CutMix, MixUp
 from stateful_gpu_loader.transforms.policies import RandAugment, TrivialAugmentWide
@@ -30,19 +40,27 @@ __all__ = [
     "CutMix",
     "Draw",
     "GaussianBlur",
+    "Grayscale",
     "MixUp",
     "Normalize",
+    "Pad",
     "PipelineDraw",
     "RandAugment",
+    "RandomAdjustSharpness",
     "RandomAffine",
     "RandomApply",
+    "RandomAutocontrast",
     "RandomChoice",
     "RandomCrop",
+    "RandomEqualize",
     "RandomErasing",
     "RandomGrayscale",
     "RandomHorizontalFlip",
+    "RandomInvert",
+    "RandomPosterize",
     "RandomResizedCrop",
     "RandomRotation",
+    "RandomSolarize",
     "RandomVerticalFlip",
     "Recipe",
     "Resize",

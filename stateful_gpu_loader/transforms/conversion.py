@@ -21,10 +21,20 @@ from stateful_gpu_loader.transforms.choices import RandomApply, RandomChoice
 from stateful_gpu_loader.transforms.color.blur import GaussianBlur
 from stateful_gpu_loader.transforms.color.erasing import RandomErasing
 from stateful_gpu_loader.transforms.color.jitter import ColorJitter, RandomGrayscale
+from stateful_gpu_loader.transforms.color.tones import (
+    Grayscale,
+    RandomAdjustSharpness,
+    RandomAutocontrast,
+    RandomEqualize,
+    RandomInvert,
+    RandomPosterize,
+    RandomSolarize,
+)
 from stateful_gpu_loader.transforms.compose import Compose
 from stateful_gpu_loader.transforms.geometry.affine import RandomAffine, RandomRotation
 from stateful_gpu_loader.transforms.geometry.crops import CenterCrop, RandomCrop, RandomResizedCrop
 from stateful_gpu_loader.transforms.geometry.flips import RandomHorizontalFlip, RandomVerticalFlip
+from stateful_gpu_loader.transforms.geometry.pads import Pad
 from stateful_gpu_loader.transforms.geometry.resize import Resize
 from stateful_gpu_loader.transforms.policies import RandAugment, TrivialAugmentWide
 from stateful_gpu_loader.transforms.recipe import Recipe
@@ -242,14 +252,15 @@ def _same(recipe: type[Recipe]) -> _Converter:
 
     def convert(conversion: _Conversion, transform: Any) -> list[Recipe]:
         arguments = {name: getattr(transform, name) for name in names if hasattr(transform, name)}
-        return [recipe(**_for_a_recipe(conversion, arguments, is_v2=_is_v2(transform)))]
+        if recipe is RandomCrop and _is_v2(transform) and transform.padding is not None:
+            left, right, top, bottom = transform.padding  # torch's order
+            arguments["padding"] = left, top, right, bottom
+        return [recipe(**_for_a_recipe(conversion, arguments))]
 
     return convert
 
 
-def _for_a_recipe(
-    conversion: _Conversion, arguments: dict[str, Any], *, is_v2: bool = False
-) -> dict[str, Any]:
+def _for_a_recipe(conversion: _Conversion, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a recipe, made of a transform's attributes of the same names."""
     made = dict(arguments)
     for name, value in arguments.items():
@@ -261,9 +272,6 @@ def _for_a_recipe(
             made[name] = _for_the_image(conversion, value)
         elif name == "value" and value is None:
             made[name] = "random"
-        elif name == "padding" and is_v2 and isinstance(value, list) and len(value) == 4:
-            left, right, top, bottom = value  # v2's RandomCrop keeps them in torch's order
-            made[name] = left, top, right, bottom
     if "antialias" in arguments and conversion.kind is _Kind.PIL:
         # Pillow always averages; and where it takes the nearest pixel, it is the middle one.
         made["antialias"] = True
@@ -381,7 +389,7 @@ def _preset(conversion: _Conversion, transform: Any) -> list[Recipe]:
 
 def _timm_crop(conversion: _Conversion, transform: Any) -> list[Recipe]:
     modes = _as_list(transform.interpolation)
-    crops = [
+    crops: list[Recipe] = [
         RandomResizedCrop(transform.size, transform.scale, transform.ratio, mode) for mode in modes
     ]
     return crops if len(crops) == 1 else [RandomChoice(crops)]
@@ -424,6 +432,14 @@ _CHOOSING: dict[str | None, Callable[..., Recipe]] = {
 }
 
 _EQUAL = (
+    Pad,
+    Grayscale,
+    RandomAdjustSharpness,
+    RandomEqualize,
+    RandomAutocontrast,
+    RandomSolarize,
+    RandomPosterize,
+    RandomInvert,
     CenterCrop,
     ColorJitter,
     GaussianBlur,

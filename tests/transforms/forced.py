@@ -85,6 +85,13 @@ _WITH_A_CHANCE = {
     "RandomGrayscale": lambda numbers: numbers[0] == 1,
     "RandomHorizontalFlip": lambda numbers: numbers[0] == 1,
     "RandomVerticalFlip": lambda numbers: numbers[0] == 1,
+    **dict.fromkeys(
+        (
+            *("RandomInvert", "RandomPosterize", "RandomSolarize", "RandomAutocontrast"),
+            *("RandomEqualize", "RandomAdjustSharpness"),
+        ),
+        lambda numbers: numbers[0] == 1,
+    ),
 }
 """Transforms that compare ``torch.rand(1)`` with p first, and whether they act."""
 

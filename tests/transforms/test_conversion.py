@@ -189,6 +189,33 @@ EQUAL: dict[str, tuple[Any, list[T.Recipe]]] = {
             T.RandomChoice([T.CenterCrop(8), T.RandomCrop(8)]),
         ],
     ),
+    "tones": (
+        v2.Compose(
+            [
+                v2.Pad([1, 2, 3, 4], 9),
+                v1.Pad((1, 2), (1, 2, 3)),
+                v2.Grayscale(3),
+                *(library.RandomInvert(0.1) for library in (v1, v2)),
+                *(library.RandomPosterize(3, 0.2) for library in (v1, v2)),
+                *(library.RandomSolarize(128, 0.3) for library in (v1, v2)),
+                *(library.RandomAutocontrast(0.4) for library in (v1, v2)),
+                *(library.RandomEqualize(0.6) for library in (v1, v2)),
+                *(library.RandomAdjustSharpness(2, 0.7) for library in (v1, v2)),
+                v2.ToImage(),
+            ]
+        ),
+        [
+            T.Pad([1, 2, 3, 4], 9),
+            T.Pad((1, 2), (1, 2, 3)),
+            T.Grayscale(3),
+            *[T.RandomInvert(0.1)] * 2,
+            *[T.RandomPosterize(3, 0.2)] * 2,
+            *[T.RandomSolarize(128, 0.3)] * 2,
+            *[T.RandomAutocontrast(0.4)] * 2,
+            *[T.RandomEqualize(0.6)] * 2,
+            *[T.RandomAdjustSharpness(2, 0.7)] * 2,
+        ],
+    ),
     "many arguments, v1": (
         v1.Compose(
             [
@@ -348,6 +375,7 @@ class Wraps(nn.Module):
             ["transform.transforms[1]"],
         ),
         (v2.RandomRotation(9, "bicubic"), ["transform"]),
+        (v2.Grayscale(), ["transform"]),
         (
             v2.RandomApply([v2.ToImage(), v2.FiveCrop(8)]),
             [f"transform.transforms[{i}]" for i in (0, 1)],
@@ -389,6 +417,12 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[float, float]]] = {
     "contrast": ("ColorJitter", {"contrast": 0.4}, A_LEVEL),
     "saturation": ("ColorJitter", {"saturation": 0.4}, A_LEVEL),
     "grayscale": ("RandomGrayscale", {"p": 0.5}, A_LEVEL),
+    "invert": ("RandomInvert", {}, EXACT),
+    "posterize": ("RandomPosterize", {"bits": 3}, EXACT),
+    "solarize": ("RandomSolarize", {"threshold": 128}, EXACT),
+    "equalize": ("RandomEqualize", {}, EXACT),
+    "autocontrast": ("RandomAutocontrast", {}, A_LEVEL),
+    "sharpness": ("RandomAdjustSharpness", {"sharpness_factor": 2}, (1.0, 0.05)),
     "hue": ("ColorJitter", {"hue": 0.1}, (1.0, 0.15)),
     "resize, nearest": (
         "Resize",

@@ -100,6 +100,10 @@ def as_it_is(reference: Any, image: Tensor, numbers: list[Any]) -> Tensor:
     return reference(image)
 
 
+def by_chance(function: Callable[[Any, Tensor], Tensor]) -> ByTorchvision:
+    return lambda reference, image, numbers: function(reference, image) if numbers[0] else image
+
+
 @dataclass(frozen=True)
 class Case:
     """A kind of recipe, and torchvision's pixels for its numbers."""
@@ -220,6 +224,47 @@ CASES = [
         atol=2e-6,
     ),
     Case("RandomGrayscale", grey, [{"p": 0.5}], atol=1e-15),
+    Case("RandomInvert", by_chance(lambda _, image: F.invert(image)), [{}]),
+    Case(
+        "RandomPosterize",
+        by_chance(lambda reference, image: F.posterize(image, reference.bits)),
+        [{"bits": bits} for bits in (0, 1, 4, 8)],
+    ),
+    Case(
+        "RandomSolarize",
+        by_chance(lambda reference, image: F.solarize(image, reference.threshold)),
+        [{"threshold": threshold} for threshold in (0, 0.3, 1.0)],
+    ),
+    Case(
+        "RandomSolarize",
+        by_chance(lambda reference, image: F.solarize(image, reference.threshold)),
+        [{"threshold": threshold} for threshold in (100.5, 128, 255)],
+        images=[*PHOTOGRAPHS[:2], *ODD],
+    ),
+    Case("RandomAutocontrast", by_chance(lambda _, image: F.autocontrast(image)), [{}]),
+    Case("RandomEqualize", by_chance(lambda _, image: F.equalize(image)), [{}]),
+    Case(
+        "RandomAdjustSharpness",
+        by_chance(lambda reference, image: F.adjust_sharpness(image, reference.sharpness_factor)),
+        [{"sharpness_factor": factor} for factor in (0, 0.5, 1, 2.5)],
+        level=1,
+        atol=2e-6,
+    ),
+    Case("Grayscale", as_it_is, [{"num_output_channels": 3}], atol=1e-15),
+    Case(
+        "Pad",
+        as_it_is,
+        [
+            {"padding": 8},
+            {"padding": (3, 0), "fill": 9},
+            {"padding": [1, 2, 3, 4], "fill": (124, 116, 104)},
+            {"padding": 9, "padding_mode": "edge"},
+            {"padding": 9, "padding_mode": "reflect"},
+            {"padding": 9, "padding_mode": "symmetric", "fill": [7]},
+            {"padding": (-3, 5)},
+        ],
+        images=PHOTOGRAPHS,
+    ),
     Case(
         "RandomErasing",
         erased,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,14 @@ RECIPES = [
     T.TrivialAugmentWide(),
     T.RandAugment(),
     T.ToMemoryFormat(torch.channels_last),
+    T.RandomInvert(),
+    T.RandomPosterize(3),
+    T.RandomSolarize(0.5),
+    T.RandomAutocontrast(),
+    T.RandomEqualize(),
+    T.RandomAdjustSharpness(2),
+    T.Grayscale(3),
+    T.Pad((1, 2, 3, 4)),
     T.RandomApply([T.ColorJitter(0.4), T.RandomRotation(9)], p=0.7),
     T.RandomChoice([T.GaussianBlur(3), T.RandomHorizontalFlip(), T.RandomCrop(9, 8)], p=[2, 1, 1]),
 ]
@@ -89,7 +98,15 @@ def test_rows_depend_on_their_own_sample_alone(recipe: T.Recipe) -> None:
         assert drawn.numbers.dtype == whole.numbers.dtype
 
 
-@pytest.mark.parametrize("kind", [T.RandomHorizontalFlip, T.RandomVerticalFlip, T.RandomGrayscale])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(T.RandomHorizontalFlip, T.RandomVerticalFlip, T.RandomGrayscale),
+        *(T.RandomInvert, T.RandomAutocontrast, T.RandomEqualize),
+        *(partial(T.RandomPosterize, 3), partial(T.RandomSolarize, 9)),
+        partial(T.RandomAdjustSharpness, 2),
+    ],
+)
 def test_an_image_is_chosen_with_a_probability_and_left_alone_otherwise(kind: Any) -> None:
     """0 and 1 are never and always."""
     image = decoded("coffee")

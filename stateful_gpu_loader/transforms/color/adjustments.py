@@ -236,6 +236,18 @@ def solarize(images: Tensor, thresholds: Tensor) -> Tensor:
     return torch.where(images >= limits, images.bitwise_not(), images)
 
 
+def invert(images: Tensor) -> Tensor:
+    """Turn each value into what it lacks of the brightest.
+
+    Args:
+        images: [..., C, H, W], uint8 or float in [0, 1].
+
+    >>> invert(torch.tensor([0, 200], dtype=torch.uint8).view(1, 1, 2)).flatten()
+    tensor([255,  55], dtype=torch.uint8)
+    """
+    return 1.0 - images if images.is_floating_point() else images.bitwise_not()
+
+
 def autocontrast(images: Tensor) -> Tensor:
     """Stretch each channel, so that its darkest value is 0 and its brightest the dtype's.
 

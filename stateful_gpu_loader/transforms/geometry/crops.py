@@ -22,6 +22,7 @@ from stateful_gpu_loader.transforms.arguments import (
 from stateful_gpu_loader.transforms.batches.device import on_device
 from stateful_gpu_loader.transforms.batches.placement import Placement
 from stateful_gpu_loader.transforms.cut import Cut
+from stateful_gpu_loader.transforms.geometry.pads import as_padding, as_padding_mode, padded
 from stateful_gpu_loader.transforms.geometry.resize import (
     INTERPOLATIONS,
     crop,
@@ -32,7 +33,6 @@ from stateful_gpu_loader.transforms.motion import scaled_and_shifted
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe, between
 
 _NUMBER_NAMES = ("pad_left", "pad_top", "pad_right", "pad_bottom", "top", "left")
-_PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
 
 
 class _Crop(Recipe):
@@ -85,14 +85,7 @@ class _Crop(Recipe):
         return Draw(numbers, np.full_like(corners, self.size))
 
     def _padded(self, images: Tensor, padding: list[int]) -> Tensor:
-        """[..., C, H, W] with pixels added left, top, right, bottom; itself if there are none."""
-        if not any(padding):
-            return images
-        from torchvision.transforms.v2 import functional as F
-
-        fill = list(self.fill) if isinstance(self.fill, tuple) else self.fill
-        padded: Tensor = F.pad_image(images, padding, fill=fill, padding_mode=self.padding_mode)
-        return padded
+        return padded(images, padding, self.fill, self.padding_mode)
 
 
 class CenterCrop(_Crop):
@@ -157,17 +150,11 @@ class RandomCrop(_Crop):
         padding_mode: str = "constant",
     ) -> None:
         self.size = as_size(size)
-        self.padding = _canonical_padding(padding)
+        pixels = (0, 0, 0, 0) if padding is None else as_padding(padding)
+        self.padding = pixels if any(pixels) else None
         self.pad_if_needed = bool(pad_if_needed)
         self.fill = as_fill(fill)
-        if padding_mode not in _PADDING_MODES:
-            raise ValueError(f"{padding_mode = } must be one of {_PADDING_MODES}")
-        if isinstance(self.fill, tuple) and len(self.fill) > 1 and padding_mode != "constant":
-            raise ValueError(
-                f"{fill = } has a number for each channel, and {padding_mode = } takes none. "
-                "Remedy: leave fill out, or padding_mode"
-            )
-        self.padding_mode = padding_mode
+        self.padding_mode = as_padding_mode(padding_mode, self.fill)
 
     def draw(self, uniforms: FloatArray, sizes: IndexArray) -> Draw:
         """Pad and place the box.
@@ -195,21 +182,6 @@ class RandomCrop(_Crop):
             f"has {height}x{width}, padded {padded_height}x{padded_width} (height x width). "
             "Remedy: pad_if_needed=True, or Resize first"
         )
-
-
-def _canonical_padding(padding: int | Sequence[int] | None) -> tuple[int, int, int, int] | None:
-    """(left, top, right, bottom), or None for no padding."""
-    if padding is None:
-        return None
-    sides = (padding,) if isinstance(padding, int) else padding
-    if (
-        not isinstance(sides, (tuple, list))
-        or len(sides) not in (1, 2, 4)
-        or not all(isinstance(side, int) for side in sides)
-    ):
-        raise ValueError(f"{padding = } must be an int, or a tuple or list of 1, 2 or 4 ints")
-    left, top, right, bottom = (tuple(sides) * 4)[:4]
-    return (left, top, right, bottom) if any(sides) else None
 
 
 NUM_ATTEMPTS = 10

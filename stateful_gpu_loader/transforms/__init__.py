@@ -7,6 +7,7 @@ The modules import torchvision within functions: it takes longer to import than 
 of other samples than images import this package, too.
 """
 
+from stateful_gpu_loader.transforms.auto_augment import AugMix, AutoAugment
 from stateful_gpu_loader.transforms.choices import RandomApply, RandomChoice
 from stateful_gpu_loader.transforms.color.blur import GaussianBlur
 from stateful_gpu_loader.transforms.color.erasing import RandomErasing
@@ -33,6 +34,8 @@ from stateful_gpu_loader.transforms.recipe import BatchRecipe, Draw, Recipe
 from stateful_gpu_loader.transforms.values import Normalize, ToDtype, ToMemoryFormat
 
 __all__ = [
+    "AugMix",
+    "AutoAugment",
     "BatchRecipe",
     "CenterCrop",
     "ColorJitter",

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from stateful_gpu_loader.errors import RefusedPart, UnsupportedTransform
+from stateful_gpu_loader.transforms.auto_augment import AugMix, AutoAugment
 from stateful_gpu_loader.transforms.choices import RandomApply, RandomChoice
 from stateful_gpu_loader.transforms.color.blur import GaussianBlur
 from stateful_gpu_loader.transforms.color.erasing import RandomErasing
@@ -432,6 +433,8 @@ _CHOOSING: dict[str | None, Callable[..., Recipe]] = {
 }
 
 _EQUAL = (
+    AugMix,
+    AutoAugment,
     Pad,
     Grayscale,
     RandomAdjustSharpness,

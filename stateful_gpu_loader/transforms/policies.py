@@ -35,6 +35,7 @@ from stateful_gpu_loader.transforms.color.adjustments import (
     adjust_sharpness,
     autocontrast,
     equalize,
+    invert,
     posterize,
     solarize,
 )
@@ -67,7 +68,12 @@ class Operation(IntEnum):
     """Threshold, as a share of the brightest value."""
     AUTO_CONTRAST = 12
     EQUALIZE = 13
+    INVERT = 14
+    """Only AutoAugment's."""
 
+
+_NUM_CHOICES = 14
+"""Operations that RandAugment and TrivialAugmentWide choose from: all but INVERT."""
 
 _IS_SIGNED = np.array([Operation.SHEAR_X <= one <= Operation.SHARPNESS for one in Operation])
 _WARP = int(Operation.SHEAR_X)
@@ -87,6 +93,7 @@ _WITH_PARAMETER: dict[int, Callable[[Tensor, Tensor], Tensor]] = {
 _WITHOUT_PARAMETER: dict[int, Callable[[Tensor], Tensor]] = {
     Operation.AUTO_CONTRAST: autocontrast,
     Operation.EQUALIZE: equalize,
+    Operation.INVERT: invert,
 }
 
 
@@ -111,7 +118,7 @@ def pick_operations(uniforms: FloatArray) -> IndexArray:
     >>> pick_operations(np.array([0.0, 0.5, 0.99]))
     array([ 0,  7, 13])
     """
-    operations: IndexArray = np.floor(uniforms * len(Operation)).astype(np.int64)
+    operations: IndexArray = np.floor(uniforms * _NUM_CHOICES).astype(np.int64)
     return operations
 
 
@@ -357,6 +364,28 @@ class AugmentPolicy(Recipe):
         return images
 
 
+def magnitudes_for_sizes(
+    operations: IndexArray,
+    bins: IndexArray,
+    num_bins: int,
+    sizes: IndexArray,
+    share_of_side: float = _RAND_HIGHEST_SHARE_OF_SIDE,
+) -> FloatArray:
+    """As :func:`magnitudes`, on the scale of RandAugment, AutoAugment and AugMix.
+
+    Args:
+        operations: int64 [n].
+        bins: int64 [n]: 0 <= bin < num_bins.
+        num_bins: at least 2.
+        sizes: int64 [n, 2]: height and width of the images, in pixels.
+        share_of_side: how far the last bin shifts an image, as a fraction of its width or height.
+    """
+    highest = _RAND_HIGHEST[operations]
+    for translation, side in ((Operation.TRANSLATE_X, 1), (Operation.TRANSLATE_Y, 0)):
+        highest = np.where(operations == translation, share_of_side * sizes[:, side], highest)
+    return magnitudes(operations, bins, num_bins, highest, _RAND_FEWEST_BITS)
+
+
 class RandAugment(AugmentPolicy):
     """Some of 14 operations after each other, as ``torchvision.transforms.v2.RandAugment``.
 
@@ -412,18 +441,11 @@ class RandAugment(AugmentPolicy):
         numbers = np.empty((len(sizes), 2 * self.num_ops))
         for column in range(0, 2 * self.num_ops, 2):
             operations = pick_operations(uniforms[:, column])
-            values = self._magnitudes(operations, sizes)
+            bins = np.full(len(operations), self.magnitude)
+            values = magnitudes_for_sizes(operations, bins, self.num_magnitude_bins, sizes)
             numbers[:, column] = operations
             numbers[:, column + 1] = with_signs(operations, values, uniforms[:, column + 1])
         return Draw(numbers, sizes)
-
-    def _magnitudes(self, operations: IndexArray, sizes: IndexArray) -> FloatArray:
-        highest = _RAND_HIGHEST[operations]
-        for translation, side in ((Operation.TRANSLATE_X, 1), (Operation.TRANSLATE_Y, 0)):
-            furthest = _RAND_HIGHEST_SHARE_OF_SIDE * sizes[:, side]
-            highest = np.where(operations == translation, furthest, highest)
-        bins = np.full(len(operations), self.magnitude)
-        return magnitudes(operations, bins, self.num_magnitude_bins, highest, _RAND_FEWEST_BITS)
 
 
 class TrivialAugmentWide(AugmentPolicy):

@@ -53,6 +53,8 @@ CASES = {
     "pad": Case(recipe=T.Pad(4), share=0),
     "applied": Case(recipe=T.RandomApply([T.ColorJitter(0.4), T.RandomRotation(9)]), share=0.01),
     "chosen": Case(recipe=T.RandomChoice([T.GaussianBlur(3), T.RandomGrayscale(0.5)]), share=0),
+    "auto augment": Case(recipe=T.AutoAugment(), share=0.02),
+    "augmix": Case(recipe=T.AugMix(), share=0.02),
     "rand augment": Case(recipe=T.RandAugment(), share=0.02),
 }
 FLOATS = {

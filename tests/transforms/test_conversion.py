@@ -42,6 +42,12 @@ class ClassificationPresetTrain:
             steps.append(library.RandAugment(interpolation=InterpolationMode.BILINEAR))
         if policy == "ta_wide":
             steps.append(library.TrivialAugmentWide(interpolation=InterpolationMode.BILINEAR))
+        if policy == "augmix":
+            steps.append(library.AugMix(interpolation=InterpolationMode.BILINEAR, severity=4))
+        if policy in ("imagenet", "svhn"):
+            chosen = torchvision.transforms.AutoAugmentPolicy(policy)
+            mode = InterpolationMode.BILINEAR
+            steps.append(library.AutoAugment(policy=chosen, interpolation=mode))
         if backend == "pil":
             steps.append(library.PILToTensor())
         is_v2 = library is v2
@@ -64,13 +70,16 @@ LIBRARIES = pytest.mark.parametrize("library", [torchvision.transforms, v2], ids
 
 @LIBRARIES
 @pytest.mark.parametrize("backend", ["pil", "tensor"])
-@pytest.mark.parametrize("policy", [None, "ra", "ta_wide"])
+@pytest.mark.parametrize("policy", [None, "ra", "ta_wide", "augmix", "imagenet", "svhn"])
 def test_the_references_training_preset(library: Any, backend: str, policy: str | None) -> None:
     converted = T.from_torchvision(ClassificationPresetTrain(library, policy, backend, 0.1))
     augmented = {
         None: [],
         "ra": [T.RandAugment(interpolation="bilinear")],
         "ta_wide": [T.TrivialAugmentWide(interpolation="bilinear")],
+        "augmix": [T.AugMix(4)],
+        "imagenet": [T.AutoAugment("imagenet", "bilinear")],
+        "svhn": [T.AutoAugment("svhn", "bilinear")],
     }[policy]
     expected = T.Compose(
         [

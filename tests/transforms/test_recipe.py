@@ -39,6 +39,8 @@ RECIPES = [
     T.TrivialAugmentWide(),
     T.RandAugment(),
     T.ToMemoryFormat(torch.channels_last),
+    T.AutoAugment(),
+    T.AugMix(),
     T.RandomInvert(),
     T.RandomPosterize(3),
     T.RandomSolarize(0.5),

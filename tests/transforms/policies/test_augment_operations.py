@@ -16,7 +16,7 @@ from stateful_gpu_loader.transforms.policies import (
 )
 from tests.transforms.pictures import ODD_SIZES, as_float, decoded, noise
 
-NAMES = list(v2.TrivialAugmentWide._AUGMENTATION_SPACE)
+NAMES = [*v2.TrivialAugmentWide._AUGMENTATION_SPACE, "Invert"]
 SIGNED = [0.0, 0.033, 0.3, 0.99, -0.4]
 MAGNITUDES: dict[Operation, list[float]] = {
     **dict.fromkeys(Operation, SIGNED),
@@ -64,7 +64,8 @@ def test_operations_are_torchvisions() -> None:
     """Numbers speak of them by their place."""
     ours = [operation.name.replace("_", "").lower() for operation in Operation]
     assert ours == [name.lower() for name in NAMES]
-    assert list(v2.RandAugment._AUGMENTATION_SPACE) == NAMES
+    assert [*v2.RandAugment._AUGMENTATION_SPACE, "Invert"] == NAMES
+    assert set(v2.AutoAugment._AUGMENTATION_SPACE) <= set(NAMES)
 
 
 @pytest.mark.fuzz

@@ -12,6 +12,7 @@ from stateful_gpu_loader.transforms.choices import RandomApply, RandomChoice
 from stateful_gpu_loader.transforms.color.blur import GaussianBlur
 from stateful_gpu_loader.transforms.color.erasing import RandomErasing
 from stateful_gpu_loader.transforms.color.jitter import ColorJitter, RandomGrayscale
+from stateful_gpu_loader.transforms.color.photometric import RandomPhotometricDistort
 from stateful_gpu_loader.transforms.color.tones import (
     Grayscale,
     RandomAdjustSharpness,
@@ -26,7 +27,13 @@ from stateful_gpu_loader.transforms.conversion import from_torchvision
 from stateful_gpu_loader.transforms.geometry.affine import RandomAffine, RandomRotation
 from stateful_gpu_loader.transforms.geometry.crops import CenterCrop, RandomCrop, RandomResizedCrop
 from stateful_gpu_loader.transforms.geometry.flips import RandomHorizontalFlip, RandomVerticalFlip
-from stateful_gpu_loader.transforms.geometry.pads import Pad
+from stateful_gpu_loader.transforms.geometry.pads import Pad, RandomZoomOut
+from stateful_gpu_loader.transforms.geometry.perspective import RandomPerspective
+from stateful_gpu_loader.transforms.geometry.random_sizes import (
+    RandomResize,
+    RandomShortestSize,
+    ScaleJitter,
+)
 from stateful_gpu_loader.transforms.geometry.resize import Resize
 from stateful_gpu_loader.transforms.mixing import CutMix, MixUp
 from stateful_gpu_loader.transforms.policies import RandAugment, TrivialAugmentWide
@@ -60,13 +67,19 @@ __all__ = [
     "RandomGrayscale",
     "RandomHorizontalFlip",
     "RandomInvert",
+    "RandomPerspective",
+    "RandomPhotometricDistort",
     "RandomPosterize",
+    "RandomResize",
     "RandomResizedCrop",
     "RandomRotation",
+    "RandomShortestSize",
     "RandomSolarize",
     "RandomVerticalFlip",
+    "RandomZoomOut",
     "Recipe",
     "Resize",
+    "ScaleJitter",
     "ToDtype",
     "ToMemoryFormat",
     "TrivialAugmentWide",

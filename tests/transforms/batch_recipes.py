@@ -21,12 +21,16 @@ from stateful_gpu_loader.transforms import (
     RandomGrayscale,
     RandomHorizontalFlip,
     RandomInvert,
+    RandomPerspective,
+    RandomPhotometricDistort,
     RandomPosterize,
     RandomRotation,
     RandomSolarize,
     RandomVerticalFlip,
+    RandomZoomOut,
     Recipe,
     Resize,
+    ScaleJitter,
     ToDtype,
 )
 from stateful_gpu_loader.transforms.color.blur import GaussianBlur
@@ -73,6 +77,11 @@ RECIPES = {
     "grey": Grayscale(3),
     "pad": Pad((1, 2, 3, 4), fill=(1, 2, 3)),
     "pad, reflected": Pad(5, padding_mode="reflect"),
+    "photometric": RandomPhotometricDistort(),
+    "perspective": RandomPerspective(0.6, 0.7, fill=(1, 2, 3)),
+    "nearest perspective": RandomPerspective(1.0, 0.9, "nearest", fill=None),
+    "zoom out": RandomZoomOut((1, 2, 3), (2, 2), p=1.0),
+    "scale": ScaleJitter((64, 64), (0.7, 0.7)),
     "applied": RandomApply([RandomRotation(30), RandomHorizontalFlip()], 0.4),
     "chosen": RandomChoice([RandomRotation(30), RandomAffine(9), GaussianBlur(3)], [1, 2, 1]),
 }

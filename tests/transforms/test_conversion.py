@@ -225,6 +225,29 @@ EQUAL: dict[str, tuple[Any, list[T.Recipe]]] = {
             *[T.RandomAdjustSharpness(2, 0.7)] * 2,
         ],
     ),
+    "as for detectors and segmentation": (
+        v2.Compose(
+            [
+                v2.RandomPhotometricDistort((0.5, 2), p=0.3),
+                v2.RandomZoomOut({tv_tensors.Mask: 0, "others": (1, 2, 3)}, (1, 2), 0.4),
+                v2.RandomShortestSize((480, 800), 1333),
+                v2.RandomResize(260, 1040, "nearest"),
+                v2.ScaleJitter((1024, 512), (0.1, 1), antialias=False),
+                v2.RandomPerspective(0.3, 0.2, "nearest", [1, 2, 3]),
+                v1.RandomPerspective(0.3, 0.2, InterpolationMode.NEAREST, 7),
+                v2.ToImage(),
+            ]
+        ),
+        [
+            T.RandomPhotometricDistort((0.5, 2), p=0.3),
+            T.RandomZoomOut((1, 2, 3), (1, 2), 0.4),
+            T.RandomShortestSize([480, 800], 1333),
+            T.RandomResize(260, 1040, "nearest-exact"),
+            T.ScaleJitter((1024, 512), (0.1, 1)),
+            T.RandomPerspective(0.3, 0.2, "nearest", [1, 2, 3]),
+            T.RandomPerspective(0.3, 0.2, "nearest", 7),
+        ],
+    ),
     "many arguments, v1": (
         v1.Compose(
             [

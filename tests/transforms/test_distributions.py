@@ -70,6 +70,26 @@ class Case:
         return np.array([self.read(reference.make_params([image])) for _ in range(n)])
 
 
+def by_keys_of_edge(params: dict[str, Any]) -> list[float]:
+    """Height and width, of which torchvision draws the shorter."""
+    (shorter,) = params["size"]
+    return [shorter, int(shorter * 60 / 45)]
+
+
+def photometric(params: dict[str, Any]) -> list[float]:
+    """Pairs of whether and by what, and whether contrast comes first."""
+    numbers: list[float] = []
+    for name in ("brightness", "contrast", "saturation", "hue"):
+        factor = params[f"{name}_factor"]
+        numbers += [0.0, 0.0] if factor is None else [1.0, factor]
+    return [*numbers, float(params["contrast_before"])]
+
+
+def corners(params: dict[str, Any]) -> list[float]:
+    """Where the corners go, which the test puts in place of the coefficients."""
+    return [1.0, *np.ravel(params["coefficients"]).tolist()]
+
+
 BOX = by_keys("top", "left", "height", "width")
 AFFINE = by_keys("angle", "translate", "scale", "shear")
 JITTER = by_keys("fn_idx", *(f"{name}_factor" for name in T.ColorJitter.number_names[4:]))
@@ -105,6 +125,25 @@ CASES = {
         read=JITTER,
         together=(0, 1, 2, 3),
     ),
+    "zoom out": Case(
+        kind="RandomZoomOut",
+        arguments={"p": 1.0, "side_range": (1.1, 3)},
+        read=by_keys("padding"),
+    ),
+    "random resize": Case(
+        kind="RandomResize", arguments={"min_size": 20, "max_size": 33}, read=by_keys_of_edge
+    ),
+    "shortest size": Case(
+        kind="RandomShortestSize",
+        arguments={"min_size": [20, 30, 60], "max_size": 70},
+        read=by_keys("size"),
+        together=(0, 1),
+    ),
+    "scale jitter": Case(
+        kind="ScaleJitter", arguments={"target_size": (90, 40)}, read=by_keys("size")
+    ),
+    "perspective": Case(kind="RandomPerspective", arguments={"p": 1.0}, read=corners),
+    "photometric": Case(kind="RandomPhotometricDistort", arguments={}, read=photometric),
     "crop": Case(kind="RandomCrop", arguments={"size": 4}, size=(6, 7), read=crop, together=(4, 5)),
     **{
         f"resized crop {size} {arguments}": Case(
@@ -181,8 +220,12 @@ def assert_same_column(one: Numbers, other: Numbers) -> None:
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_numbers_are_distributed_as_torchvisions(case: Case) -> None:
+def test_numbers_are_distributed_as_torchvisions(
+    monkeypatch: pytest.MonkeyPatch, case: Case
+) -> None:
     """Kolmogorov-Smirnov of each number; chi-square of those that have few values."""
+    solved = "torchvision.transforms.v2._geometry._get_perspective_coeffs"
+    monkeypatch.setattr(solved, lambda _, corners: corners)
     theirs = case.theirs(4000)
     ours = case.ours(4000)[:, : theirs.shape[1]]
     columns = [[*numbers.T, *case.more(numbers)] for numbers in (ours, theirs)]

@@ -54,6 +54,9 @@ AFFINE = T.RandomAffine(20)
         (T.RandomHorizontalFlip(), [0], boxes()),
         (T.RandomVerticalFlip(), [1], F.vertical_flip(boxes())),
         (T.Pad((3, 5, 2, 1)), [3, 5, 2, 1], F.pad(boxes(), [3, 5, 2, 1])),
+        (T.RandomZoomOut(), [3, 5, 2, 1], F.pad(boxes(), [3, 5, 2, 1])),
+        (T.RandomResize(9, 99), [25, 40], F.resize(boxes(), [25, 40])),
+        (T.RandomPhotometricDistort(), [1] * 12, boxes()),
         (T.RandomInvert(), [1], boxes()),
         (T.RandomEqualize(), [1], boxes()),
         (T.Grayscale(3), [], boxes()),
@@ -114,8 +117,8 @@ def test_recipes_in_a_row_move_points_one_after_the_other() -> None:
 
 
 def test_a_recipe_that_does_not_tell_is_found() -> None:
-    policy = T.RandAugment()
-    assert T.Compose([T.Resize(8), policy]).immovable() is policy
+    for policy in (T.RandAugment(), T.RandomPerspective()):
+        assert T.Compose([T.Resize(8), policy]).immovable() is policy
     assert T.Compose([T.Resize(8), T.RandomRotation(5)]).immovable() is None
 
 

@@ -325,17 +325,35 @@ def warp(
     >>> warp(image, inverse_affine_matrices((1, 3), translations=(1, 0)), "nearest", 9.0)
     tensor([[[[9, 0, 1]]]], dtype=torch.uint8)
     """
+    height, width = images.shape[2:]
+    if images.numel() == 0:
+        return images.new_empty(*images.shape[:2], *(size or (height, width)))
+    dtype = torch.float64 if images.dtype is torch.float64 else torch.float32
+    grid = _grid(matrices, (height, width), size or (height, width), dtype, images.device)
+    return sample(images, grid, interpolation, fill)
+
+
+def sample(
+    images: Tensor, grid: Tensor, interpolation: str, fill: float | tuple[float, ...] | None
+) -> Tensor:
+    """Take the pixels of a grid, as torchvision does for maps of every kind.
+
+    Args:
+        images: [n, C, H, W], uint8 or float.
+        grid: where each pixel comes from, [n, h, w, 2] of x and y, -1 and 1 being the outer edges;
+            float64 for float64 images, else float32.
+        interpolation, fill: as for :func:`warp`.
+
+    Raises:
+        ValueError: there are neither one nor C numbers to fill with.
+    """
     channels, height, width = images.shape[1:]
     if isinstance(fill, tuple) and len(fill) not in (1, channels):
         raise ValueError(
             f"{fill = } has {len(fill)} numbers, and the images have {channels} channels. "
             "Remedy: pass one number, or one for each channel"
         )
-    if images.numel() == 0:
-        return images.new_empty(*images.shape[:2], *(size or (height, width)))
-    dtype = torch.float64 if images.dtype is torch.float64 else torch.float32
-    grid = _grid(matrices, (height, width), size or (height, width), dtype, images.device)
-    pixels = images.to(dtype)
+    dtype, pixels = grid.dtype, images.to(grid.dtype)
     if fill is None:
         sampled = _sample(pixels, grid, interpolation)
     else:

@@ -12,6 +12,7 @@ from stateful_gpu_loader.transforms.choices import RandomApply, RandomChoice
 from stateful_gpu_loader.transforms.color.blur import GaussianBlur
 from stateful_gpu_loader.transforms.color.erasing import RandomErasing
 from stateful_gpu_loader.transforms.color.jitter import ColorJitter, RandomGrayscale
+from stateful_gpu_loader.transforms.color.jpeg import JPEG
 from stateful_gpu_loader.transforms.color.photometric import RandomPhotometricDistort
 from stateful_gpu_loader.transforms.color.tones import (
     Grayscale,
@@ -41,6 +42,7 @@ from stateful_gpu_loader.transforms.recipe import BatchRecipe, Draw, Recipe
 from stateful_gpu_loader.transforms.values import Normalize, ToDtype, ToMemoryFormat
 
 __all__ = [
+    "JPEG",
     "AugMix",
     "AutoAugment",
     "BatchRecipe",

@@ -22,6 +22,7 @@ from stateful_gpu_loader.transforms.choices import RandomApply, RandomChoice
 from stateful_gpu_loader.transforms.color.blur import GaussianBlur
 from stateful_gpu_loader.transforms.color.erasing import RandomErasing
 from stateful_gpu_loader.transforms.color.jitter import ColorJitter, RandomGrayscale
+from stateful_gpu_loader.transforms.color.jpeg import JPEG
 from stateful_gpu_loader.transforms.color.photometric import RandomPhotometricDistort
 from stateful_gpu_loader.transforms.color.tones import (
     Grayscale,
@@ -440,6 +441,7 @@ _CHOOSING: dict[str | None, Callable[..., Recipe]] = {
 }
 
 _EQUAL = (
+    JPEG,
     RandomPhotometricDistort,
     RandomPerspective,
     RandomZoomOut,

@@ -66,6 +66,7 @@ FLOATS = {
     "to bfloat16": Case(recipe=T.ToDtype(torch.bfloat16), share=0),
     **CASES,
 }
+BYTES_ONLY = {"jpeg": Case(recipe=T.JPEG((5, 95)), share=0)}
 
 GLOBAL_SETTINGS: dict[str, Callable[[], None]] = {
     "matmul precision": lambda: torch.set_float32_matmul_precision("medium"),
@@ -102,10 +103,11 @@ def _share_off(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", FLOATS.values(), ids=FLOATS.keys())
-def test_pixels_are_what_the_cpu_makes_of_each_image(case: Case) -> None:
-    """Bytes, where the recipe keeps them bytes, and floats."""
-    for dtype in (torch.uint8, torch.float32):
+@pytest.mark.parametrize("name", [*FLOATS, *BYTES_ONLY])
+def test_pixels_are_what_the_cpu_makes_of_each_image(name: str) -> None:
+    """Bytes, where the recipe keeps them bytes, and floats, where it takes them."""
+    case = FLOATS.get(name) or BYTES_ONLY[name]
+    for dtype in (torch.uint8, torch.float32)[: 1 if name in BYTES_ONLY else 2]:
         if dtype is torch.uint8 and case.recipe.dtype_after(dtype) is not torch.uint8:
             continue
         images, numbers = _images(16, dtype), _numbers(case.recipe, 16)
@@ -136,7 +138,7 @@ def _num_kernels(recipe: T.Recipe, images: torch.Tensor, numbers: np.ndarray) ->
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize("case", (CASES | BYTES_ONLY).values(), ids=CASES | BYTES_ONLY)
 def test_nothing_waits_and_a_batch_twice_as_large_takes_no_more_launches(case: Case) -> None:
     images, numbers = _images(16, torch.uint8).cuda(), _numbers(case.recipe, 16)
     once = _num_kernels(case.recipe, images, numbers)  # what is loaded at the first call may wait

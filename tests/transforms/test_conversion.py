@@ -228,6 +228,8 @@ EQUAL: dict[str, tuple[Any, list[T.Recipe]]] = {
     "as for detectors and segmentation": (
         v2.Compose(
             [
+                v2.JPEG((20, 90)),
+                v2.JPEG(50),
                 v2.RandomPhotometricDistort((0.5, 2), p=0.3),
                 v2.RandomZoomOut({tv_tensors.Mask: 0, "others": (1, 2, 3)}, (1, 2), 0.4),
                 v2.RandomShortestSize((480, 800), 1333),
@@ -239,6 +241,8 @@ EQUAL: dict[str, tuple[Any, list[T.Recipe]]] = {
             ]
         ),
         [
+            T.JPEG((20, 90)),
+            T.JPEG(50),
             T.RandomPhotometricDistort((0.5, 2), p=0.3),
             T.RandomZoomOut((1, 2, 3), (1, 2), 0.4),
             T.RandomShortestSize([480, 800], 1333),

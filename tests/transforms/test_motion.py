@@ -57,6 +57,7 @@ AFFINE = T.RandomAffine(20)
         (T.RandomZoomOut(), [3, 5, 2, 1], F.pad(boxes(), [3, 5, 2, 1])),
         (T.RandomResize(9, 99), [25, 40], F.resize(boxes(), [25, 40])),
         (T.RandomPhotometricDistort(), [1] * 12, boxes()),
+        (T.JPEG(50), [50], boxes()),
         (T.RandomInvert(), [1], boxes()),
         (T.RandomEqualize(), [1], boxes()),
         (T.Grayscale(3), [], boxes()),

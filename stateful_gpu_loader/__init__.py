@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from stateful_gpu_loader.errors import MissingDependency as MissingDependency
     from stateful_gpu_loader.errors import NoSuchPlace as NoSuchPlace
     from stateful_gpu_loader.errors import StateMismatch as StateMismatch
+    from stateful_gpu_loader.errors import UnsupportedLoader as UnsupportedLoader
     from stateful_gpu_loader.errors import UnsupportedTransform as UnsupportedTransform
     from stateful_gpu_loader.errors import WorkerLost as WorkerLost
     from stateful_gpu_loader.loader import StatefulGPULoader as StatefulGPULoader
@@ -92,6 +93,7 @@ _MODULE_OF = {
     "TFRecordSource": "datasets",
     "TarShards": "datasets",
     "TarSource": "datasets",
+    "UnsupportedLoader": "errors",
     "UnsupportedTransform": "errors",
     "WeightedSampler": "samplers",
     "WorkerLost": "errors",

@@ -8,6 +8,7 @@ LoaderError
 ├── NoSuchPlace        (ValueError)    a place in a stream does not exist, or cannot be computed
 ├── BadSample          (ValueError)    the data of one sample is corrupt
 ├── UnsupportedTransform (TypeError)   parts of a transform have no equal recipe
+├── UnsupportedLoader  (TypeError)     parts of a DataLoader have no equal that is faster
 ├── WorkerLost         (RuntimeError)  a worker could not start, or died too often
 └── MissingDependency  (ImportError)   an optional package is not installed
 ```
@@ -103,7 +104,7 @@ class BadSample(LoaderError, ValueError):
 
 
 class RefusedPart(NamedTuple):
-    """A part of a transform that has no equal recipe."""
+    """A part of a transform or a DataLoader that has no equal here."""
 
     place: str
     """Expression that leads to the part, such as ``"transform.transforms[2]"``."""
@@ -122,14 +123,28 @@ class UnsupportedTransform(LoaderError, TypeError):
 
     def __init__(self, refused: Sequence[RefusedPart]) -> None:
         self.refused = list(refused)
-        parts = "; ".join(
-            f"{part.place}: {_package_of(part.transform)}{_brief(part.transform)}, because "
-            f"{part.reason}"
-            for part in self.refused
-        )
         super().__init__(
-            f"no recipe equals {parts}. Remedy: pass the transform itself as transform=; the "
-            "loader calls it in worker processes, and resumes as exactly"
+            f"no recipe equals {_listed(self.refused)}. Remedy: pass the transform itself as "
+            "transform=; the loader calls it in worker processes, and resumes as exactly"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.refused,)
+
+
+class UnsupportedLoader(LoaderError, TypeError):
+    """Parts of a DataLoader have no equal on the fast path; no loader was built.
+
+    Args:
+        refused: each part that has none.
+    """
+
+    def __init__(self, refused: Sequence[RefusedPart]) -> None:
+        self.refused = list(refused)
+        super().__init__(
+            f"no faster loader equals one with {_listed(self.refused)}. Remedy: pass dataset= or "
+            "transform= in its place, or build StatefulGPULoader with the arguments of the "
+            "DataLoader, which resumes as exactly"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -174,6 +189,14 @@ def _brief(value: Any, limit: int = 300) -> str:
         # A damaged state may hold a value without a repr: endless nesting, a huge int.
         return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
+
+
+def _listed(refused: Sequence[RefusedPart]) -> str:
+    return "; ".join(
+        f"{part.place}: {_package_of(part.transform)}{_brief(part.transform)}, because "
+        f"{part.reason}"
+        for part in refused
+    )
 
 
 def _package_of(thing: Any) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import html
 import inspect
+import logging
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sized
 from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 import torch
-from torch.utils.data import BatchSampler, Sampler
+from torch.utils.data import BatchSampler, DataLoader, Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 from typing_extensions import TypeVar
 
@@ -25,11 +26,14 @@ from stateful_gpu_loader.engine.run import Run
 from stateful_gpu_loader.engine.stats import LoaderStats
 from stateful_gpu_loader.engine.workers.choice import runs_in_threads
 from stateful_gpu_loader.engine.workers.cluster import RemoteWorkers
+from stateful_gpu_loader.loader_conversion import LoaderConversion
 from stateful_gpu_loader.randomness.global_generators import caller_generators_restored
 from stateful_gpu_loader.samplers import is_map
 from stateful_gpu_loader.state.bad_samples import BadSamples
 from stateful_gpu_loader.state.schema import as_epoch, as_int
 from stateful_gpu_loader.state.text_state import TextState
+
+logger = logging.getLogger(__name__)
 
 _T_co = TypeVar("_T_co", covariant=True, default=Any)
 _OF_TORCH = ARGUMENTS.keys() & inspect.signature(StatefulDataLoader).parameters
@@ -227,6 +231,45 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             "epoch": str(place.epoch),
             "position": str(place.position),
         }
+
+    @classmethod
+    def from_dataloader(cls, loader: DataLoader[Any], **changes: Any) -> StatefulGPULoader[Any]:
+        """Return an equal loader on the fast path, where images are decoded and augmented here.
+
+        The dataset becomes a Source: torchvision's ImageFolder and other datasets of image files,
+        CIFAR, STL10, SVHN, a TensorDataset of uint8 images, and a Subset or ConcatDataset of these.
+        Its ``transform`` becomes recipes of the same distributions
+        (:func:`stateful_gpu_loader.transforms.from_torchvision`). Samplers, ``collate_fn`` and the
+        other arguments are carried over. Shuffled orders and drawn numbers are those of this
+        class, and the pixels those of its decoder. One line of the log, at INFO, names the
+        converted dataset and transform.
+
+        Args:
+            loader: a DataLoader or a StatefulDataLoader. It stays as it is.
+            changes: arguments of this class that replace the carried ones. A ``dataset`` or
+                ``transform`` is taken as it is.
+
+        Raises:
+            UnsupportedLoader: a part of the loader has no equal; ``refused`` names each of them.
+
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from PIL import Image
+        >>> from torchvision.datasets import ImageFolder
+        >>> from torchvision.transforms import v2
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> Path(folder.name, "grey").mkdir()
+        >>> Image.new("RGB", (80, 60)).save(f"{folder.name}/grey/0.png")
+        >>> steps = v2.Compose([v2.CenterCrop(32), v2.ToImage(), v2.ToDtype(torch.float32, True)])
+        >>> theirs = torch.utils.data.DataLoader(ImageFolder(folder.name, steps), batch_size=1)
+        >>> ours = StatefulGPULoader.from_dataloader(theirs, seed=42)
+        >>> [torch.equal(a, b) for a, b in zip(next(iter(ours)), next(iter(theirs)))]
+        [True, True]
+        >>> folder.cleanup()
+        """
+        conversion = LoaderConversion.of(loader, changes)
+        logger.info("from_dataloader: %s", conversion.summary)
+        return cls(**conversion.arguments)
 
     @property
     def _engine(self) -> Engine:

@@ -1,0 +1,258 @@
+"""Arguments of a loader on the fast path that equals a DataLoader over torchvision's datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+    default_convert,
+)
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from stateful_gpu_loader.datasets import ArraySource, FolderSource, as_source
+from stateful_gpu_loader.engine.config import ARGUMENTS
+from stateful_gpu_loader.errors import RefusedPart, UnsupportedLoader, UnsupportedTransform
+from stateful_gpu_loader.transforms import Compose
+from stateful_gpu_loader.transforms.conversion import from_torchvision
+
+_ORDER = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
+"""Arguments that decide the order, and exclude one another."""
+_ARRAYS = {"CIFAR10": "targets", "CIFAR100": "targets", "STL10": "labels", "SVHN": "labels"}
+"""Datasets of torchvision that hold uint8 RGB images in ``data``, and where their targets are."""
+_NEED_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
+"""Arguments that DataLoader refuses without workers."""
+
+
+@dataclass(frozen=True)
+class LoaderConversion:
+    """What a loader on the fast path is built from.
+
+    Args:
+        arguments: arguments of the loader's class.
+        summary: the dataset and the transform, before and after, in one line.
+    """
+
+    arguments: dict[str, Any]
+    summary: str
+
+    @classmethod
+    def of(cls, loader: Any, changes: Mapping[str, Any]) -> LoaderConversion:
+        """Return the arguments of an equal loader on the fast path.
+
+        Args:
+            loader: the DataLoader.
+            changes: arguments that are taken instead of those of ``loader``. A ``dataset`` or a
+                ``transform`` among them is not converted.
+
+        Raises:
+            UnsupportedLoader: the dataset, its transform or the class of the loader has no equal.
+        """
+        _check_class(loader)
+        arguments = {
+            name: getattr(loader, name)
+            for name in ARGUMENTS
+            if name not in _ORDER and hasattr(loader, name)
+        }
+        arguments |= _order_of(loader) if not changes.keys() & set(_ORDER) else _sizes_of(loader)
+        if arguments["collate_fn"] in (default_collate, default_convert):
+            arguments["collate_fn"] = None
+        if not changes.get("num_workers", loader.num_workers):
+            arguments = {k: v for k, v in arguments.items() if k not in _NEED_WORKERS}
+        source, transform = _converted(loader, changes)
+        before = f"{_name(loader.dataset)}, {_name(loader)}"
+        return cls(
+            {**arguments, "dataset": source, "transform": transform, **changes},
+            f"{before} -> {source!r}, transform={transform!r}",
+        )
+
+
+def _check_class(loader: Any) -> None:
+    """Refuse a class that may deliver anything but what DataLoader does."""
+    if not isinstance(loader, DataLoader):
+        raise UnsupportedLoader(
+            [RefusedPart("loader", loader, "it is no torch.utils.data.DataLoader")]
+        )
+    made_by = type(loader).__iter__
+    module = made_by.__module__.partition(".")[0]
+    if made_by not in (DataLoader.__iter__, StatefulDataLoader.__iter__) and module != __package__:
+        raise UnsupportedLoader([RefusedPart("loader", loader, "its class has its own __iter__")])
+
+
+def _order_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return the arguments that decide the order; a plain torch sampler becomes ``shuffle``."""
+    if loader.batch_size is None:
+        if loader.batch_sampler is not None:
+            return {"batch_sampler": loader.batch_sampler}
+        return {"batch_size": None, **_sampler_of(loader)}
+    batches = loader.batch_sampler
+    if batches is not None and type(batches) is not BatchSampler:
+        return {"batch_sampler": batches}
+    return {**_sizes_of(loader), **_sampler_of(loader)}
+
+
+def _sizes_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+
+
+def _sampler_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    sampler: Any = loader.sampler
+    if getattr(loader, "shuffle", False):
+        return {"shuffle": True}
+    if type(sampler) is SequentialSampler:
+        return {"shuffle": False}
+    if type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None:
+        return {"shuffle": True}
+    return {"sampler": sampler}
+
+
+def _converted(loader: DataLoader[Any], changes: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the source and the recipes; those among ``changes`` as they are."""
+    refused: list[RefusedPart] = []
+    dataset: Any = loader.dataset
+    found: tuple[Any, list[tuple[str, Any]]] = (changes.get("dataset"), [])
+    if "dataset" not in changes:
+        try:
+            found = _source_of(dataset, "loader.dataset")
+        except _RefusedError as error:
+            refused.append(error.part)
+    source, transforms = found
+    recipes = changes.get("transform")
+    if "transform" not in changes and not refused:
+        own = getattr(loader, "transform", None)
+        try:
+            recipes = _recipes_of(transforms, own)
+        except UnsupportedTransform as error:
+            refused += error.refused
+        except _RefusedError as error:
+            refused.append(error.part)
+    if refused:
+        raise UnsupportedLoader(refused)
+    return source, recipes
+
+
+class _RefusedError(Exception):
+    """A part of a loader has no equal on the fast path."""
+
+    def __init__(self, place: str, thing: Any, reason: str) -> None:
+        super().__init__(reason)
+        self.part = RefusedPart(place, thing, reason)
+
+
+def _source_of(dataset: Any, place: str) -> tuple[Any, list[tuple[str, Any]]]:
+    """Return the source that equals a dataset, and the places and transforms of its parts."""
+    if as_source(dataset) is not None:
+        return dataset, []
+    if isinstance(dataset, IterableDataset):
+        raise _RefusedError(place, dataset, "it is iterable, and its samples have no index")
+    if type(dataset) is Subset:
+        whole, transforms = _source_of(dataset.dataset, f"{place}.dataset")
+        return Subset(whole, dataset.indices), transforms
+    if type(dataset) is ConcatDataset:
+        parts = [
+            _source_of(part, f"{place}.datasets[{i}]") for i, part in enumerate(dataset.datasets)
+        ]
+        return ConcatDataset([source for source, _ in parts]), [
+            each for _, transforms in parts for each in transforms
+        ]
+    if type(dataset) is TensorDataset:
+        return _tensors(dataset, place), []
+    name = _torchvision_name(dataset)
+    if name in _ARRAYS:
+        _check_targets(dataset, place)
+        source: Any = ArraySource(dataset.data, getattr(dataset, _ARRAYS[name]))
+    elif name is None and type(dataset).__module__.partition(".")[0] == "datasets":
+        reason = (
+            "a function makes its samples, or Pillow does. HuggingFaceSource reads the same rows: "
+            "pass dataset=HuggingFaceSource(rows) and transform=, with the recipes or "
+            "transforms.from_torchvision(...) of what the function does"
+        )
+        raise _RefusedError(place, dataset, reason)
+    else:
+        try:
+            source = FolderSource.from_dataset(dataset)
+        except (TypeError, ValueError) as error:
+            reason = str(error).partition(" Remedy:")[0].rstrip(".")
+            raise _RefusedError(place, dataset, reason) from error
+    return source, [(f"{place}.transform", dataset.transform)]
+
+
+def _torchvision_name(dataset: Any) -> str | None:
+    """Return the name of the class of torchvision that reads a dataset's samples."""
+    reads = getattr(type(dataset), "__getitem__", None)
+    module, name = getattr(reads, "__module__", ""), getattr(reads, "__qualname__", "")
+    if not module.startswith("torchvision.datasets."):
+        return None
+    return str(name.partition(".")[0])
+
+
+def _check_targets(dataset: Any, place: str) -> None:
+    if dataset.target_transform is not None:
+        raise _RefusedError(place, dataset, "it has a target_transform, which is code")
+    transforms = getattr(dataset, "transforms", None)
+    if transforms is not None and type(transforms).__name__ != "StandardTransform":
+        raise _RefusedError(place, dataset, "a function of image and target makes its samples")
+    if getattr(dataset, _ARRAYS[str(_torchvision_name(dataset))]) is None:
+        raise _RefusedError(place, dataset, "its images have no targets")
+
+
+def _tensors(dataset: TensorDataset, place: str) -> ArraySource:
+    tensors = dataset.tensors
+    if (
+        len(tensors) != 2
+        or tensors[0].dtype is not torch.uint8
+        or tensors[0].ndim != 4
+        or tensors[0].shape[1] != 3
+        or tensors[1].dtype is not torch.int64
+        or tensors[1].ndim != 1
+    ):
+        has = ", ".join(f"{tensor.dtype} {list(tensor.shape)}" for tensor in tensors)
+        wanted = "uint8 images [n, 3, height, width] with int64 targets [n]"
+        raise _RefusedError(place, dataset, f"it holds {has}, and not {wanted}")
+    return ArraySource(*tensors)
+
+
+def _recipes_of(transforms: list[tuple[str, Any]], own: Any) -> Any:
+    """Return the recipes that equal the datasets' transforms, followed by the loader's own.
+
+    Args:
+        transforms: place and transform of each dataset; empty where the images are tensors.
+        own: the ``transform`` of a loader of this package.
+    """
+    if not transforms:
+        return own
+    if own is not None:
+        raise _RefusedError("loader.transform", own, "the dataset has a transform, too")
+    made: list[Compose] = []
+    refused: list[RefusedPart] = []
+    for place, transform in transforms:
+        if transform is None:
+            raise _RefusedError(place, transform, "without it the samples are Pillow images")
+        try:
+            made.append(from_torchvision(transform))
+        except UnsupportedTransform as error:
+            refused += [
+                part._replace(place=part.place.replace("transform", place, 1))
+                for part in error.refused
+            ]
+    if refused:
+        raise UnsupportedTransform(refused)
+    for (place, transform), recipes in zip(transforms, made, strict=True):
+        if repr(recipes) != repr(made[0]):
+            raise _RefusedError(place, transform, "another dataset has another transform")
+    return made[0]
+
+
+def _name(thing: Any) -> str:
+    return type(thing).__name__

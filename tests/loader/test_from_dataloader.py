@@ -1,0 +1,280 @@
+"""``from_dataloader``: an equal loader on the fast path, or a refusal that names every part."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchvision.datasets import CIFAR10, MNIST, STL10, ImageFolder
+from torchvision.transforms import v2
+
+from stateful_gpu_loader import ArraySource, FolderSource, StatefulGPULoader
+from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.errors import UnsupportedLoader
+from tests.conformance import assert_exact_resume, same
+from tests.images import small_photographs, write_photo_folder
+
+FLOAT = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.25] * 3)]
+EVALUATION = v2.Compose([v2.CenterCrop(48), *FLOAT])
+TRAINING = v2.Compose([v2.RandomResizedCrop(48), v2.RandomHorizontalFlip(), *FLOAT])
+RECIPES = [T.RandomResizedCrop(48), T.RandomHorizontalFlip(), T.Normalize([0.5] * 3, [0.25] * 3)]
+N = 12
+Convert = Callable[..., StatefulGPULoader[Any]]
+convert: Convert = StatefulGPULoader.from_dataloader
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photos")
+    write_photo_folder(folder, num_classes=3, per_class=4)
+    return folder
+
+
+def cifar(transform: Any = EVALUATION, target_transform: Any = None) -> Any:
+    dataset = CIFAR10.__new__(CIFAR10)  # its constructor would download the images
+    dataset.data = small_photographs(N, 32, 32)
+    dataset.targets = [i % 10 for i in range(N)]
+    dataset.transform, dataset.target_transform = transform, target_transform
+    return dataset
+
+
+def stl() -> Any:
+    dataset = STL10.__new__(STL10)
+    dataset.data = np.ascontiguousarray(small_photographs(N, 96, 96).transpose(0, 3, 1, 2))
+    dataset.labels = np.arange(N)
+    dataset.transform, dataset.target_transform = EVALUATION, None
+    return dataset
+
+
+def tensors() -> TensorDataset:
+    images = torch.from_numpy(small_photographs(N)).permute(0, 3, 1, 2).contiguous()
+    return TensorDataset(images, torch.arange(N))
+
+
+DATASETS: dict[str, Callable[[Path], Any]] = {
+    "ImageFolder": lambda root: ImageFolder(str(root), EVALUATION),
+    "Subset": lambda root: Subset(ImageFolder(str(root), EVALUATION), [7, 1, 4, 1]),
+    "ConcatDataset": lambda root: ConcatDataset(
+        [ImageFolder(str(root), EVALUATION), Subset(cifar(EVALUATION), range(4))]
+    ),
+    "CIFAR10": lambda root: cifar(v2.Compose(FLOAT)),
+    "STL10": lambda root: stl(),
+    "TensorDataset": lambda root: tensors(),
+}
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_what_draws_nothing_gives_the_same_batches(name: str, root: Path) -> None:
+    """A22: the pixels of files are those of torchvision's decoder, and arrays stay as they are."""
+    theirs = DataLoader(DATASETS[name](root), batch_size=5)
+    ours = convert(theirs, decoder="torchvision")
+    assert len(ours) == len(theirs)
+    for batch, (images, targets) in zip(ours, theirs, strict=True):
+        assert torch.equal(batch[1], targets)
+        assert batch[1].dtype is targets.dtype
+        assert batch[0].dtype is images.dtype
+        tolerance = 1e-6 if name in ("CIFAR10", "TensorDataset") else 2 / 255 / 0.25
+        assert (batch[0].float() - images.float()).abs().max() <= tolerance
+
+
+def test_a_training_loader_is_the_one_written_by_hand_and_resumes(root: Path) -> None:
+    theirs = DataLoader(ImageFolder(str(root), TRAINING), batch_size=5, shuffle=True)
+
+    def make(**changes: Any) -> StatefulGPULoader[Any]:
+        return convert(theirs, seed=3, **changes)
+
+    by_hand = StatefulGPULoader(
+        FolderSource(root), batch_size=5, shuffle=True, seed=3, transform=RECIPES
+    )
+    assert same(list(make()), list(by_hand))
+    assert_exact_resume(make, other=({"num_workers": 2},))
+
+
+def test_a_loader_of_this_class_keeps_its_own_arguments(root: Path) -> None:
+    given = StatefulGPULoader(
+        ImageFolder(str(root), TRAINING),
+        batch_size=3,
+        shuffle=True,
+        seed=8,
+        on_bad_sample="replace",
+        num_replicas=2,
+        rank=1,
+    )
+    made = convert(given)
+    assert (made.seed, made.shuffle, made.on_bad_sample) == (8, True, "replace")
+    assert (made.num_replicas, made.rank, made.batch_size) == (2, 1, 3)
+    assert [targets.tolist() for _, targets in made] == [targets.tolist() for _, targets in given]
+
+
+def test_the_source_and_recipes_of_a_fast_loader_are_carried_over(root: Path) -> None:
+    given = StatefulGPULoader(FolderSource(root), batch_size=4, seed=1, transform=RECIPES)
+    assert same(list(convert(given)), list(given))
+
+
+def pairs(samples: list[Any]) -> Any:
+    return default_collate(samples)
+
+
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "batches": {"batch_size": 7, "drop_last": True},
+    "no batches": {"batch_size": None},
+    "collate_fn": {"collate_fn": pairs},
+    "workers": {"num_workers": 2, "prefetch_factor": 5, "persistent_workers": True, "timeout": 9},
+    "context": {"num_workers": 1, "multiprocessing_context": "spawn"},
+    "order of batches": {"in_order": False},
+    "pin_memory": {"pin_memory": True},
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_arguments_are_carried_over(name: str) -> None:
+    theirs = DataLoader(cifar(), **ARGUMENTS[name])
+    made = convert(theirs)
+    for argument in ARGUMENTS[name]:
+        assert getattr(made, argument) == getattr(theirs, argument), argument
+
+
+def test_snapshots_of_torchdatas_loader_are_carried_over() -> None:
+    theirs: Any = StatefulDataLoader(cifar(), 4, snapshot_every_n_steps=3)
+    assert convert(theirs).snapshot_every_n_steps == 3
+
+
+def samplers(dataset: Any) -> Iterator[Any]:
+    yield WeightedRandomSampler([1.0] * N, N)
+    yield RandomSampler(dataset, replacement=True)
+    yield RandomSampler(dataset, num_samples=5)
+    yield DistributedSampler(dataset, num_replicas=2, rank=1, seed=4)
+    yield [3, 1, 2]
+
+
+def test_samplers_are_carried_over() -> None:
+    for sampler in samplers(cifar()):
+        assert convert(DataLoader(cifar(), 4, sampler=sampler)).sampler is sampler
+    batches = BatchSampler(SequentialSampler(cifar()), 5, False)
+    made = convert(DataLoader(cifar(), batch_sampler=batches))
+    assert made.batch_sampler is batches
+    assert [len(targets) for _, targets in made] == [5, 5, 2]
+
+
+def test_changes_replace_what_would_be_carried_over(root: Path) -> None:
+    """What is passed as ``dataset`` or ``transform`` is not converted, so it cannot be refused."""
+    theirs = DataLoader(
+        ImageFolder(str(root), v2.Lambda(np.asarray)), 4, shuffle=True, num_workers=2, timeout=5
+    )
+    made = convert(theirs, transform=RECIPES, num_workers=0, batch_size=3, shuffle=False)
+    assert (made.num_workers, made.batch_size, made.timeout) == (0, 3, 0)
+    assert [len(targets) for _, targets in made] == [3, 3, 3, 3]
+    source = ArraySource(small_photographs(N), range(N))
+    assert convert(DataLoader(range(3)), dataset=source, transform=RECIPES).dataset is source
+
+
+class Numbers(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+class Repeating(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return iter([])
+
+
+class Own(ImageFolder):
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)
+
+
+def mnist() -> Any:
+    dataset = MNIST.__new__(MNIST)
+    dataset.data, dataset.targets = torch.zeros(N, 28, 28, dtype=torch.uint8), torch.zeros(N)
+    dataset.transform, dataset.target_transform = EVALUATION, None
+    return dataset
+
+
+def rows() -> Any:
+    return datasets.Dataset.from_dict({"image": [b"1"], "label": [1]}).with_transform(len)
+
+
+REFUSED: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
+    "no loader": (lambda root: nn.Identity(), ["loader"]),
+    "another pass": (lambda root: Repeating(cifar()), ["loader"]),
+    "an iterable": (lambda root: DataLoader(Numbers()), ["loader.dataset"]),
+    "numbers": (lambda root: DataLoader(range(3)), ["loader.dataset"]),
+    "grey images": (lambda root: DataLoader(mnist()), ["loader.dataset"]),
+    "rows": (lambda root: DataLoader(rows()), ["loader.dataset"]),
+    "float images": (
+        lambda root: DataLoader(TensorDataset(torch.zeros(3, 3, 8, 8), torch.arange(3))),
+        ["loader.dataset"],
+    ),
+    "a subclass": (lambda root: DataLoader(Own(str(root), EVALUATION)), ["loader.dataset"]),
+    "a function of targets": (
+        lambda root: DataLoader(ImageFolder(str(root), EVALUATION, str)),
+        ["loader.dataset"],
+    ),
+    "another function of targets": (
+        lambda root: DataLoader(cifar(target_transform=str)),
+        ["loader.dataset"],
+    ),
+    "no transform": (lambda root: DataLoader(cifar(None)), ["loader.dataset.transform"]),
+    "two parts of a transform": (
+        lambda root: DataLoader(
+            Subset(cifar(v2.Compose([v2.FiveCrop(8), v2.ToImage(), v2.Lambda(len)])), [1])
+        ),
+        [f"loader.dataset.dataset.transform.transforms[{i}]" for i in (0, 2)],
+    ),
+    "two transforms": (
+        lambda root: DataLoader(ConcatDataset([cifar(EVALUATION), cifar(v2.Compose(FLOAT))])),
+        ["loader.dataset.datasets[1].transform"],
+    ),
+    "a transform of samples": (
+        lambda root: StatefulGPULoader(cifar(), transform=len),
+        ["loader.transform"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_equal_is_refused_with_its_place(name: str, root: Path) -> None:
+    make, places = REFUSED[name]
+    with pytest.raises(UnsupportedLoader) as caught:
+        convert(make(root))
+    assert [part.place for part in caught.value.refused] == places
+    assert all(part.reason and part.place in str(caught.value) for part in caught.value.refused)
+
+
+def test_a_refusal_crosses_processes() -> None:
+    with pytest.raises(UnsupportedLoader) as caught:
+        convert(DataLoader([1, 2]))
+    copied = pickle.loads(pickle.dumps(caught.value))
+    assert (copied.refused, str(copied)) == (caught.value.refused, str(caught.value))
+
+
+def test_one_line_of_the_log_names_what_was_converted(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "stateful_gpu_loader"):
+        convert(DataLoader(ImageFolder(str(root), TRAINING)))
+    (line,) = [each.getMessage() for each in caplog.records if "from_dataloader" in each.message]
+    for part in ("ImageFolder", "FolderSource", "RandomResizedCrop"):
+        assert part in line

@@ -50,6 +50,7 @@ PUBLIC = {
     "TFRecordSource",
     "TarShards",
     "TarSource",
+    "UnsupportedLoader",
     "UnsupportedTransform",
     "WeightedSampler",
     "WorkerLost",

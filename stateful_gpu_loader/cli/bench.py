@@ -90,14 +90,14 @@ def _numbers(text: str) -> list[int]:
 
 
 def _show(report: BenchReport) -> None:
-    from stateful_gpu_loader.tools.bench import OURS
+    from stateful_gpu_loader.tools.bench import analysed
 
     out = console()
     rates = _table("Samples per second", "loader", "workers", "samples/s")
     for rate in report.rates:
         rates.add_row(rate.loader, str(rate.num_workers), f"{rate.samples_per_second:,.0f}")
     out.print(rates)
-    ours = [rate for rate in report.rates if rate.loader == OURS]
+    ours = analysed(report.rates)
     workers = [f"{rate.num_workers} workers" for rate in ours]
     spent = _table("Microseconds per sample, added up over all workers", "stage", *workers)
     for stage in [ceiling.stage for ceiling in report.ceilings]:
@@ -121,6 +121,8 @@ def _show(report: BenchReport) -> None:
         )
     if report.peer is not None:
         out.print(f"Compared with: {report.peer}.")
+    if report.conversion is not None:
+        out.print(f"{report.conversion}.")
     out.print(report.recommendation)
 
 

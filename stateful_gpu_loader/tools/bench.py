@@ -5,6 +5,7 @@ Nothing is trained: batches are taken as fast as they come.
 
 from __future__ import annotations
 
+import copy
 import os
 import statistics
 import time
@@ -16,8 +17,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from stateful_gpu_loader.datasets import as_source
 from stateful_gpu_loader.engine.stats import LoaderStats
-from stateful_gpu_loader.errors import LoaderError
+from stateful_gpu_loader.errors import LoaderError, UnsupportedLoader
 from stateful_gpu_loader.loader import StatefulGPULoader
 from stateful_gpu_loader.tools.torch_peer import TorchPeer
 
@@ -25,7 +27,7 @@ STAGES = ("read", "decode", "augment", "collate", "transfer")
 ROUNDS = 3
 """Times that each contestant is measured, in turns, so that a noisy moment affects all of them."""
 
-OURS, TORCH = "this loader", "torch's DataLoader"
+OURS, CONVERTED, TORCH = "this loader", "converted loader", "torch's DataLoader"
 _NAMES = {
     "read": "reading",
     "decode": "decoding",
@@ -46,15 +48,15 @@ class Rate:
     """Measurement of one loader with one number of workers."""
 
     loader: str
-    """``"this loader"`` or ``"torch's DataLoader"``."""
+    """``"this loader"``, ``"converted loader"`` or ``"torch's DataLoader"``."""
     num_workers: int
     samples_per_second: float
     """Median of the rounds."""
     rounds: tuple[float, ...]
     """Samples per second of each round."""
     stages: dict[str, float]
-    """Seconds per sample in each stage, added up over all workers; empty for torch's loader, which
-    does not report them."""
+    """Seconds per sample in each stage, added up over all workers; empty for torch's loaders, which
+    do not report them."""
     idle: float
     """Seconds per sample that workers had nothing to do."""
 
@@ -85,6 +87,9 @@ class BenchReport:
     rates: tuple[Rate, ...]
     ceilings: tuple[Ceiling, ...]
     recommendation: str
+    conversion: str | None
+    """Speed of the loader that ``from_dataloader`` makes of this one, or why there is none; None if
+    this one is on the fast path."""
     peer: str | None
     """Work of torch's DataLoader, or why it was not measured; None if it was not requested."""
 
@@ -99,10 +104,11 @@ def bench(
 ) -> BenchReport:
     """Measure a loader with several numbers of workers.
 
-    The loader runs pass after pass, from its present position.
+    The loader runs pass after pass, from its present position. If its dataset can be converted by
+    :meth:`StatefulGPULoader.from_dataloader`, the converted loader is measured in turns.
 
     Args:
-        loader: the loader; its ``num_workers`` is changed.
+        loader: the loader; a StatefulGPULoader's ``num_workers`` is changed.
         workers: numbers of workers.
         seconds: duration for each number of workers; starting workers may take as long again.
         against_torch: whether torch's DataLoader over the same dataset is measured in turns.
@@ -110,28 +116,31 @@ def bench(
             and the number of all.
 
     Raises:
-        BenchError: the loader does not report its stages, or cannot change its workers.
+        BenchError: another DataLoader cannot be converted, or the loader cannot change its workers.
 
     >>> loader = StatefulGPULoader(range(1000), batch_size=10)
     >>> report = bench(loader, workers=[0], seconds=0.1)
     >>> [ceiling.stage for ceiling in report.ceilings]
     ['read', 'collate']
     """
-    if not isinstance(loader, StatefulGPULoader):
-        raise BenchError(
-            f"{type(loader).__name__} does not report the time of its stages. Remedy: build a "
-            "StatefulGPULoader with the same arguments"
-        )
     if not workers or min(workers) < 0 or seconds <= 0:
         raise BenchError(
             f"workers={list(workers)} and seconds={seconds} cannot be measured. Remedy: pass at "
             "least one number of workers, none below 0, and a time above 0"
         )
     load_average = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    peer = TorchPeer.of(loader) if against_torch else None
+    converted, why_not = _converted(loader)
+    is_ours = isinstance(loader, StatefulGPULoader)
+    peer = TorchPeer.of(loader) if against_torch and is_ours else None
     contestants: list[tuple[str, int, Callable[[float], _Measured]]] = []
     for number in sorted(set(workers)):
-        contestants.append((OURS, number, partial(_measure_ours, loader, number)))
+        if is_ours:
+            contestants.append((OURS, number, partial(_measure_ours, loader, number)))
+        else:
+            make = partial(_with_workers, loader)
+            contestants.append((OURS, number, partial(_measure_torch, make, number)))
+        if converted is not None:
+            contestants.append((CONVERTED, number, partial(_measure_ours, converted, number)))
         if peer is not None and peer.make is not None:
             contestants.append((TORCH, number, partial(_measure_torch, peer.make, number)))
     found: dict[tuple[str, int], list[_Measured]] = {one[:2]: [] for one in contestants}
@@ -151,8 +160,56 @@ def bench(
         rates=rates,
         ceilings=ceilings_of(rates, cores),
         recommendation=recommend(rates, cores),
+        conversion=why_not if converted is None else _gain(rates),
         peer=None if peer is None else peer.what,
     )
+
+
+def _converted(loader: DataLoader[Any]) -> tuple[StatefulGPULoader[Any] | None, str | None]:
+    """Return the loader on the fast path, or why there is none; neither for one that is there."""
+    is_ours = isinstance(loader, StatefulGPULoader)
+    if is_ours and as_source(loader.dataset) is not None:
+        return None, None
+    try:
+        return StatefulGPULoader.from_dataloader(loader), None
+    except UnsupportedLoader as error:
+        if not is_ours:
+            raise BenchError(
+                f"{type(loader).__name__} does not report the time of its stages, and {error}"
+            ) from error
+        places = "; ".join(f"{part.place}, because {part.reason}" for part in error.refused)
+        return None, f"from_dataloader cannot convert {places}"
+
+
+def _gain(rates: Sequence[Rate]) -> str:
+    """Return one sentence: the speed of the converted loader beside the given one.
+
+    >>> def rate(loader, speed):
+    ...     return Rate(loader=loader, num_workers=2, samples_per_second=speed, rounds=(speed,),
+    ...                 stages={}, idle=0.0)
+    >>> _gain([rate(OURS, 500.0), rate(CONVERTED, 1000.0)])
+    'from_dataloader(loader) delivers 1,000 samples per second, 2.00 times this loader'
+    """
+    given, converted = (
+        max(rate.samples_per_second for rate in rates if rate.loader == name)
+        for name in (OURS, CONVERTED)
+    )
+    return (
+        f"from_dataloader(loader) delivers {converted:,.0f} samples per second, "
+        f"{converted / given:.2f} times this loader"
+    )
+
+
+def _with_workers(loader: DataLoader[Any], num_workers: int) -> DataLoader[Any]:
+    """Return a copy of a DataLoader with another number of workers."""
+    twin = copy.copy(loader)
+    twin.__dict__.update(
+        num_workers=num_workers,
+        prefetch_factor=(loader.prefetch_factor or 2) if num_workers else None,
+        persistent_workers=loader.persistent_workers and num_workers > 0,
+        _iterator=None,
+    )
+    return twin
 
 
 def available_cores() -> int:
@@ -172,7 +229,7 @@ def ceilings_of(rates: Sequence[Rate], cores: int) -> tuple[Ceiling, ...]:
     >>> [(one.stage, one.samples_per_second) for one in ceilings_of(rates, cores=2)]
     [('read', 1000.0), ('decode', 250.0)]
     """
-    ours = _ours(rates)
+    ours = analysed(rates)
     alone, together = ours[0], _fastest(ours)
     return tuple(
         Ceiling(
@@ -196,7 +253,7 @@ def recommend(rates: Sequence[Rate], cores: int) -> str:
     >>> sentence.partition(": ")[0]
     'Decoding bounds this loader, with 100% of its work'
     """
-    ours = _ours(rates)
+    ours = analysed(rates)
     fastest = _fastest(ours)
     enough = next(
         one for one in ours if one.samples_per_second >= _NEARLY * fastest.samples_per_second
@@ -348,8 +405,15 @@ def _rate(loader: str, num_workers: int, parts: Sequence[_Measured]) -> Rate:
     )
 
 
-def _ours(rates: Sequence[Rate]) -> list[Rate]:
-    return sorted((one for one in rates if one.loader == OURS), key=lambda one: one.num_workers)
+def analysed(rates: Sequence[Rate]) -> list[Rate]:
+    """Return the rates of the given loader, or of the converted one if only that has stages.
+
+    They are in the order of their numbers of workers.
+    """
+    own = [one for one in rates if one.loader == OURS]
+    converted = [one for one in rates if one.loader == CONVERTED]
+    known = converted if converted and not any(one.stages for one in own) else own
+    return sorted(known, key=lambda one: one.num_workers)
 
 
 def _fastest(rates: Sequence[Rate]) -> Rate:

@@ -7,9 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from stateful_gpu_loader.errors import MissingDependency
-from stateful_gpu_loader.tools.bench import OURS, STAGES, BenchReport, Rate
+from stateful_gpu_loader.tools.bench import (
+    CONVERTED,
+    OURS,
+    STAGES,
+    TORCH,
+    BenchReport,
+    Rate,
+    analysed,
+)
 
-_OURS, _PEER, _INK = "#1f6f8b", "#b9c2c9", "#22303a"
+_INK = "#22303a"
+_LOADERS = {OURS: "#1f6f8b", CONVERTED: "#e6a756", TORCH: "#b9c2c9"}
 _COLOURS = dict(zip(STAGES, ("#9bc1bc", "#1f6f8b", "#e6a756", "#8d6a9f", "#b9c2c9"), strict=True))
 
 
@@ -29,10 +38,9 @@ def draw(report: BenchReport, path: Path) -> None:
     figure = Figure(figsize=(11, 4.6), dpi=140, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     speed, parts = figure.subplots(1, 2)
-    ours = [rate for rate in report.rates if not _is_peer(rate)]
-    peers = [rate for rate in report.rates if _is_peer(rate)]
-    _draw_speed(speed, ours, peers)
-    _draw_stages(parts, ours)
+    names = dict.fromkeys(rate.loader for rate in report.rates)
+    _draw_speed(speed, [[rate for rate in report.rates if rate.loader == name] for name in names])
+    _draw_stages(parts, analysed(report.rates))
     for axes in (speed, parts):
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_xlabel("num_workers", color=_INK)
@@ -41,32 +49,31 @@ def draw(report: BenchReport, path: Path) -> None:
     figure.savefig(path)
 
 
-def _draw_speed(axes: Any, ours: list[Rate], peers: list[Rate]) -> None:
-    width = 0.4 if peers else 0.7
-    for rates, shift, colour in ((ours, 0.0, _OURS), (peers, width, _PEER)):
+def _draw_speed(axes: Any, loaders: list[list[Rate]]) -> None:
+    width = 0.8 / max(2, len(loaders))
+    for i, rates in enumerate(loaders):
         bars = axes.bar(
-            [place + shift for place in range(len(rates))],
+            [place + i * width for place in range(len(rates))],
             [rate.samples_per_second for rate in rates],
             width=width,
-            color=colour,
+            color=_LOADERS[rates[0].loader],
             yerr=[
                 [rate.samples_per_second - min(rate.rounds) for rate in rates],
                 [max(rate.rounds) - rate.samples_per_second for rate in rates],
             ],
             error_kw={"ecolor": _INK, "elinewidth": 1},
-            label=rates[0].loader if rates else None,
+            label=rates[0].loader,
         )
         axes.bar_label(bars, fmt="{:,.0f}", color=_INK, fontsize=9)
-    middle = width / 2 if peers else 0.0
-    axes.set_xticks(
-        [place + middle for place in range(len(ours))], [str(rate.num_workers) for rate in ours]
-    )
+    middle = width * (len(loaders) - 1) / 2
+    numbers = [str(rate.num_workers) for rate in loaders[0]]
+    axes.set_xticks([place + middle for place in range(len(numbers))], numbers)
     axes.set_title(
         "Samples per second (lines: slowest to fastest round)", color=_INK, loc="left", fontsize=11
     )
     axes.margins(y=0.2)
-    if peers:
-        _explain(axes, num_columns=2)
+    if len(loaders) > 1:
+        _explain(axes, num_columns=len(loaders))
 
 
 def _draw_stages(axes: Any, ours: list[Rate]) -> None:
@@ -93,10 +100,6 @@ def _explain(axes: Any, *, num_columns: int) -> None:
         fontsize=9,
         columnspacing=1.2,
     )
-
-
-def _is_peer(rate: Rate) -> bool:
-    return rate.loader != OURS
 
 
 def _in_lines(text: str) -> str:

@@ -39,6 +39,7 @@ def test_no_figure_is_cut_at_80_columns(
         rates=tuple(rates),
         ceilings=ceilings_of(rates, 16),
         recommendation="Decoding bounds this loader.",
+        conversion=None,
         peer=None,
     )
     _show(report)
@@ -67,3 +68,23 @@ def test_text_ends_with_the_recommendation_and_a_mistake_is_one_sentence(folder:
     assert done.returncode == 2
     assert done.stderr.startswith("Error: --workers 'two' is not a list of numbers. Remedy: ")
     assert done.stderr.count("\n") == 1
+
+
+CONVERTIBLE = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+def make():
+    images = torch.zeros(64, 3, 8, 8, dtype=torch.uint8)
+    return DataLoader(TensorDataset(images, torch.arange(64)), batch_size=4)
+"""
+
+
+def test_a_sentence_says_what_the_conversion_would_bring(tmp_path: Path) -> None:
+    """The loader may be torch's own."""
+    (tmp_path / "train.py").write_text(CONVERTIBLE)
+    options = ("--workers", "0", "--seconds", "0.01")
+    done = command("bench", "train:make", *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "from_dataloader(loader) delivers" in done.stdout
+    assert "times this loader" in " ".join(done.stdout.split())

@@ -8,16 +8,21 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 from torch.utils.data import DataLoader, IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.errors import UnsupportedLoader
 from stateful_gpu_loader.tools.bench import (
+    CONVERTED,
     OURS,
     ROUNDS,
     TORCH,
     BenchError,
     Rate,
+    analysed,
     bench,
     recommend,
     timed,
@@ -75,6 +80,7 @@ def test_each_number_of_workers_is_measured_and_accounts_for_its_time(source: Fo
     assert [one.stage for one in report.ceilings] == ["read", "decode", "augment", "collate"]
     assert report.recommendation == recommend(report.rates, report.cores)
     assert report.peer is None
+    assert report.conversion is None
     assert told == [(done, 2 * ROUNDS) for done in range(2 * ROUNDS + 1)]
 
 
@@ -89,6 +95,35 @@ def test_torch_is_measured_in_turns_over_the_same_images(
     assert "Pillow" in str(report.peer)
     draw(report, tmp_path / "pictures" / "bench.png")
     assert (tmp_path / "pictures" / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+def plain_pictures(source: FolderSource, loader_class: Any) -> Any:
+    steps = v2.Compose([v2.RandomResizedCrop(16), v2.ToImage()])
+    return loader_class(ImageFolder(str(source.root), steps), 4)
+
+
+@pytest.mark.parametrize("loader_class", [DataLoader, StatefulDataLoader, StatefulGPULoader])
+def test_a_plain_dataset_is_measured_beside_its_conversion(
+    source: FolderSource, tmp_path: Path, loader_class: Any
+) -> None:
+    """A22: torch's loaders report no stages, so those of the converted loader are analysed."""
+    report = bench(plain_pictures(source, loader_class), workers=[2, 0], seconds=0.01)
+    measured = [(one.loader, one.num_workers) for one in report.rates]
+    assert measured == [(OURS, 0), (CONVERTED, 0), (OURS, 2), (CONVERTED, 2)]
+    name = OURS if loader_class is StatefulGPULoader else CONVERTED
+    assert {one.loader for one in analysed(report.rates)} == {name}
+    assert "collate" in {one.stage for one in report.ceilings}
+    assert "times this loader" in str(report.conversion)
+    draw(report, tmp_path / "bench.png")
+
+
+def test_what_cannot_be_converted_is_measured_alone_or_refused() -> None:
+    report = bench(StatefulGPULoader(range(100), batch_size=5), workers=[0], seconds=0.01)
+    assert [one.loader for one in report.rates] == [OURS]
+    assert "loader.dataset" in str(report.conversion)
+    with pytest.raises(BenchError) as caught:
+        bench(DataLoader(range(100), batch_size=5), workers=[0], seconds=0.01)
+    assert isinstance(caught.value.__cause__, UnsupportedLoader)
 
 
 def test_the_legends_of_the_picture_hide_no_bar(

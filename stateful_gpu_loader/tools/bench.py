@@ -130,12 +130,12 @@ def bench(
         )
     load_average = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     converted, why_not = _converted(loader)
-    is_ours = isinstance(loader, StatefulGPULoader)
-    peer = TorchPeer.of(loader) if against_torch and is_ours else None
+    ours = loader if isinstance(loader, StatefulGPULoader) else None
+    peer = TorchPeer.of(ours) if against_torch and ours is not None else None
     contestants: list[tuple[str, int, Callable[[float], _Measured]]] = []
     for number in sorted(set(workers)):
-        if is_ours:
-            contestants.append((OURS, number, partial(_measure_ours, loader, number)))
+        if ours is not None:
+            contestants.append((OURS, number, partial(_measure_ours, ours, number)))
         else:
             make = partial(_with_workers, loader)
             contestants.append((OURS, number, partial(_measure_torch, make, number)))

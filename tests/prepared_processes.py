@@ -34,7 +34,11 @@ from tests.patience import seconds
 ROOT = Path(__file__).parent.parent
 """Where the examples find their photographs, and programs that they start find the examples."""
 
-PRELOADED = ["stateful_gpu_loader", "tests.trainer_data", "torch.distributed.checkpoint"]
+PRELOADED = [
+    "stateful_gpu_loader.tools.verify",
+    "tests.trainer_data",
+    "torch.distributed.checkpoint",
+]
 TRAINERS = ["lightning.pytorch", "accelerate", "transformers"]
 """What is not installed is left out."""
 

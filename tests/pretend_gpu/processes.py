@@ -136,7 +136,7 @@ def _serve() -> None:
     import hypothesis  # noqa: F401 - imported once for all tests
     import torchvision  # noqa: F401
 
-    import stateful_gpu_loader  # noqa: F401
+    import stateful_gpu_loader.tools.verify  # noqa: F401 - nearly all of the package
 
     gc.freeze()  # the children's collections skip what is imported here
     for line in sys.stdin:

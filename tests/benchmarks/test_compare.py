@@ -10,10 +10,6 @@ import pytest
 from benchmarks import compare
 from tests.prepared_processes import run_script
 
-pytest.importorskip("skimage")
-pytest.importorskip("sklearn")
-pytest.importorskip("tqdm")
-
 
 @pytest.mark.benchmarks
 def test_what_got_slower_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

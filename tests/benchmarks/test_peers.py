@@ -22,9 +22,6 @@ from benchmarks.peers.process import NUMBERS, Order
 from benchmarks.peers.roster import ENTRIES, Entry, entry_of
 from benchmarks.results import read_results
 
-for package in ("skimage", "sklearn", "tqdm", "matplotlib"):
-    pytest.importorskip(package)
-
 SMALL = dataclasses.replace(QUICK, compared=48, lengths=(6_000,), checked_length=6_000)
 
 

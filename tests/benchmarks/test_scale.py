@@ -54,7 +54,6 @@ def test_the_document_and_its_pictures_are_drawn_again(tmp_path: Path) -> None:
 def test_tars_are_read_from_an_s3_server(tmp_path: Path) -> None:
     pytest.importorskip("moto")
     pytest.importorskip("s3fs")
-    pytest.importorskip("skimage")
     options = ["--quick", "--output", str(tmp_path), "--data", str(tmp_path / "data")]
     done = run_script("benchmarks.bench_object_storage", *options, folder=tmp_path)
     assert done.returncode == 0, done.stderr

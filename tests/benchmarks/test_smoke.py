@@ -39,11 +39,6 @@ from benchmarks.source_readers import open_source
 from stateful_gpu_loader.decoders import available
 from tests.prepared_processes import run_script
 
-for package in ("skimage", "sklearn", "tqdm", "torchcodec"):
-    pytest.importorskip(package)
-for package in ("lmdb", "pyarrow", "google_crc32c", "webdataset"):
-    pytest.importorskip(package)
-
 ROOT = Path(__file__).parents[2]
 HAS_DALI = importlib.util.find_spec("nvidia.dali") is not None
 BENCHMARKS = (

@@ -7,7 +7,7 @@ PEERS := .venv-peers
 INSTALL = $(call INSTALL_IN,$(VENV),$(1))
 INSTALL_IN = $(BIN)/uv pip install --quiet --python $(1)/bin/python $(2) || \
 	$(1)/bin/python -m pip install --quiet --no-compile $(2)
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # What a test may be marked with (pyproject.toml). The fast ones have no mark, or are told apart.
 MARKS := processes ranks trainers dali ray fuzz benchmarks pretend_gpu gpu

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,12 +24,6 @@ settings.load_profile("reproducible")
 os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
 # albumentations would ask the network for its newest version when it is imported.
 os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """``make test`` does not import trainers to leave out all their tests."""
-    are_fast = config.getoption("markexpr").startswith("fast or not")
-    return (are_fast and marks.holds_no_fast_test(collection_path)) or None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -34,12 +34,17 @@ MARKED = {
     "integrations/test_torchtitan.py": "ranks",
     "integrations/test_trainers_on_ranks.py": "trainers",
     "pretend_gpu": "pretend_gpu",
+    "stateful_gpu_loader/integrations/accelerate.py": "trainers",
+    "stateful_gpu_loader/integrations/fabric.py": "trainers",
+    "stateful_gpu_loader/integrations/lightning": "trainers",
+    "stateful_gpu_loader/integrations/transformers.py": "trainers",
     "transforms/batches/test_kernels.py": "fuzz",
     "transforms/color/test_jitter_kernels.py": "fuzz",
 }
-"""No test below these places is fast."""
+"""No test below these places is fast. They are paths in the tests' folder, or in the project's."""
 
 COSTLY = {
+    "chaos/test_chaos.py::test_chaos_leaves_the_stream_unchanged",
     "engine/workers/test_processes_killed.py::test_killed_before_it_has_read_a_large_dataset",
     "engine/workers/test_users_programs.py::test_the_exit_waits_for_no_worker_where_a_handler_takes_sigterm",
     "engine/workers/test_users_programs.py::test_workers_end_with_the_main_process_though_a_child_of_it_lives",
@@ -54,6 +59,7 @@ COSTLY = {
     "loader/test_iterables.py::test_a_caught_exception_loses_no_batch",
     "loader/test_lanes_cost.py::test_ten_thousand_shards",
     "loader/test_out_of_order.py::test_out_of_order_a_slow_worker_holds_back_nobody",
+    "loader/test_starts.py::test_a_script_that_workers_cannot_import",
     "transforms/batches/test_ragged.py::test_error_against_aten",
 }
 """Of these marked tests no case is fast."""
@@ -64,7 +70,7 @@ def mark(items: Iterable[pytest.Item]) -> None:
     known: set[str] = set()
     for item in items:
         test, _, case = item.nodeid.partition("[")
-        places = [place for place in _below_root(item.path) if place in MARKED]
+        places = [place for place in _places(item.path) if place in MARKED]
         for place in places:
             item.add_marker(MARKED[place])
         is_first = bool(case) and test not in known
@@ -75,12 +81,19 @@ def mark(items: Iterable[pytest.Item]) -> None:
 
 def holds_no_fast_test(path: Path) -> bool:
     """Whether a file or folder need not even be imported where the fast tests alone are run."""
-    return any(place in MARKED for place in _below_root(path))
+    return any(place in MARKED for place in _places(path))
 
 
-def _below_root(path: Path) -> list[str]:
-    """A path and its parents, relative to the tests' folder."""
-    if not path.is_relative_to(ROOT):
-        return []
-    relative = path.relative_to(ROOT)
-    return [str(place) for place in (relative, *relative.parents)]
+def holds_no_test(path: Path) -> bool:
+    """Whether a file is neither one of tests nor one with a doctest."""
+    is_module = path.suffix == ".py" and path.name not in ("__init__.py", "conftest.py")
+    return is_module and not path.name.startswith("test_") and ">>> " not in path.read_text("utf-8")
+
+
+def _places(path: Path) -> list[str]:
+    """A path and its parents, relative to the tests' folder, or to the project's."""
+    for root in (ROOT, ROOT.parent):
+        if path.is_relative_to(root):
+            relative = path.relative_to(root)
+            return [str(place) for place in (relative, *relative.parents)]
+    return []

@@ -12,7 +12,7 @@ PROJECT = ROOT.parent
 
 def test_marked_places_exist() -> None:
     for place in MARKED:
-        assert (ROOT / place).exists(), place
+        assert (ROOT / place).exists() or (PROJECT / place).exists(), place
     for test in COSTLY:
         path, _, name = test.partition("::")
         assert f"def {name}(" in (ROOT / path).read_text(), test

@@ -12,7 +12,6 @@ from stateful_gpu_loader.datasets.tfrecord import TFRecordShards, TFRecordSource
 from tests.datasets.record_files import (
     example,
     image_record,
-    imagenet_example,
     recordio_frame,
     tfrecord_frame,
     write_records,
@@ -58,11 +57,6 @@ RECORDIO = Kind(
     lambda number, offset, size: f"{number}\t{offset}\n",
 )
 KINDS = {"tfrecord": TFRECORD, "recordio": RECORDIO}
-
-
-def large_example(image: bytes, label: int) -> bytes:
-    """With all the features that ImageNet's records have."""
-    return tfrecord_frame(example(imagenet_example(image, label)))
 
 
 def items(source: Any) -> list[tuple[bytes, Any]]:

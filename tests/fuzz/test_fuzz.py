@@ -10,7 +10,7 @@ from tests.fuzz.cases import Case
 
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 CASES = int(os.environ.get("FUZZ_CASES", "400"))
-IN_ONE_TEST = 10
+IN_ONE_TEST = 5
 
 
 @pytest.mark.fuzz

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -15,9 +16,10 @@ from typing import Any
 import pytest
 import torch
 
-from stateful_gpu_loader import StatefulGPULoader, WorkerLost, start_workers
+from stateful_gpu_loader import LoaderError, StatefulGPULoader, WorkerLost, start_workers
 from tests.map_datasets import Indices
 from tests.patience import seconds
+from tests.prepared_processes import run_script
 
 SCRIPT = """
 import os
@@ -107,6 +109,16 @@ def test_a_script_that_workers_cannot_import(way: str, method: str, tmp_path: Pa
     assert "the stream goes on" not in done.stderr
     imported = len(starts.read_text().splitlines())
     assert imported == (2 if way == "file" else 1)
+
+
+def test_a_process_that_imports_the_main_script_starts_no_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """G8: as a worker does whose script has no guard."""
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    loader: StatefulGPULoader[Any] = StatefulGPULoader(Indices(8), num_workers=1)
+    with pytest.raises(LoaderError, match="__main__"):
+        next(iter(loader))
 
 
 class Aborts(Indices):
@@ -331,9 +343,11 @@ print(len(os.listdir("/proc/self/fd")) <= used + 2)  # multiprocessing itself le
 """
 
 
-def test_a_process_that_may_open_no_more_files() -> None:
+def test_a_process_that_may_open_no_more_files(tmp_path: Path) -> None:
     """G8: a real limit; what was opened is closed again."""
-    done = run(["-W", "ignore", "-c", FILES])
+    script = tmp_path / "script.py"
+    script.write_text(FILES)
+    done = run_script(script, folder=tmp_path)
     first, *rest = done.stdout.splitlines()
     assert first.split()[0] == str(errno.EMFILE)
     assert "ulimit -n" in first

@@ -13,9 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from stateful_gpu_loader import BadSample, FolderSource, StatefulGPULoader
+from stateful_gpu_loader import (
+    BadSample,
+    CallableSource,
+    FolderSource,
+    SampleInfo,
+    StatefulGPULoader,
+)
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.datasets import Source
 from stateful_gpu_loader.decoders import Decoder, ImageHeader, make_decoder
@@ -30,6 +36,7 @@ from stateful_gpu_loader.samplers import ShuffledOrder
 from stateful_gpu_loader.state.bad_samples import FoundBad
 from stateful_gpu_loader.state.epoch_progress import Address
 from tests.conformance import copy_of, few_places, same, through_json, uninterrupted
+from tests.datasets.shards import PhotoShards
 from tests.images import encode, photograph, write_photo_folder
 from tests.map_datasets import Noisy, NoisyBatches
 
@@ -39,6 +46,8 @@ N = 22
 ALWAYS = 10**9
 Errors = Mapping[Any, Callable[[], Exception]]
 Loader = StatefulGPULoader[Any]
+Photos = tuple[Path, Path]
+"""Folders of sound files, and of files that are damaged."""
 
 
 def undecodable(good: bytes) -> bytes:
@@ -142,7 +151,7 @@ class Named(Dataset[dict[str, Any]]):
         return {"name": name, "torch": torch.rand(())}
 
 
-def write_photos(root: Path) -> tuple[Path, Path]:
+def write_photos(root: Path) -> Photos:
     """Two folders of the same ``N`` files: sound ones, and those of ``DAMAGE`` damaged."""
     folders = root / "sound", root / "damaged"
     for folder in folders:
@@ -273,6 +282,104 @@ def assert_states_follow(build: Callable[..., Loader], executions: list[dict[str
         assert loader.state_dict() == states[epoch + 1, 0]
 
 
+# The kinds of loaders.
+
+
+def noisy_corner(image: torch.Tensor) -> torch.Tensor:
+    """A user's callable that draws."""
+    return image[:, :8, :8] + torch.rand(3, 8, 8)
+
+
+def _plain(kind: type[Damaged], photos: Photos, wrong: Wrong, **arguments: Any) -> Loader:
+    errors = OF_BYTES if wrong.is_damaged else wrong.errors
+    return make(kind(N, errors, wrong.copies, wrong.times), **arguments)
+
+
+def _images(photos: Photos, wrong: Wrong, /, **arguments: Any) -> Loader:
+    source = Redirected(FolderSource(photos[wrong.is_damaged]), wrong)
+    return make(source, **{"transform": RECIPES, **arguments})
+
+
+class Surviving(IterableDataset[dict[str, Any]]):
+    """Its iterator goes on behind an exception."""
+
+    def __init__(self, errors: Any) -> None:
+        self.errors = errors
+
+    def __iter__(self) -> Any:
+        return map(self.give, range(N))
+
+    def give(self, index: int) -> dict[str, Any]:
+        if index in self.errors:
+            raise self.errors[index]()
+        return {"index": index, "drawn": torch.rand(())}
+
+
+def _iterable(photos: Photos, wrong: Wrong, **arguments: Any) -> Loader:
+    return make(
+        Surviving(OF_BYTES if wrong.is_damaged else wrong.errors), shuffle=None, **arguments
+    )
+
+
+class Function:
+    """Called for each place of an epoch."""
+
+    def __init__(self, wrong: Wrong) -> None:
+        self.wrong = wrong
+        self.reads: Counter[int] = Counter()
+
+    def __call__(self, info: SampleInfo) -> dict[str, Any]:
+        index = info.idx_in_epoch
+        errors = OF_BYTES if self.wrong.is_damaged else self.wrong.errors
+        self.reads[index] += 1
+        if index in errors and self.reads[index] <= self.wrong.times:
+            raise errors[index]()
+        return {"index": index, "drawn": random.random() + torch.rand(())}
+
+
+def _calls(photos: Photos, wrong: Wrong, **arguments: Any) -> Loader:
+    return make(CallableSource(Function(wrong), length=N), shuffle=None, **arguments)
+
+
+def _shards(photos: Photos, wrong: Wrong, **arguments: Any) -> Loader:
+    """Of images; its errors are in ``test_lanes_damage.py``."""
+    broken = frozenset(100 * (i >= 11) + i % 11 for i in BAD) if wrong.is_damaged else frozenset()
+    shards = PhotoShards((11, 11), broken=broken)
+    return make(shards, **{"transform": [T.Resize((8, 8))], **arguments})
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a loader of a dataset with something wrong is made, and what its batches are."""
+
+    make: Callable[..., Loader]
+    is_map: bool = True
+    is_source: bool = False
+    """Whether damaged bytes are a BadSample."""
+    shares_draws: bool = False
+    """Whether a sample's draws depend on the others of its batch."""
+
+    def indices(self, batch: Any) -> list[int]:
+        indices = batch["index"] if isinstance(batch, dict) else batch[1]
+        if self.make is _shards:
+            indices = indices // 100 * 11 + indices % 100
+        found: list[int] = indices.tolist()
+        return found
+
+
+KINDS = {
+    "plain": Kind(partial(_plain, Damaged)),
+    "native batches": Kind(partial(_plain, DamagedBatches), shares_draws=True),
+    "recipes": Kind(_images, is_source=True),
+    "recipes, parts of images": Kind(partial(_images, decoder="nvimgcodec"), is_source=True),
+    "callable on images": Kind(partial(_images, transform=noisy_corner), is_source=True),
+    "device": Kind(partial(_images, device="cuda"), is_source=True),
+    "iterable": Kind(_iterable, is_map=False, shares_draws=True),
+    "shards": Kind(_shards, is_map=False, is_source=True),
+    "calls": Kind(_calls, is_map=False),
+}
+
+
 # Makers, as a loader makes them, and what they are asked for.
 
 
@@ -355,11 +462,6 @@ def callable_maker(
 
 def _policy(dataset: Any, policy: BadSamplePolicy | str) -> BadSamplePolicy:
     return policy_for(dataset, policy) if isinstance(policy, str) else policy
-
-
-def noisy_corner(image: torch.Tensor) -> torch.Tensor:
-    """A user's callable that draws."""
-    return image[:, :8, :8] + torch.rand(3, 8, 8)
 
 
 def run(maker: Any, request: Request) -> tuple[Any, tuple[FoundBad, ...]]:

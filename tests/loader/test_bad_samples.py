@@ -7,26 +7,15 @@ import itertools
 import json
 import multiprocessing
 import os
-import random
 import signal
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset
 
-from stateful_gpu_loader import (
-    BadSample,
-    CallableSource,
-    FolderSource,
-    SampleInfo,
-    StateMismatch,
-)
+from stateful_gpu_loader import BadSample, StateMismatch
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.state.bad_samples import BadSamples
 from tests.conformance import assert_exact_resume, copy_of, same, through_json, uninterrupted
@@ -34,15 +23,14 @@ from tests.damaged import (
     ALWAYS,
     BAD,
     ERRORS,
-    OF_BYTES,
-    RECIPES,
+    KINDS,
     SYSTEM_ERROR,
     Damaged,
-    DamagedBatches,
     FailsByDraw,
+    Kind,
     Loader,
     N,
-    Redirected,
+    Photos,
     Wrong,
     assert_found_is_of_the_order,
     assert_same_run,
@@ -51,13 +39,11 @@ from tests.damaged import (
     make,
     make_photos,
     modes,
-    noisy_corner,
     policy_for,
     replacement_of,
     requests_of,
     write_photos,
 )
-from tests.datasets.shards import PhotoShards
 from tests.fake_gpu import FakeGpu, fake_gpu
 from tests.map_datasets import Indices
 from tests.user_objects import StatefulDataset, StatefulSampler
@@ -66,7 +52,6 @@ __all__ = ["fake_gpu"]
 
 SEED = 3
 """Of the loaders."""
-Photos = tuple[Path, Path]
 
 
 @pytest.fixture(scope="module")
@@ -74,97 +59,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Photos:
     return write_photos(tmp_path_factory.mktemp("photos"))
 
 
-# The kinds of datasets.
-
-
-def _plain(kind: type[Damaged], photos: Photos, wrong: Wrong, **arguments: Any) -> Loader:
-    errors = OF_BYTES if wrong.is_damaged else wrong.errors
-    return make(kind(N, errors, wrong.copies, wrong.times), **arguments)
-
-
-def _images(photos: Photos, wrong: Wrong, /, **arguments: Any) -> Loader:
-    source = Redirected(FolderSource(photos[wrong.is_damaged]), wrong)
-    return make(source, **{"transform": RECIPES, **arguments})
-
-
-class Surviving(IterableDataset[dict[str, Any]]):
-    """Its iterator goes on behind an exception."""
-
-    def __init__(self, errors: Any) -> None:
-        self.errors = errors
-
-    def __iter__(self) -> Any:
-        return map(self.give, range(N))
-
-    def give(self, index: int) -> dict[str, Any]:
-        if index in self.errors:
-            raise self.errors[index]()
-        return {"index": index, "drawn": torch.rand(())}
-
-
-def _iterable(photos: Photos, wrong: Wrong, **arguments: Any) -> Loader:
-    return make(
-        Surviving(OF_BYTES if wrong.is_damaged else wrong.errors), shuffle=None, **arguments
-    )
-
-
-class Function:
-    """Called for each place of an epoch."""
-
-    def __init__(self, wrong: Wrong) -> None:
-        self.wrong = wrong
-        self.reads: Counter[int] = Counter()
-
-    def __call__(self, info: SampleInfo) -> dict[str, Any]:
-        index = info.idx_in_epoch
-        errors = OF_BYTES if self.wrong.is_damaged else self.wrong.errors
-        self.reads[index] += 1
-        if index in errors and self.reads[index] <= self.wrong.times:
-            raise errors[index]()
-        return {"index": index, "drawn": random.random() + torch.rand(())}
-
-
-def _calls(photos: Photos, wrong: Wrong, **arguments: Any) -> Loader:
-    return make(CallableSource(Function(wrong), length=N), shuffle=None, **arguments)
-
-
-def _shards(photos: Photos, wrong: Wrong, **arguments: Any) -> Loader:
-    """Of images; its errors are in ``test_lanes_damage.py``."""
-    broken = frozenset(100 * (i >= 11) + i % 11 for i in BAD) if wrong.is_damaged else frozenset()
-    shards = PhotoShards((11, 11), broken=broken)
-    return make(shards, **{"transform": [T.Resize((8, 8))], **arguments})
-
-
-@dataclass(frozen=True)
-class Kind:
-    """How a loader of a dataset with something wrong is made, and what its batches are."""
-
-    make: Callable[..., Loader]
-    is_map: bool = True
-    is_source: bool = False
-    """Whether damaged bytes are a BadSample."""
-    shares_draws: bool = False
-    """Whether a sample's draws depend on the others of its batch."""
-
-    def indices(self, batch: Any) -> list[int]:
-        indices = batch["index"] if isinstance(batch, dict) else batch[1]
-        if self.make is _shards:
-            indices = indices // 100 * 11 + indices % 100
-        found: list[int] = indices.tolist()
-        return found
-
-
-KINDS = {
-    "plain": Kind(partial(_plain, Damaged)),
-    "native batches": Kind(partial(_plain, DamagedBatches), shares_draws=True),
-    "recipes": Kind(_images, is_source=True),
-    "recipes, parts of images": Kind(partial(_images, decoder="nvimgcodec"), is_source=True),
-    "callable on images": Kind(partial(_images, transform=noisy_corner), is_source=True),
-    "device": Kind(partial(_images, device="cuda"), is_source=True),
-    "iterable": Kind(_iterable, is_map=False, shares_draws=True),
-    "shards": Kind(_shards, is_map=False, is_source=True),
-    "calls": Kind(_calls, is_map=False),
-}
 MAPS = [name for name, kind in KINDS.items() if kind.is_map]
 DAMAGED = Wrong(is_damaged=True)
 CONTENT = {"bytes": DAMAGED, "ValueError": Wrong(ERRORS)}

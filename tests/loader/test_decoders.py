@@ -107,24 +107,24 @@ def test_parts_of_images_change_nothing(tmp_path: Path, transform: list[T.Recipe
         assert records[0] == records[1] != ()
 
 
-@with_nvimgcodec
-def test_boxes_and_masks_go_with_parts_of_images(tmp_path: Path) -> None:
-    """As with whole images."""
-    files = write_coco(tmp_path)
-    of_whole, of_parts = (
-        list(
-            StatefulGPULoader(
-                CocoSource(*files),
-                batch_size=2,
-                seed=1,
-                decoder=decoder,
-                collate_fn=ragged_collate,
-                transform=TRANSFORMS["random resized crop"],
-            )
-        )
-        for decoder in ("torchvision", "nvimgcodec")
-    )
-    assert same(of_parts, of_whole)
+@pytest.mark.parametrize(
+    "less",
+    [pytest.param({"decoder": "nvimgcodec"}, marks=with_nvimgcodec), {"scaled_decoding": True}],
+    ids=str,
+)
+def test_boxes_and_masks_go_with_less_than_whole_images(
+    tmp_path: Path, less: dict[str, Any]
+) -> None:
+    """As with whole ones; the pixels of parts are theirs, those of scaled images are not."""
+    source = CocoSource(*write_coco(tmp_path), masks=True)
+    recipes = [T.RandomResizedCrop(8), T.RandomHorizontalFlip()]
+    given = {"batch_size": 2, "seed": 1, "collate_fn": ragged_collate, "transform": recipes}
+    of_less = StatefulGPULoader(source, **less, **given)
+    of_whole = StatefulGPULoader(source, decoder="torchvision", **given)
+    for (images, targets), (whole, wanted) in zip(of_less, of_whole, strict=True):
+        assert same(targets, wanted)
+        assert [image.shape for image in images] == [image.shape for image in whole]
+        assert "decoder" not in less or same(images, whole)
 
 
 @with_nvimgcodec

@@ -10,19 +10,12 @@ import pytest
 import torch
 from PIL import Image
 
-from stateful_gpu_loader import (
-    CocoSource,
-    FolderSource,
-    PreparedSource,
-    StatefulGPULoader,
-    ragged_collate,
-)
+from stateful_gpu_loader import FolderSource, PreparedSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.decoders import make_decoder, probe
 from stateful_gpu_loader.decoders.scaled import ScaledDecoder
 from tests.conformance import assert_exact_resume, refusal, same
 from tests.damaged import write_photos
-from tests.datasets.coco.coco_files import write_coco
 from tests.fake_gpu import fake_gpu
 from tests.images import photograph, write_photo_folder
 from tests.map_datasets import Indices
@@ -70,26 +63,6 @@ def test_the_crops_and_flips_are_those_of_whole_images(photos: Path) -> None:
         assert same(scaled.draws(), whole.draws())
         differences.append((images.float() - wanted.float()).abs().mean())
     assert 0 < max(differences) < 8
-
-
-def test_boxes_and_masks_move_as_with_whole_images(tmp_path: Path) -> None:
-    files = write_coco(tmp_path)
-    of_whole, of_scaled = (
-        list(
-            StatefulGPULoader(
-                CocoSource(*files),
-                batch_size=2,
-                seed=1,
-                scaled_decoding=scaled,
-                collate_fn=ragged_collate,
-                transform=[T.RandomResizedCrop(8), T.RandomHorizontalFlip()],
-            )
-        )
-        for scaled in (False, True)
-    )
-    for (images, targets), (whole, wanted) in zip(of_scaled, of_whole, strict=True):
-        assert same(targets, wanted)
-        assert [image.shape for image in images] == [image.shape for image in whole]
 
 
 def test_damaged_files_are_those_of_the_whole_decode(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ It compares with an uninterrupted run, sample by sample and pixel by pixel.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -44,7 +44,7 @@ def assert_exact_resume(
     """
     loader = make_loader()
     expected, states = uninterrupted(loader, epochs)
-    places = few = few_places(states)
+    few = places = few_places(states)
     if getattr(loader, "num_workers", 0) == 0:
         at_edges = boundaries(states)
         places = {
@@ -54,13 +54,14 @@ def assert_exact_resume(
         }
     for place, end in places.items():
         _assert_resumes(make_loader(), expected, states, place, end, states_follow=states_follow)
-    for change in other:
-        for place, end in few.items():
-            _assert_resumes(
-                make_loader(**change), expected, states, place, end, change, states_follow
-            )
+    _assert_resumes_on(make_loader, other, expected, states, states_follow)
     _assert_same_object_resumes(make_loader, expected, states, {(0, 0): 1, **places})
     _assert_second_resume(make_loader, expected, states, epochs)
+
+
+def assert_resumes_on(make_loader: MakeLoader, *other: dict[str, Any]) -> None:
+    """Resume at a few places under other arguments, which must not change the stream."""
+    _assert_resumes_on(make_loader, other, *uninterrupted(make_loader(), 2))
 
 
 def assert_exact_on_all(make_loader: MakeLoader, executions: tuple[dict[str, Any], ...]) -> None:
@@ -197,6 +198,20 @@ def _assert_resumes(
     assert resumed.state_dict() == states[place], f"set and get differ at {place} {about}"
     following = states if states_follow else None
     assert_same_rest(resumed, expected, place, epochs, about, following)
+
+
+def _assert_resumes_on(
+    make_loader: MakeLoader,
+    other: Iterable[dict[str, Any]],
+    expected: list[list[Any]],
+    states: dict[tuple[int, int], dict[str, Any]],
+    states_follow: bool = False,
+) -> None:
+    for change in other:
+        for place, end in few_places(states).items():
+            _assert_resumes(
+                make_loader(**change), expected, states, place, end, change, states_follow
+            )
 
 
 def _assert_same_object_resumes(

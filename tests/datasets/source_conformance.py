@@ -21,6 +21,7 @@ from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.datasets import EncodedShards, Source
 from tests.conformance import (
     assert_exact_resume,
+    assert_resumes_on,
     assert_same_rest,
     same,
     through_json,
@@ -39,7 +40,6 @@ def assert_source_conforms(
     *,
     changed: Callable[[], Source],
     collate_fn: Callable[[Any], Any] | None = None,
-    crosses_processes: bool = True,
 ) -> None:
     """Check all that a source promises.
 
@@ -47,8 +47,18 @@ def assert_source_conforms(
         make_source: builds it, of some 7 to 20 images.
         changed: builds it over content of as many samples that differs.
         collate_fn: where torch's default cannot collate the targets.
-        crosses_processes: False for content that only this process has (``memory://``).
     """
+    assert_source_conforms_in_threads(make_source, changed=changed, collate_fn=collate_fn)
+    assert_source_conforms_in_processes(make_source, collate_fn=collate_fn)
+
+
+def assert_source_conforms_in_threads(
+    make_source: Callable[[], Source],
+    *,
+    changed: Callable[[], Source],
+    collate_fn: Callable[[Any], Any] | None = None,
+) -> None:
+    """Check what a source promises without worker processes. One forked child reads it."""
     source = make_source()
     expected = read_all(source)
     assert len(expected) > BATCH_SIZE, "too few samples to say anything"
@@ -57,23 +67,28 @@ def assert_source_conforms(
     _assert_read_from_many_threads(source, expected)
     assert make_source().fingerprint() == source.fingerprint()
     assert changed().fingerprint() != source.fingerprint(), "another content, the same id"
-    if crosses_processes:
-        _assert_travels(make_source, source, expected)
-    # The source was read here before each fork, so that a shared handle would show.
+    _assert_travels(make_source, source, expected)
     make = partial(_make_loader, lambda: source, collate_fn=collate_fn)
-    processes: tuple[dict[str, Any], ...] = (FORKED,) if crosses_processes else ()
-    assert_exact_resume(make, epochs=2, other=(THREADS, *processes))
-    if crosses_processes:
-        _assert_resumes_apart(make)
-        _assert_survives_kills(partial(_make_loader, make_source, collate_fn=collate_fn))
+    assert_exact_resume(make, epochs=2, other=(THREADS,))
     _assert_another_is_refused(make, partial(_make_loader, changed, collate_fn=collate_fn))
+
+
+def assert_source_conforms_in_processes(
+    make_source: Callable[[], Source], *, collate_fn: Callable[[Any], Any] | None = None
+) -> None:
+    """Check that worker processes of any kind deliver a source's samples, killed ones included."""
+    source = make_source()
+    # The source is read here before each fork, so that a shared handle shows.
+    make = partial(_make_loader, lambda: source, collate_fn=collate_fn)
+    assert_resumes_on(make, FORKED)
+    _assert_resumes_apart(make)
+    _assert_survives_kills(partial(_make_loader, make_source, collate_fn=collate_fn))
 
 
 def assert_shards_conform(
     make_dataset: Callable[[], ShardedDataset],
     *,
     changed: Callable[[], ShardedDataset],
-    crosses_processes: bool = True,
 ) -> None:
     """Check all that a sharded dataset promises: every cursor, and the stream of the loader."""
     dataset = make_dataset()
@@ -82,15 +97,13 @@ def assert_shards_conform(
     assert make_dataset().fingerprint() == dataset.fingerprint()
     assert changed().fingerprint() != dataset.fingerprint(), "another content, the same id"
     is_encoded = isinstance(dataset, EncodedShards)
-    processes: tuple[dict[str, Any], ...] = (FORKED,) if crosses_processes else ()
     threads = (THREADS,) if is_encoded else ()
     for shuffle in (False, True):
         make = partial(_make_loader, make_dataset, shuffle=shuffle)
         assert sum(len(batch) for batch in make(collate_fn=list)) == num_samples
-        assert_exact_resume(make, epochs=2, other=(*threads, *processes))
-    if crosses_processes:
-        _assert_resumes_apart(partial(_make_loader, make_dataset))
-        _assert_survives_kills(partial(_make_loader, make_dataset))
+        assert_exact_resume(make, epochs=2, other=(*threads, FORKED) if shuffle else threads)
+    _assert_resumes_apart(partial(_make_loader, make_dataset))
+    _assert_survives_kills(partial(_make_loader, make_dataset))
     _assert_another_is_refused(partial(_make_loader, make_dataset), partial(_make_loader, changed))
 
 

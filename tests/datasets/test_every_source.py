@@ -48,7 +48,8 @@ from tests.datasets.record_kinds import RECORDIO, TFRECORD, Kind
 from tests.datasets.source_conformance import (
     assert_every_cursor,
     assert_shards_conform,
-    assert_source_conforms,
+    assert_source_conforms_in_processes,
+    assert_source_conforms_in_threads,
     read_all,
 )
 from tests.datasets.storage.processes import open_descriptors
@@ -139,6 +140,8 @@ MAPPED: dict[str, tuple[Make, Write]] = {
     "arrays": (open_arrays, arrays),
 }
 """Sources of what the caller has opened, which stays mapped into memory."""
+COLLATE = {"coco": ragged_collate}
+"""Functions for targets that torch's default cannot collate."""
 SHARDS: dict[str, tuple[Make, Write]] = {
     "tar shards": (TarShards, tars),
     "tar records": (TarRecords, tars),
@@ -180,11 +183,17 @@ def test_sources_conform(tmp_path: Path, name: str) -> None:
     """Of boxes and masks also where the recipes have put them."""
     make, write = OPENED[name]
     given, other = write(tmp_path / "given", 0), write(tmp_path / "other", 1)
-    assert_source_conforms(
-        lambda: make(given),
-        changed=lambda: make(other),
-        collate_fn=ragged_collate if name == "coco" else None,
+    assert_source_conforms_in_threads(
+        lambda: make(given), changed=lambda: make(other), collate_fn=COLLATE.get(name)
     )
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", [*SOURCES, *MAPPED])
+def test_sources_conform_in_processes(tmp_path: Path, name: str) -> None:
+    make, write = OPENED[name]
+    given = write(tmp_path / "given", 0)
+    assert_source_conforms_in_processes(lambda: make(given), collate_fn=COLLATE.get(name))
 
 
 @pytest.mark.processes

@@ -267,7 +267,7 @@ def test_an_interrupt_of_a_fork_holds_up_no_read(
     monkeypatch.setattr(interrupts, "_HOOKS_OF_FORKS", frozenset())
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
     source = CaffeLMDBSource(path)
-    for number in [*interrupts.places_of(lambda: forked(source)).values()][::3]:
+    for number in [*interrupts.places_of(lambda: forked(source)).values()][::8]:
         source[0]
         with interrupts.interrupt_at(number):
             child = forked(source)

@@ -40,7 +40,10 @@ from tests.conformance import assert_same_rest, same, through_json, uninterrupte
 from tests.damaged import Redirected, write_photos
 from tests.datasets.coco.coco_files import write_coco
 from tests.datasets.image_loaders import EXECUTIONS
-from tests.datasets.source_conformance import assert_source_conforms
+from tests.datasets.source_conformance import (
+    assert_source_conforms_in_processes,
+    assert_source_conforms_in_threads,
+)
 from tests.datasets.test_every_source import SOURCES
 from tests.fake_gpu import FakeDecoder, FakeGpu, FakePlace, fake_gpu
 from tests.images import write_photo_folder
@@ -86,6 +89,13 @@ def test_every_source_gives_the_same_pixels(tmp_path: Path, name: str) -> None:
         assert same(epochs_of(make(again, **execution)), expected)
 
 
+@pytest.mark.processes
+def test_a_prepared_source_conforms_in_processes(tmp_path: Path) -> None:
+    write_photo_folder(tmp_path / "given", num_classes=2, per_class=5)
+    source = FolderSource(tmp_path / "given")
+    assert_source_conforms_in_processes(lambda: PreparedSource(source, tmp_path / "kept", HEAD))
+
+
 def test_a_prepared_source_keeps_all_promises_of_a_source(tmp_path: Path) -> None:
     write_photo_folder(tmp_path / "given", num_classes=2, per_class=5)
     write_photo_folder(tmp_path / "other", num_classes=5, per_class=2)
@@ -93,7 +103,7 @@ def test_a_prepared_source_keeps_all_promises_of_a_source(tmp_path: Path) -> Non
     def prepared(name: str) -> PreparedSource:
         return PreparedSource(FolderSource(tmp_path / name), tmp_path / f"{name} kept", HEAD)
 
-    assert_source_conforms(lambda: prepared("given"), changed=lambda: prepared("other"))
+    assert_source_conforms_in_threads(lambda: prepared("given"), changed=lambda: prepared("other"))
 
 
 def test_images_that_are_not_stacked_have_memory_of_their_own(tmp_path: Path) -> None:

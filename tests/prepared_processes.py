@@ -151,6 +151,7 @@ def _run(
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
     os.chdir(folder)
     os.environ["PYTHONPATH"] = str(ROOT)
+    sys.path.insert(0, str(folder))
     warnings.simplefilter("ignore")
     sys.argv = [str(script), *arguments]
     try:
@@ -159,8 +160,14 @@ def _run(
             runpy.run_path(str(script), run_name="__main__")
         else:
             runpy.run_module(script, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        _exit(int(end.code or 0))
     except BaseException:
         traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
+        _exit(1)
+
+
+def _exit(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import doctest
-import os
 import re
+import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.prepared_processes import run_script
 
 ROOT = Path(__file__).parent.parent.parent
 WALKTHROUGH = ROOT / "docs/tools/walkthrough.md"
 REPRODUCING = ROOT / "docs/reproducing.md"
 BLOCK = re.compile(r"^```(\w+)(?: title=\"(\S+)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+STARTS = re.compile(r"(python|stateful-gpu-loader) (.*?)((?: (?:2>&1|>|\|\|?|&&) .*)?)")
+"""A program of Python, its arguments, and what the shell does with its output and status."""
 COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 INSTALLS = "pip install"
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -63,15 +66,19 @@ def _check(command: str, wanted: str, folder: Path) -> None:
 
 
 def _run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    paths = [os.path.dirname(sys.executable), os.environ["PATH"]]
+    """Run a command of the shell; Python begins it in a process that has imported torch."""
+    starts = STARTS.fullmatch(command)
+    if starts is not None:
+        program, arguments, rest = starts.groups()
+        words = shlex.split(arguments)
+        script = folder / words.pop(0) if program == "python" else "stateful_gpu_loader"
+        done = run_script(script, *words, folder=folder)
+        if not rest:
+            return done
+        command = f"(cat standard_output.txt; cat standard_error.txt >&2; exit {done.returncode})"
+        command += rest
     return subprocess.run(
-        ["bash", "-c", command],
-        cwd=folder,
-        env=os.environ | {"PATH": os.pathsep.join(paths), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
+        ["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=600
     )
 
 

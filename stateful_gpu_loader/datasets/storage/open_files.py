@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -31,7 +32,7 @@ def file_number(path: str) -> FileNumber | None:
 
 
 class OpenFiles:
-    """Opens files as they are read, and keeps the descriptors of the last few that it opened.
+    """Opens files as they are read, and keeps the descriptors of the last few that it read.
 
     Reads carry their offset with them, so threads share a descriptor; a forked child opens files
     anew, and a pickled copy has none.
@@ -59,7 +60,7 @@ class OpenFiles:
         self._limit = limit
         self._numbers = numbers or {}
         self._owners = owners
-        self._files: dict[str, Descriptor] = {}
+        self._files: OrderedDict[str, Descriptor] = OrderedDict()  # the one read last at the end
         self._lock = threading.Lock()
         self._ahead = ReadAhead()
         forget_in_children(self)
@@ -99,7 +100,7 @@ class OpenFiles:
             OSError, ValueError: as :meth:`read`.
         """
         size = sum(map(len, parts))
-        file = self._files.get(path)
+        file = self._kept(path)
         if file is None and is_url(path):
             expected = self._ahead.take(path, offset, size)
             content = memoryview(read_remote(path, offset, size)) if expected is None else expected
@@ -122,6 +123,13 @@ class OpenFiles:
                 f"{offset}. Remedy: fetch the file anew; if it was replaced, make a new index"
             )
 
+    def _kept(self, path: str) -> Descriptor | None:
+        try:
+            self._files.move_to_end(path)
+            return self._files[path]
+        except KeyError:  # another thread may close it in between
+            return None
+
     def _open(self, path: str) -> Descriptor:
         opened: Descriptor
         if self._owners is None:
@@ -132,7 +140,7 @@ class OpenFiles:
             file = self._files.setdefault(path, opened)
             while len(self._files) > self._limit:
                 # A thread that is still reading keeps the descriptor open until it is done.
-                del self._files[next(iter(self._files))]
+                self._files.popitem(last=False)
         return file
 
     def forget(self) -> None:
@@ -140,7 +148,7 @@ class OpenFiles:
 
         A forked child begins with this, for a thread of the parent may have held the lock.
         """
-        self._files = {}
+        self._files = OrderedDict()
         self._lock = threading.Lock()
         self._ahead = ReadAhead()
 

@@ -89,20 +89,36 @@ def test_descriptors_are_few_though_threads_are_many(tmp_path: Path) -> None:
     assert open_descriptors() == before
 
 
-def test_a_file_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = write_files(tmp_path, 2)
-    files, opened = OpenFiles(), []
-    system_open = os.open
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Paths of the files that are opened, in order."""
+    paths, system_open = [], os.open
 
-    def counting(path: str, *arguments: int) -> int:
-        opened.append(path)
+    def noting(path: str, *arguments: int) -> int:
+        paths.append(path)
         return system_open(path, *arguments)
 
-    monkeypatch.setattr(os, "open", counting)
+    monkeypatch.setattr(os, "open", noting)
+    return paths
+
+
+def test_a_file_is_opened_once(tmp_path: Path, opened: list[str]) -> None:
+    paths = write_files(tmp_path, 2)
+    files = OpenFiles()
     for _ in range(3):
         for path in paths:
             files.read(path, 0, 4)
     assert opened == paths
+
+
+def test_the_file_that_was_read_longest_ago_is_closed_first(
+    tmp_path: Path, opened: list[str]
+) -> None:
+    often, once, again = write_files(tmp_path, 3)
+    files = OpenFiles(limit=2)
+    for path in (often, once, often, again, often):
+        files.read(path, 0, 4)
+    assert opened == [often, once, again]
 
 
 def test_a_pickled_copy_has_nothing_open(tmp_path: Path) -> None:

@@ -36,7 +36,6 @@ from stateful_gpu_loader.datasets.storage.kept_files import (
 from stateful_gpu_loader.datasets.storage.memory import Bytes, Memory, new_memory
 from stateful_gpu_loader.datasets.wrapped import as_source
 from stateful_gpu_loader.decoders import ImageHeader, make_decoder, probe
-from stateful_gpu_loader.decoders.decoder import PartDecoder
 from stateful_gpu_loader.decoders.machine import package_versions
 from stateful_gpu_loader.decoders.scaled import ScaledDecoder
 from stateful_gpu_loader.errors import LoaderError
@@ -306,13 +305,10 @@ class PreparedSource(Source):
             ValueError: it cannot be decoded.
         """
         size = header.height, header.width
-        numbers, num_cut = _drawn(self.recipes, size).sample(0), 0
+        numbers = _drawn(self.recipes, size).sample(0)
+        cut, num_cut = self.recipes.cut(size, numbers)
         try:
-            if isinstance(self._decoder, PartDecoder):
-                cut, num_cut = self.recipes.cut(size, numbers)
-                image = self._decoder.decode_part(sample.data, header, cut.box, cut.resized)
-            else:
-                image = self._decoder.decode(sample.data, header)
+            image = self._decoder.decode_part(sample.data, header, cut.box, cut.resized)
         except ValueError as error:
             raise ValueError(f"{sample.name}: {error}") from error
         image = self.recipes.apply(image, numbers, num_cut)

@@ -169,7 +169,7 @@ _POOL = PipelinePool(device_id=None, num_threads=1)
 """Shared by all decoders of a process: they hold nothing themselves, so they can be pickled."""
 
 
-class DaliDecoder:
+class DaliDecoder(Decoder):
     """Decodes common JPEGs with DALI on the CPU, the rest with torchvision; needs ``dali``.
 
     It gives the pixels that DALI pipelines give elsewhere in a project. A pipeline is built for

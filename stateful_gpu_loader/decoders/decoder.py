@@ -48,20 +48,12 @@ class Decoder(Protocol):
         """
         ...
 
-
-@runtime_checkable
-class PartDecoder(Decoder, Protocol):
-    """A decoder that can decode part of an image for less than the whole image costs.
-
-    >>> from stateful_gpu_loader.decoders import make_decoder
-    >>> isinstance(make_decoder("torchvision"), PartDecoder)
-    False
-    """
-
     def decode_part(
         self, data: torch.Tensor, header: ImageHeader, box: Box, least: Size | None
     ) -> torch.Tensor:
         """RGB pixels of a part, as :meth:`decode` of the whole image shows it.
+
+        The default decodes the whole image. A decoder that can decode a part alone overrides it.
 
         Args:
             data, header: as for :meth:`decode`.
@@ -76,7 +68,7 @@ class PartDecoder(Decoder, Protocol):
             ValueError: :meth:`decode` refuses the image. No part of a damaged image is decoded of
                 which the whole is refused.
         """
-        ...
+        return part_of(self.decode(data, header), box)
 
 
 def part_of(image: Tensor, box: Box) -> Tensor:

@@ -27,7 +27,6 @@ from stateful_gpu_loader.decoders.decoder import (
     Size,
     StridedImage,
     as_tensor,
-    part_of,
 )
 from stateful_gpu_loader.decoders.header import ImageHeader, JpegHeader
 from stateful_gpu_loader.decoders.jpeg import is_one_clean_scan
@@ -58,7 +57,7 @@ TRIAL_SIDE = 256
 """Pixels of the grey image that tells whether this GPU has JPEG engines."""
 
 
-class NvimgcodecDecoder:
+class NvimgcodecDecoder(Decoder):
     """Decodes parts of JPEGs with nvImageCodec, and the rest with torchvision, on the CPU.
 
     Both use libjpeg-turbo, and a part has the bits that the whole image has there. The part costs
@@ -96,12 +95,12 @@ class NvimgcodecDecoder:
     def decode_part(
         self, data: torch.Tensor, header: ImageHeader, box: Box, least: Size | None
     ) -> torch.Tensor:
-        """See :meth:`PartDecoder.decode_part`."""
+        """See :meth:`Decoder.decode_part`."""
         if isinstance(header, JpegHeader) and is_worth_it(header, box):
             image = _decode_part(data, header, box)
             if image is not None:
                 return image
-        return part_of(self.decode(data, header), box)
+        return super().decode_part(data, header, box, least)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

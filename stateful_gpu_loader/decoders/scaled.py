@@ -9,14 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stateful_gpu_loader.decoders.decoder import (
-    Box,
-    Decoder,
-    PartDecoder,
-    Size,
-    as_tensor,
-    part_of,
-)
+from stateful_gpu_loader.decoders.decoder import Box, Decoder, Size, as_tensor
 from stateful_gpu_loader.decoders.header import ImageHeader, JpegHeader
 from stateful_gpu_loader.decoders.jpeg import PROGRESSIVE, is_one_clean_scan
 from stateful_gpu_loader.decoders.machine import load_package, package_versions
@@ -27,7 +20,7 @@ SCALES = (8, 4, 2)
 """Denominators of the scales, the smallest image first."""
 
 
-class ScaledDecoder:
+class ScaledDecoder(Decoder):
     """Decodes as another decoder does, but JPEGs that will be made much smaller at a smaller scale.
 
     The scale is the smallest of 1/2, 1/4 and 1/8 at which the part that the recipes need is still
@@ -50,7 +43,6 @@ class ScaledDecoder:
         _jpeg_file()
         self.family = f"{decoder.family}, scaled_decoding=True"
         self._decoder = decoder
-        self._part_decoder = decoder if isinstance(decoder, PartDecoder) else None
 
     def version(self) -> str:
         """Return the versions of the other decoder and of Pillow, which brings its own libjpeg."""
@@ -63,15 +55,13 @@ class ScaledDecoder:
     def decode_part(
         self, data: torch.Tensor, header: ImageHeader, box: Box, least: Size | None
     ) -> torch.Tensor:
-        """See :meth:`PartDecoder.decode_part`."""
+        """See :meth:`Decoder.decode_part`."""
         scale = 1 if least is None else scale_of(box, least)
         if scale > 1 and isinstance(header, JpegHeader) and header.has_common_pixels:
             image = _scaled(data, header, box, scale)
             if image is not None:
                 return image
-        if self._part_decoder is not None:
-            return self._part_decoder.decode_part(data, header, box, None)
-        return part_of(self.decode(data, header), box)
+        return self._decoder.decode_part(data, header, box, None)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._decoder!r})"

@@ -25,7 +25,7 @@ from stateful_gpu_loader.decoders.rule import (
 from stateful_gpu_loader.errors import LoaderError
 
 
-class TorchcodecDecoder:
+class TorchcodecDecoder(Decoder):
     """Decodes with torchcodec's image operators; needs the extra ``codec``, but no FFmpeg.
 
     torchcodec applies EXIF orientations by its own reading. So that every backend shows the

@@ -20,7 +20,7 @@ from stateful_gpu_loader.decoders.machine import describe_versions
 from stateful_gpu_loader.decoders.rule import RGB, RawOperator, decode_by_rule, raw_operators
 
 
-class TorchvisionDecoder:
+class TorchvisionDecoder(Decoder):
     """Decodes with torchvision's registered operators; always there.
 
     The functions of ``torchvision.io`` warn since 0.29 that they are deprecated, the operators

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateful_gpu_loader.decoders import ImageHeader, make_decoder, nvimgcodec, probe
-from stateful_gpu_loader.decoders.decoder import Box, PartDecoder, part_of
+from stateful_gpu_loader.decoders.decoder import Box, part_of
 from stateful_gpu_loader.decoders.header import JpegHeader
 from stateful_gpu_loader.decoders.jpeg import is_one_clean_scan
 from stateful_gpu_loader.decoders.nvimgcodec import LEAST_SIDE, NvimgcodecDecoder
@@ -106,9 +106,7 @@ def test_every_format_has_its_parts(name: str) -> None:
 def verdict(decoder: Any, data: torch.Tensor, header: ImageHeader, box: Box) -> Any:
     """The part, or the reason why the image is refused."""
     try:
-        if isinstance(decoder, PartDecoder):
-            return decoder.decode_part(data, header, box, None)
-        return part_of(decoder.decode(data, header), box)
+        return decoder.decode_part(data, header, box, None)
     except ValueError as error:
         return str(error)
 

@@ -16,7 +16,6 @@ import torch
 from stateful_gpu_loader.datasets.source import OwnImage, Source, image_header, read_into
 from stateful_gpu_loader.datasets.storage.memory import Arena, Memory, Scratch, new_memory
 from stateful_gpu_loader.decoders import Decoder, ImageHeader
-from stateful_gpu_loader.decoders.decoder import PartDecoder
 from stateful_gpu_loader.engine.makers.bad_sample_policy import (
     BadSamplePolicy,
     BadSampleReplacer,
@@ -78,7 +77,6 @@ class ImageMaker:
     ) -> None:
         self._source = source
         self._decoder = decoder
-        self._part_decoder = decoder if isinstance(decoder, PartDecoder) else None
         self._recipes = recipes
         self._collate_fn = collate_fn
         self._batched = batched
@@ -208,11 +206,11 @@ class ImageMaker:
                 own, (target,) = draw(self._recipes, [slot.key], [image], self._source)
             drawn = _Drawn(slot.key, own.rows[0], target)
         with stage("decode"):
-            if self._part_decoder is None or isinstance(image.sample, OwnImage):
+            if isinstance(image.sample, OwnImage):
                 return decode(self._decoder, image, slot.key, memory), 0, drawn
             header = image.header
             cut, num_cut = self._recipes.cut((header.height, header.width), drawn.numbers)
-            return decode_cut(self._part_decoder, image, slot.key, cut), num_cut, drawn
+            return decode_cut(self._decoder, image, slot.key, cut), num_cut, drawn
 
     def _open_replacement(self, check: Callable[[], None], slot: Slot) -> None:
         if slot.sample is None:
@@ -334,8 +332,8 @@ def decode(
         raise bad_image(sample.name, key, error) from error
 
 
-def decode_cut(decoder: PartDecoder, image: OpenedImage, key: SampleKey, cut: Cut) -> torch.Tensor:
-    """Decode what recipes keep of an image that is no OwnImage; a PartDecoder may scale it."""
+def decode_cut(decoder: Decoder, image: OpenedImage, key: SampleKey, cut: Cut) -> torch.Tensor:
+    """Decode what recipes keep of an image that is no OwnImage; a decoder may scale it."""
     sample = image.sample
     try:
         return decoder.decode_part(sample.data, image.header, cut.box, cut.resized)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -317,6 +318,8 @@ def _library() -> Any:
 
 
 def _load() -> Any:
+    # It would warn of each image that it refuses, which is no news: the loader reports bad samples.
+    os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "1")
     from nvidia import nvimgcodec
 
     return nvimgcodec

@@ -26,6 +26,7 @@ from stateful_gpu_loader.errors import LoaderError
 from tests.decoders.rare_jpegs import RARE
 from tests.decoders.variants import ORIENTATIONS, exif, photo, pillow_variants
 from tests.images import encode
+from tests.prepared_processes import run_until_exit
 
 pytest.importorskip("nvidia.nvimgcodec")
 
@@ -220,6 +221,37 @@ def test_a_library_without_regions_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(nvimgcodec, "_library", lambda: object())
     with pytest.raises(LoaderError, match=r"decodes no regions.*Remedy"):
         NvimgcodecDecoder()
+
+
+DAMAGED_HEADER = """
+import os
+os.environ.pop("PYNVIMGCODEC_VERBOSITY", None)
+os.environ.update({environment})
+import torch
+from stateful_gpu_loader.decoders import probe
+from stateful_gpu_loader.decoders.nvimgcodec import NvimgcodecDecoder
+from tests.decoders.variants import photo
+from tests.images import encode
+data = encode(photo(47, 61))
+tables = bytes(data.tolist()).find(b"\\xff\\xdb")
+data[tables + 4] = 0x55
+try:
+    NvimgcodecDecoder().decode_part(data, probe(data), (1, 2, 30, 40), None)
+except ValueError:
+    raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("environment", "warns"), [({}, False), ({"PYNVIMGCODEC_VERBOSITY": "2"}, True)]
+)
+def test_nvimgcodec_warns_of_damaged_headers_only_if_asked(
+    environment: dict[str, str], warns: bool
+) -> None:
+    code, errors = run_until_exit(DAMAGED_HEADER.format(environment=environment))
+    assert code == 3
+    assert "Bogus DQT" in errors  # by libjpeg
+    assert ("pynvimgcodec" in errors) is warns
 
 
 def parts(decoder: NvimgcodecDecoder) -> list[torch.Tensor]:

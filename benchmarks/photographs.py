@@ -80,7 +80,7 @@ def photograph_folder(num_images: int, parent: Path = FOLDER) -> PhotographFolde
     originals = "photographs" if _are_installed() else "generated pictures"
     root = parent / f"{originals.replace(' ', '-')}-{num_images}"
     if not root.is_dir():
-        _build(root, num_images, _photographs() if _are_installed() else _generated())
+        _build(root, num_images, installed_photographs() if _are_installed() else _generated())
     files = tuple(sorted(root.glob("*/*.jpg")))
     classes = sorted({file.parent.name for file in files})
     targets = tuple(classes.index(file.parent.name) for file in files)
@@ -118,7 +118,8 @@ def _are_installed() -> bool:
         return False
 
 
-def _photographs() -> dict[str, Image.Image]:
+def installed_photographs() -> dict[str, Image.Image]:
+    """Return the photographs by name, as RGB pictures of 500x375 pixels or more."""
     return {Path(path).stem: _open(package, path) for package, path in _PHOTOGRAPHS}
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections import defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Sequence
 from functools import partial
 from operator import attrgetter
@@ -78,7 +78,8 @@ class WorkerSegments:
         self._process: int | None = None
         """Process that fills the segments; its forked children must not."""
         self._lock = threading.Lock()
-        self._segments: dict[int, _Segment] = {}
+        self._segments: OrderedDict[int, _Segment] = OrderedDict()
+        """By number, those that were lent last at the end."""
         self._at: dict[int, _Segment] = {}
         """The same segments by their addresses."""
         self._num_made = 0
@@ -167,8 +168,11 @@ class WorkerSegments:
             self._num_made += 1
         else:
             free.remove(found)
+        self._segments.move_to_end(found.number)
+        # Those lent longest ago are given up. If it were the smallest, then of tensors that vary in
+        # size even small ones would soon lie in large segments.
         surplus = len(free) - (self._keep - 1 + self._of_an_answer)
-        for segment in sorted(free, key=_SIZE)[:surplus] if surplus > 0 else ():
+        for segment in free[: max(surplus, 0)]:
             self._forget(segment)
             self._given_up.append(SegmentId(self.worker, segment.number))
         return found

@@ -232,6 +232,17 @@ def test_only_so_many_free_segments_are_kept() -> None:
     assert len(pair.worker._segments) == len(pair.main._mapped) == 3
 
 
+def test_the_free_segment_that_was_lent_longest_ago_is_given_up() -> None:
+    """Also if it is the largest, in which small tensors would lie for ever."""
+    pair = Pair(keep=1)
+    batches = [pair.batch(0, size) for size in (2 * SIZE, SIZE, SIZE)]
+    last = batches[-1].data_ptr()
+    del batches
+    pair.batch(0, 4 * SIZE)
+    assert [segment.size // SIZE for segment in pair.worker._segments.values()] == [4, 16]
+    assert pair.batch(0).data_ptr() == last
+
+
 def test_as_many_are_kept_as_several_answers_have() -> None:
     pair = Pair(keep=2)
     for value in range(9):

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import fsspec
 import torch
 
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
+from tests.datasets.coco.coco_files import write_coco
 from tests.datasets.tar.tar_files import write_photo_tars
 from tests.images import write_photo_folder
 
@@ -97,12 +99,18 @@ def write_table(path: Path, photos: list[Path], first_label: int = 0) -> Path:
     return path
 
 
-def _model(folder: Path) -> dict[str, Any]:
-    return {"model": torch.nn.Linear(1, 1)}
-
-
 def _table(folder: Path) -> dict[str, Any]:
     write_table(folder / "photos.sqlite", sorted((folder / "photos").rglob("*.jpg")))
+    return {}
+
+
+def _recipes(folder: Path) -> dict[str, Any]:
+    """A folder of COCO, and tars in a bucket, which fsspec's file system in memory stands for."""
+    (folder / "coco").mkdir()
+    write_coco(folder / "coco")
+    bucket = fsspec.filesystem("memory")
+    for tar in (folder / "tars").iterdir():
+        bucket.pipe(f"memory://my-bucket/{tar.name}", tar.read_bytes())
     return {}
 
 
@@ -142,9 +150,9 @@ def _measured(folder: Path) -> dict[str, Any]:
 
 
 PREPARED: dict[str, Callable[[Path], dict[str, Any]]] = {
-    "README.md": _model,
     "docs/adding-a-source.md": _table,
     "docs/finding-the-bottleneck.md": _measured,
+    "docs/recipes.md": _recipes,
     "docs/trainers/fabric.md": _training,
     "docs/trainers/accelerate.md": _training,
     "docs/trainers/lightning.md": _lightning,

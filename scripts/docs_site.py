@@ -23,6 +23,7 @@ ROOT_PAGES = {
     "CONTRIBUTING.md": "contributing.md",
 }
 FROM_THE_NETWORK = re.compile(r"<(?:script|img|link|iframe)[^>]+(?:src|href)=\"?https?:[^ >]+")
+IMAGE = re.compile(r"<img [^>]*src=\"([^\"]+)\"[^>]*>")
 LINK = re.compile(r"(?<=\]\()(?!\w+:|/|#)([^)#\s]+)")
 
 
@@ -54,6 +55,11 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         return posixpath.relpath(_uri_of(path), folder)
 
     return LINK.sub(on_the_site, markdown)
+
+
+def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Let a click on a picture open it in its full size."""
+    return IMAGE.sub(r'<a href="\1">\g<0></a>', html)
 
 
 def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:

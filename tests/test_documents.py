@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from stateful_gpu_loader import __version__
 from tests.documents import PAGES, ROOT, blocks_of, name_of, run_page
 
 README = ROOT / "README.md"
@@ -76,6 +77,15 @@ def test_the_readme_is_read_in_one_sitting() -> None:
     assert len(text.splitlines()) <= 120
     tables = re.findall(r"\n\|[^\n]*\n\|[ :|-]+\n", text)
     assert len(tables) == 2, "the six rows, and the list of documents"
+
+
+def test_citation_and_license_are_those_of_the_package() -> None:
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {__version__}\n" in citation
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert 'license = "BSD-3-Clause"' in project
+    assert "\nlicense: BSD-3-Clause\n" in citation
+    assert (ROOT / "LICENSE").read_text(encoding="utf-8").startswith("BSD 3-Clause License\n")
 
 
 @pytest.mark.parametrize("document", PAGES, ids=name_of)

@@ -11,7 +11,7 @@ import io
 import re
 import sqlite3
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,12 +82,23 @@ def run_page(page: Path, folder: Path) -> None:
         if block.why_not_run is not None:
             continue
         output = io.StringIO()
-        with contextlib.redirect_stdout(output), warnings.catch_warnings():
+        with contextlib.redirect_stdout(output), warnings.catch_warnings(), _one_thread():
             for message in HARMLESS:
                 warnings.filterwarnings("ignore", message)
             exec(compile(block.code, f"{name_of(page)}, block {number}", "exec"), names)
         shown = block.printed if name_of(page) in CHATTY else output.getvalue()
         assert shown == block.printed, f"{name_of(page)}, block {number}"
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch compute in one thread: several of them wait for each other on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def write_table(path: Path, photos: list[Path], first_label: int = 0) -> Path:

@@ -207,7 +207,7 @@ CAUSES: dict[str, Cause] = {
     "length differs": other_length,
     "transform differs": lambda _: refused(photos(), photos(transform=[T.CenterCrop(16)])),
     "seed differs": lambda _: refused(photos(), photos(seed=2)),
-    "shuffle differs": lambda _: refused(photos(), photos(shuffle=False)),
+    "order differs": lambda _: refused(photos(), photos(shuffle=False)),
     "decoder differs": lambda _: refused(
         photos(decoder="torchvision"), photos(decoder="torchcodec")
     ),

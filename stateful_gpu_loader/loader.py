@@ -20,13 +20,13 @@ from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.engine.arguments import as_torch_takes, check_accept, check_arguments
 from stateful_gpu_loader.engine.config import ARGUMENTS, Change, LoaderConfig
 from stateful_gpu_loader.engine.engine import Engine
+from stateful_gpu_loader.engine.loader_conversion import LoaderConversion
 from stateful_gpu_loader.engine.plan import Plan
 from stateful_gpu_loader.engine.reflection import Rebuildable
 from stateful_gpu_loader.engine.run import Run
 from stateful_gpu_loader.engine.stats import LoaderStats
 from stateful_gpu_loader.engine.workers.choice import runs_in_threads
 from stateful_gpu_loader.engine.workers.cluster import RemoteWorkers
-from stateful_gpu_loader.loader_conversion import LoaderConversion
 from stateful_gpu_loader.randomness.global_generators import caller_generators_restored
 from stateful_gpu_loader.samplers import is_map
 from stateful_gpu_loader.state.bad_samples import BadSamples

@@ -37,7 +37,7 @@ _NEED_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_conte
 
 @dataclass(frozen=True)
 class LoaderConversion:
-    """What a loader on the fast path is built from.
+    """Arguments of a loader on the fast path, and what was converted for it.
 
     Args:
         arguments: arguments of the loader's class.
@@ -85,8 +85,8 @@ def _check_class(loader: Any) -> None:
             [RefusedPart("loader", loader, "it is no torch.utils.data.DataLoader")]
         )
     made_by = type(loader).__iter__
-    module = made_by.__module__.partition(".")[0]
-    if made_by not in (DataLoader.__iter__, StatefulDataLoader.__iter__) and module != __package__:
+    is_ours = made_by.__module__.partition(".")[0] == __name__.partition(".")[0]
+    if made_by not in (DataLoader.__iter__, StatefulDataLoader.__iter__) and not is_ours:
         raise UnsupportedLoader([RefusedPart("loader", loader, "its class has its own __iter__")])
 
 

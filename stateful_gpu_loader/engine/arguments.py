@@ -235,10 +235,10 @@ def check_targets(
     refused = transform if recipes is None else recipes.immovable()
     if refused is not None:
         raise ValueError(
-            f"{name} has boxes or masks, and it is not known where {describe(refused)} moves "
-            "them: they would stay while the pixels move. Remedy: recipes of "
-            "stateful_gpu_loader.transforms, other than RandAugment and TrivialAugmentWide, or "
-            "the transform in a collate_fn, which gets image and target"
+            f"{name} has boxes or masks, and it is not known where "
+            f"{describe(refused)} moves them: they would stay while the pixels move. "
+            "Remedy: other recipes of stateful_gpu_loader.transforms, or the transform in a "
+            "collate_fn, which gets image and target"
         )
     counts = source._object_counts()
     is_stacked = config.collation[0] is default_collate and config.samples_a_batch not in (None, 1)

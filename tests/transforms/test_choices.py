@@ -130,7 +130,7 @@ def test_one_that_does_not_tell_where_points_go_is_found_inside() -> None:
 
 
 def test_only_the_part_that_is_needed_is_decoded() -> None:
-    """What is chosen folds into a cut as it does alone; several in a row do not."""
+    """A chosen recipe folds into a cut as it does alone; several in a row do not."""
     recipes = T.Compose([T.RandomApply([T.ColorJitter(0.1)], 0.0), CROPS])
     drawn = recipes.draw(3, 0, np.arange(6), np.full((6, 2), (375, 500)))
     image = decoded("coffee")[:, :375, :500]

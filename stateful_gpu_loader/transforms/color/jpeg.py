@@ -137,7 +137,7 @@ def compressed(images: Tensor, qualities: IndexArray) -> Tensor:
 
 
 def _to_ycc(red: Tensor, green: Tensor, blue: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """jccolor.c: sums of 16 bits behind the point, rounded."""
+    """jccolor.c: sums with 16 binary places, rounded."""
     middle = (128 << 16) + (1 << 15) - 1
     luma = (red * 19595 + green * 38470 + blue * 7471 + (1 << 15)) >> 16
     to_blue = (blue * 32768 - red * 11059 - green * 21709 + middle) >> 16

@@ -31,8 +31,8 @@ class RandomPerspective(BatchwiseRecipe):
 
     Numbers: 1 to act, 0 to leave the image as it is; then where its four corners go, in pixels:
     x and y of the top left, top right, bottom right and bottom left. It is left as it is, too,
-    where these make no convex shape. Where boxes and masks go is not told, since parallel lines do
-    not stay parallel.
+    where these make no convex shape. Images with boxes or masks are refused, since parallel lines
+    do not stay parallel.
 
     Args:
         distortion_scale: how far the corners move at most, 0 to 1: 1 is to the middle.
@@ -111,8 +111,8 @@ def perspective_maps(corners: FloatArray, size: tuple[int, int]) -> FloatArray:
         size: (height, width) of the images in pixels.
 
     Returns:
-        float64 [n, 8]: a to h of x' = (a x + b y + c) / (g x + h y + 1),
-        y' = (d x + e y + f) / (g x + h y + 1).
+        float64 [n, 8]: the numbers a to h. The place is x' = (a x + b y + c) / s and
+        y' = (d x + e y + f) / s, where s = g x + h y + 1.
 
     >>> corners = np.array([[[0, 0], [4, 0], [4, 2], [0, 2]]], dtype=np.float64)
     >>> perspective_maps(corners, (5, 9)).tolist()
@@ -138,7 +138,7 @@ def perspective_maps(corners: FloatArray, size: tuple[int, int]) -> FloatArray:
 
 
 def _grid(coefficients: Tensor, size: tuple[int, int]) -> Tensor:
-    """Where each pixel comes from, [n, h, w, 2], -1 and 1 being the outer edges."""
+    """Return where each pixel comes from, [n, h, w, 2]; -1 and 1 are the outer edges."""
     height, width = size
     dtype, device = coefficients.dtype, coefficients.device
     x = torch.arange(width, dtype=dtype, device=device).add_(0.5).view(1, 1, -1)

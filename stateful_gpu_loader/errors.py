@@ -124,8 +124,9 @@ class UnsupportedTransform(LoaderError, TypeError):
     def __init__(self, refused: Sequence[RefusedPart]) -> None:
         self.refused = list(refused)
         super().__init__(
-            f"no recipe equals {_listed(self.refused)}. Remedy: pass the transform itself as "
-            "transform=; the loader calls it in worker processes, and resumes as exactly"
+            f"no recipe equals {_listed(self.refused)}. Remedy: leave out these parts, or keep "
+            "the transform in the dataset: a loader runs it in worker processes, and resumes as "
+            "exactly"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -80,8 +80,8 @@ def from_torchvision(transform: Any) -> Compose:
         ...
     stateful_gpu_loader.errors.UnsupportedTransform: no recipe equals transform.transforms[0]: \
 torchvision.transforms.v2.FiveCrop(size=(8, 8)), because it makes several images of one. Remedy: \
-pass the transform itself as transform=; the loader calls it in worker processes, and resumes as \
-exactly
+leave out these parts, or keep the transform in the dataset: a loader runs it in worker processes, \
+and resumes as exactly
     """
     conversion = _Conversion(_given_to(_leaves(transform)))
     recipes = conversion.convert(transform, "transform")

@@ -144,6 +144,26 @@ def clevr(root: Path, split: str = "train") -> Any:
     return datasets.CLEVRClassification(str(root), split=split)
 
 
+def faces(root: Path) -> Any:
+    class_folders(root)
+    dataset = datasets.LFWPeople.__new__(datasets.LFWPeople)  # it wants the archive's checksum
+    dataset.root, dataset._loader = str(root), folder.default_loader
+    dataset.data, dataset.targets = [str(root / f"{name}.jpg") for name in NAMES], LABELS
+    dataset.class_to_idx = {"a": 0, "b": 1, "c": 2}
+    dataset.transform = dataset.target_transform = None
+    return dataset
+
+
+def places(root: Path) -> Any:
+    class_folders(root)
+    dataset = datasets.Places365.__new__(datasets.Places365)  # it wants the archive's checksum
+    dataset.root, dataset.loader = str(root), folder.default_loader
+    dataset.imgs = [(str(root / f"{name}.jpg"), i) for name, i in zip(NAMES, LABELS, strict=True)]
+    dataset.classes, dataset.class_to_idx = CLASSES, {"a": 0, "b": 1, "c": 2}
+    dataset.transforms = dataset.target_transform = None
+    return dataset
+
+
 def country(root: Path) -> Any:
     class_folders(root / "country211" / "train")
     return datasets.Country211(str(root))
@@ -180,6 +200,8 @@ MADE: dict[str, Callable[[Path], Any]] = {
     "Food101": food,
     "GTSRB": signs,
     "Imagenette": imagenette,
+    "LFWPeople": faces,
+    "Places365": places,
     "OxfordIIITPet": pets,
     "OxfordIIITPet, cat or dog": partial(pets, target_types="binary-category"),
     "RenderedSST2": sentences,

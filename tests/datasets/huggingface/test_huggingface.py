@@ -26,7 +26,10 @@ from stateful_gpu_loader import transforms as T
 from tests.conformance import assert_exact_resume, same, uninterrupted
 from tests.datasets.huggingface.saved import dataset_of, save_dataset
 from tests.datasets.image_loaders import EXECUTIONS, make_loader
+from tests.fake_gpu import FakeGpu, fake_gpu
 from tests.images import encode, photograph, small_photographs
+
+__all__ = ["fake_gpu"]
 
 Dataset = Any
 N = 14
@@ -295,6 +298,15 @@ def test_prepared_images_and_mixtures_are_exact(mapped: Dataset, tmp_path: Path)
     expected, _ = uninterrupted(mixed(sources, [*head, *tail]), 2)
     assert same(uninterrupted(mixed(prepared, tail), 2)[0], expected)
     assert_exact_resume(partial(mixed, prepared, tail), epochs=2, other=EXECUTIONS[1:])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_device_gets_the_same_pixels(mapped: Dataset, fake_gpu: FakeGpu, workers: int) -> None:
+    """The bytes are read straight into the memory of the batch."""
+    recipes = [T.RandomCrop(16), T.RandomHorizontalFlip()]
+    make = partial(make_loader, HuggingFaceSource(mapped.shuffle(seed=3)), transform=recipes)
+    expected, _ = uninterrupted(make(), 2)
+    assert same(uninterrupted(make(device="cuda", num_workers=workers), 2)[0], expected)
 
 
 def test_exif_is_applied_as_by_datasets() -> None:

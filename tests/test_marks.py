@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.marks import COSTLY, MARKED, ROOT
+from tests.marks import COSTLY, MARKED, ROOT, holds_no_fast_test, holds_no_test
 
 PROJECT = ROOT.parent
 
@@ -31,3 +31,11 @@ def test_make_runs_every_mark() -> None:
 
 def _text(name: str) -> str:
     return Path(PROJECT, name).read_text(encoding="utf-8")
+
+
+def test_files_without_a_test_are_left_out() -> None:
+    assert holds_no_test(ROOT / "images.py")
+    assert not holds_no_test(ROOT / "torchvisions_words.py"), "it has a doctest"
+    assert not holds_no_test(Path(__file__))
+    assert holds_no_fast_test(PROJECT / "stateful_gpu_loader/integrations/lightning/callback.py")
+    assert not holds_no_fast_test(PROJECT / "stateful_gpu_loader/integrations/dcp.py")

@@ -1,4 +1,4 @@
-"""What a loader, its statistics and its reports look like at a prompt and in a notebook."""
+"""Loaders, statistics, reports and previews at a prompt and in a notebook."""
 
 from __future__ import annotations
 

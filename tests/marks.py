@@ -60,6 +60,7 @@ COSTLY = {
     "loader/test_lanes_cost.py::test_ten_thousand_shards",
     "loader/test_out_of_order.py::test_out_of_order_a_slow_worker_holds_back_nobody",
     "loader/test_starts.py::test_a_script_that_workers_cannot_import",
+    "test_recipes.py::test_the_script_for_several_gpus_goes_on_in_another_size",
     "transforms/batches/test_ragged.py::test_error_against_aten",
 }
 """Of these marked tests no case is fast."""

@@ -1,4 +1,4 @@
-"""Functions for CallableSource, as users write them; picklable, and functions of their argument."""
+"""Picklable functions for CallableSource, as users write them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Loader = StatefulGPULoader[Any]
 
 
 class Places:
-    """What it was asked for; epochs of several lengths in turn."""
+    """Returns the SampleInfo that it is called with; epochs have the given lengths in turn."""
 
     def __init__(self, *lengths: int) -> None:
         self.lengths = lengths
@@ -46,7 +46,7 @@ class NoisyPlaces(Places):
 
 
 class NoisyBatches(Places):
-    """Whole batches of three samples; lengths count batches."""
+    """Whole batches of three samples. Lengths count batches."""
 
     def __call__(self, info: BatchInfo) -> Any:  # type: ignore[override]
         if info.iteration >= self.length_of(info.epoch_idx):
@@ -72,7 +72,7 @@ class FailingPlaces(NoisyPlaces):
 
 
 class DyingPlaces(NoisyPlaces):
-    """Its process is killed at one place, as often as there are lives in a folder."""
+    """Its process is killed at one place, once for each file in a folder."""
 
     def __init__(self, length: int, place: int, lives: Path) -> None:
         super().__init__(length)
@@ -123,7 +123,7 @@ class FileBatches(Files):
 
 
 def draws() -> dict[str, Any]:
-    """From all three global generators."""
+    """Return one draw from each of the three global generators."""
     return {
         "random": random.gauss(0, 1),
         "numpy": np.random.standard_normal(3),
@@ -132,7 +132,7 @@ def draws() -> dict[str, Any]:
 
 
 def make(function: Any, *, source: dict[str, Any] | None = None, **arguments: Any) -> Loader:
-    """A loader of a function; ``source`` are arguments of CallableSource."""
+    """Return a loader of a function. ``source`` holds arguments of CallableSource."""
     return StatefulGPULoader(
         CallableSource(function, **(source or {})),
         **{"batch_size": BATCH, "seed": 3, **arguments},
@@ -140,5 +140,5 @@ def make(function: Any, *, source: dict[str, Any] | None = None, **arguments: An
 
 
 def places_of(batches: list[Any]) -> list[int]:
-    """The places of all samples, in the order of their delivery."""
+    """Return the places of all samples in delivery order."""
     return [place for batch in batches for place in batch["place"].tolist()]

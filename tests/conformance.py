@@ -1,6 +1,6 @@
-"""The one helper that every source, transform and kind of loader goes through.
+"""Checks of exact resume that every source, transform and kind of loader passes.
 
-It compares with an uninterrupted run, sample by sample and pixel by pixel.
+Resumed runs are compared with an uninterrupted run, sample by sample and pixel by pixel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stateful_gpu_loader import StatefulGPULoader, StateMismatch
 
 Loader = TypeVar("Loader", bound=Any)
 MakeLoader = Callable[..., StatefulGPULoader[Any]]
-"""Builds a loader; takes the changes of ``other`` as keyword arguments."""
+"""Builds a loader. Keyword arguments override those of the loader, as in ``other``."""
 
 
 def assert_exact_resume(
@@ -28,19 +28,19 @@ def assert_exact_resume(
     other: tuple[dict[str, Any], ...] = (),
     states_follow: bool = False,
 ) -> None:
-    """Resume and compare the rest, bit for bit, with the uninterrupted run.
+    """Resume, and compare the rest bit for bit with the uninterrupted run.
 
-    Into a fresh loader; into the same loader object; several times in the same epoch;
-    and what is set is what is got. Without workers this is done at the boundaries of each epoch,
-    to the end of all epochs, and in the middle. Workers take a tenth of a second to start: a loader
-    that has some, and each change in ``other``, is resumed at a few places (:func:`few_places`).
-    :func:`assert_exact_on_all` goes everywhere.
+    States are loaded into a fresh loader, into the same loader object, and several times in one
+    epoch. ``state_dict()`` must return the loaded state. Without workers, the loader resumes at the
+    boundaries and in the middle of each epoch. Workers take a tenth of a second to start, so a
+    loader with workers, and each change in ``other``, resumes at a few places (:func:`few_places`).
+    :func:`assert_exact_on_all` resumes everywhere.
 
     Args:
-        make_loader: a new loader of the stream under test; ``other`` reaches it as arguments.
-        epochs: epochs of the uninterrupted run.
+        make_loader: builds a new loader of the stream under test; takes ``other`` as arguments.
+        epochs: number of epochs of the uninterrupted run.
         other: arguments that must not change the stream, such as ``{"num_workers": 3}``.
-        states_follow: whether the resumed loaders' later states are those of the uninterrupted run.
+        states_follow: whether the resumed loaders' later states equal the uninterrupted run's.
     """
     loader = make_loader()
     expected, states = uninterrupted(loader, epochs)
@@ -60,15 +60,16 @@ def assert_exact_resume(
 
 
 def assert_resumes_on(make_loader: MakeLoader, *other: dict[str, Any]) -> None:
-    """Resume at a few places under other arguments, which must not change the stream."""
+    """Resume at a few places with other arguments, which must not change the stream."""
     _assert_resumes_on(make_loader, other, *uninterrupted(make_loader(), 2))
 
 
 def assert_exact_on_all(make_loader: MakeLoader, executions: tuple[dict[str, Any], ...]) -> None:
-    """From each execution to each other, at every batch: a test of ``make test-all``.
+    """Resume from each execution to each other, at every batch; for ``make test-all``.
 
-    All deliver the same batches with the same states: so what resumes one resumes every one. Fresh
-    loaders resume at a few places, and one loader at each place in turn, to the end of its epoch.
+    All executions deliver the same batches with the same states, so a state that resumes one
+    resumes all. Fresh loaders resume at a few places. One loader resumes at each place in turn, to
+    the end of its epoch.
     """
     expected, states = uninterrupted(make_loader(**executions[0]), 2)
     for execution in executions[1:]:
@@ -85,9 +86,10 @@ def assert_exact_on_all(make_loader: MakeLoader, executions: tuple[dict[str, Any
 
 
 def few_places(states: Mapping[tuple[int, int], Any]) -> dict[tuple[int, int], int]:
-    """Where a loader with workers is resumed, and the epoch before which the comparison ends.
+    """Return places at which a loader with workers resumes, and where the comparisons end.
 
-    In the middle of the first epoch, at its last batch, behind it, and in the second epoch.
+    The places are in the middle of the first epoch, at its last batch, after it, and in the second
+    epoch. Each comparison ends before the given epoch.
     """
     ends = _ends(states)
     epochs = max(ends)
@@ -100,7 +102,7 @@ def few_places(states: Mapping[tuple[int, int], Any]) -> dict[tuple[int, int], i
 def uninterrupted(
     loader: StatefulGPULoader[Any], epochs: int
 ) -> tuple[list[list[Any]], dict[tuple[int, int], dict[str, Any]]]:
-    """All batches of so many epochs, and the state at each (epoch, batches delivered)."""
+    """Return the batches of each epoch, and the state at each (epoch, batches delivered)."""
     expected: list[list[Any]] = []
     states: dict[tuple[int, int], dict[str, Any]] = {}
     for epoch in range(epochs):
@@ -122,9 +124,9 @@ def assert_same_rest(
     about: object = "",
     states: Mapping[tuple[int, int], Any] | None = None,
 ) -> None:
-    """The loader delivers what the uninterrupted run delivered after ``place``.
+    """Check that the loader delivers what the uninterrupted run delivered after ``place``.
 
-    Its states are those of that run, too, if they are given.
+    Its states are compared too, if ``states`` is passed.
     """
     epoch, delivered = place
     for number in range(epoch, epochs):
@@ -146,25 +148,25 @@ def assert_same_rest(
 
 
 def loaded(loader: Loader, state: Any) -> Loader:
-    """Load a state into a loader, and return the loader."""
+    """Load a state into a loader; return the loader."""
     loader.load_state_dict(state)
     return loader
 
 
 def differing(field: str, **values: Any) -> Callable[[StateMismatch], bool]:
-    """Check a refusal by its field and by the values that are given, ``saved`` and ``present``."""
+    """Return a check of a refusal: its field, and its ``saved`` and ``present`` values if given."""
     return lambda error: all(
         same(getattr(error, name), value) for name, value in {"field": field, **values}.items()
     )
 
 
 def refusal(loader: Any, state: Any, field: str | None = None, **options: Any) -> StateMismatch:
-    """Return the error with which a loader refuses a state; demand that nothing has changed.
+    """Return the error with which a loader refuses a state; check that nothing has changed.
 
     Args:
-        loader: a loader, or anything with its two methods.
-        state: the state that it has to refuse.
-        field: the name that the error has to give, if any name is known.
+        loader: a loader, or any object with its two methods.
+        state: the state to refuse.
+        field: the field that the error names, if known.
         options: ``accept``.
     """
     before = loader.state_dict()
@@ -176,7 +178,7 @@ def refusal(loader: Any, state: Any, field: str | None = None, **options: Any) -
 
 
 def refusal_at_next(loader: Any, state: Any, field: str | None = None) -> StateMismatch:
-    """Return the error that the first batch raises after a load, which finds what differs."""
+    """Return the error that the first batch after a load raises."""
     loader.load_state_dict(state)
     with pytest.raises(StateMismatch) as refused:
         next(iter(loader))
@@ -220,7 +222,7 @@ def _assert_same_object_resumes(
     states: dict[tuple[int, int], dict[str, Any]],
     places: Mapping[tuple[int, int], int],
 ) -> None:
-    """One loader object, its iterator broken off after a batch, is set to each place in turn."""
+    """Set one loader object, whose iterator was broken off after a batch, to each place in turn."""
     loader = make_loader()
     for place in reversed(places):
         for _ in loader:
@@ -235,7 +237,7 @@ def _assert_second_resume(
     states: dict[tuple[int, int], dict[str, Any]],
     epochs: int,
 ) -> None:
-    """Resume, take a batch, save, resume again, three times in the first epoch."""
+    """Resume, take a batch, save and resume again, three times in the first epoch."""
     state, delivered = states[0, 0], 0
     for _ in range(min(3, len(expected[0]))):
         loader = make_loader()
@@ -251,12 +253,12 @@ def _assert_second_resume(
 
 
 def boundaries(states: Mapping[tuple[int, int], Any]) -> set[tuple[int, int]]:
-    """The first two places of each epoch, and the last two."""
+    """Return the first two and the last two places of each epoch."""
     return {(epoch, edge) for epoch, end in _ends(states).items() for edge in (0, 1, end - 1, end)}
 
 
 def _ends(states: Mapping[tuple[int, int], Any]) -> dict[int, int]:
-    """The number of batches of each epoch."""
+    """Return the number of batches of each epoch."""
     ends: dict[int, int] = {}
     for epoch, delivered in states:
         ends[epoch] = max(ends.get(epoch, 0), delivered)
@@ -264,13 +266,13 @@ def _ends(states: Mapping[tuple[int, int], Any]) -> dict[int, int]:
 
 
 def through_json(state: dict[str, Any]) -> dict[str, Any]:
-    """The state as another process reads it from a file."""
+    """Return the state as another process reads it from a file."""
     restored: dict[str, Any] = json.loads(json.dumps(state))
     return restored
 
 
 def copy_of(batch: Any) -> Any:
-    """A batch of one's own, so that nothing delivered later can change it."""
+    """Return a deep copy of a batch, which nothing can change later."""
     if isinstance(batch, torch.Tensor):
         return batch.clone()
     if isinstance(batch, np.ndarray):
@@ -283,7 +285,7 @@ def copy_of(batch: Any) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal bit for bit: values, dtypes and shapes, NaN included."""
+    """Return whether values, dtypes and shapes are equal bit for bit, NaN included."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         alike = one.dtype == other.dtype and one.shape == other.shape
         return alike and torch.equal(bits(one), bits(other))
@@ -298,15 +300,15 @@ def same(one: Any, other: Any) -> bool:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's bytes, in which NaN equals NaN and 0.0 does not equal -0.0."""
+    """Return the tensor's bytes, in which NaN equals NaN and 0.0 differs from -0.0."""
     rows = tensor.contiguous().reshape(-1)
     if rows.numel() < 2:
-        # It may have a stride that cannot be viewed.
+        # A tensor with such strides cannot be viewed as bytes.
         rows = rows.clone(memory_format=torch.contiguous_format)
     return rows if rows.dtype == torch.bool else rows.view(torch.uint8)
 
 
 def flat(batches: list[Any]) -> Iterator[Any]:
-    """The samples of batches in their order, whatever the batch size."""
+    """Yield the samples of batches in order."""
     for batch in batches:
         yield from batch

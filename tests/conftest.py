@@ -1,4 +1,4 @@
-"""Settings that all tests share."""
+"""Settings of all tests."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from hypothesis import settings
 from stateful_gpu_loader.randomness.global_generators import one_at_a_time
 from tests import marks, prepared_processes
 
-# The same examples in every run; no deadline, because nothing here asserts a time.
+# The same examples in every run. No deadline, because no test asserts a time.
 settings.register_profile("reproducible", derandomize=True, deadline=None)
 settings.load_profile("reproducible")
 
-# On a busy machine one of a dozen eager rendezvous of gloo fails with "connectFullMesh failed ...
-# Connection closed by peer" (torch 2.15): its ranks connect when they first have to instead.
+# On a busy machine, one in a dozen eager rendezvous of gloo fails with "connectFullMesh failed ...
+# Connection closed by peer" (torch 2.15). Here ranks connect when they first have to.
 os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
-# albumentations would ask the network for its newest version when it is imported.
+# When albumentations is imported, it would look for its newest version on the network.
 os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Before pytest chooses by ``-m``."""
+    """Mark the tests before pytest selects by ``-m``."""
     marks.mark(items)
 
 
 def pytest_collection_finish() -> None:
-    """Spare the garbage collector, here and in forked workers, all that was imported."""
+    """Exclude all imported objects from garbage collection, here and in forked workers."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What is marked ``gpu`` skips without a GPU, and fails under ``REQUIRE_CUDA=1``."""
+    """Skip tests marked ``gpu`` without a GPU; under ``REQUIRE_CUDA=1`` they fail instead."""
     if item.get_closest_marker("trainers") is not None:
         prepared_processes.preload_trainers()
     if item.get_closest_marker("gpu") is None or torch.cuda.is_available():
@@ -51,11 +51,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_dali_stays_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Beside DALI workers are not forked: what one file leaves would change how others run."""
+    """Leave no live DALI object to the next file: beside DALI, workers are not forked."""
     yield
     dali = sys.modules.get("stateful_gpu_loader.decoders.dali")
     idle = dali is not None and dali._POOL._idle.pop(os.getpid(), None)
-    # To collect takes a third of a second, so files that do not speak of DALI do without.
+    # A collection takes a third of a second, so only files that mention DALI collect.
     if idle or "dali" in request.path.read_text(encoding="utf-8").lower():
         idle = None
         gc.collect()
@@ -63,14 +63,14 @@ def _no_dali_stays_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_lock_stays_behind() -> Iterator[None]:
-    """Loaders in other threads would wait for ever."""
+    """Check that no lock stays taken: loaders in other threads would wait forever."""
     yield
     assert not one_at_a_time()._is_owned()
 
 
 @pytest.fixture
 def spawns() -> Iterator[None]:
-    """As where processes are spawned by default: macOS and Windows."""
+    """Spawn processes by default, as on macOS and Windows."""
     before = multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_start_method("spawn", force=True)
     yield

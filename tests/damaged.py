@@ -1,4 +1,4 @@
-"""Datasets and files with bad samples, and what the tests of bad samples share."""
+"""Datasets and files with bad samples, and helpers of their tests."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ from tests.images import encode, photograph, write_photo_folder
 from tests.map_datasets import Noisy, NoisyBatches
 
 SEED, EPOCH = 42, 3
-"""Of requests that are made by hand."""
+"""Seed and epoch of requests that are made by hand."""
 N = 22
 ALWAYS = 10**9
 Errors = Mapping[Any, Callable[[], Exception]]
 Loader = StatefulGPULoader[Any]
 Photos = tuple[Path, Path]
-"""Folders of sound files, and of files that are damaged."""
+"""Folder of sound files, and folder of the same files with some damaged."""
 
 
 def undecodable(good: bytes) -> bytes:
-    """A sound header and a sound end, and between them what no decoder reads."""
+    """Return a file with a sound header, a sound end and undecodable bytes between them."""
     return good[:-400] + b"\xff\xc0" * 199 + good[-2:]
 
 
@@ -63,7 +63,7 @@ DAMAGE: dict[int, Callable[[bytes], bytes]] = {
     13: undecodable,
     20: lambda good: good[:100],
 }
-"""Some fail at the header, and 6 and 13 only at the pixels."""
+"""Damage by index: 6 and 13 fail only at the pixels, the others at the header."""
 BAD = set(DAMAGE)
 ERRORS: Errors = {index: partial(ValueError, f"no label {index}") for index in BAD}
 OF_BYTES: Errors = {
@@ -72,28 +72,28 @@ OF_BYTES: Errors = {
     6: partial(OSError, "image file is truncated"),
     7: partial(BadSample, "7.jpg", index=7, position=0, epoch=0, reason="empty"),
 }
-"""All that a plain dataset raises for malformed content."""
+"""Errors that a plain dataset raises for malformed content."""
 SYSTEM_ERROR: Callable[[], Exception] = partial(OSError, 5, "Input/output error")
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """What is wrong with a dataset, and how it would be mended."""
+    """Faults of a dataset, and the content that replaces bad samples."""
 
     errors: Errors = field(default_factory=dict)
     times: int = ALWAYS
-    """How often an index fails before it can be read."""
+    """Number of failed reads of an index before it can be read."""
     copies: Mapping[int, int] = field(default_factory=dict)
-    """Indices that hold another's content."""
+    """Index whose content each of these indices has."""
     is_damaged: bool = False
-    """Whether it is the bytes; of a dataset without files, its own errors of any kind."""
+    """Whether the content is damaged: bytes, or any error of a dataset without files."""
 
 
 # Datasets.
 
 
 class Damaged(Noisy):
-    """Raises for some indices before it draws; ``copies`` gives an index another's content."""
+    """Raises for some indices before it draws. ``copies`` gives an index another's content."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Damaged(Noisy):
 
 
 class DamagedBatches(Damaged, NoisyBatches):
-    """The same, fetched a batch at once, with one draw for all of it."""
+    """Damaged, but fetches a batch at once, with one draw for the whole batch."""
 
     def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
         for index in indices:
@@ -130,7 +130,7 @@ class DamagedBatches(Damaged, NoisyBatches):
 
 
 class FailsByDraw(Noisy):
-    """Some indices fail at some draws, and so each epoch decides anew."""
+    """Some indices fail at some draws, so other samples fail in each epoch."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         sample = super().__getitem__(index)
@@ -140,7 +140,7 @@ class FailsByDraw(Noisy):
 
 
 class Named(Dataset[dict[str, Any]]):
-    """Its indices are no ints."""
+    """Its indices are strings."""
 
     def __init__(self, broken: str = "") -> None:
         self.broken = broken
@@ -152,7 +152,7 @@ class Named(Dataset[dict[str, Any]]):
 
 
 def write_photos(root: Path) -> Photos:
-    """Two folders of the same ``N`` files: sound ones, and those of ``DAMAGE`` damaged."""
+    """Write two folders of the same ``N`` files: one sound, one damaged as ``DAMAGE`` says."""
     folders = root / "sound", root / "damaged"
     for folder in folders:
         files = write_photo_folder(folder, num_classes=2, per_class=N // 2)
@@ -163,9 +163,9 @@ def write_photos(root: Path) -> Photos:
 
 
 class Redirected(Source):
-    """Another source, some of whose indices fail, or hold the samples of others.
+    """Another source, some of whose indices fail or return other samples.
 
-    Targets are the indices of the samples that are given.
+    Targets are the indices of the returned samples.
     """
 
     def __init__(self, source: Source, wrong: Wrong | None = None) -> None:
@@ -188,7 +188,7 @@ class Redirected(Source):
 
 
 class InMemory(Source):
-    """Images of given sizes, some of which cannot be decoded."""
+    """Images of given sizes, some of them undecodable."""
 
     def __init__(self, sizes: list[tuple[int, int]], broken: set[int]) -> None:
         self.files = []
@@ -211,7 +211,7 @@ class InMemory(Source):
 
 
 class Counting(Decoder):
-    """Counts what it decodes."""
+    """Counts the images that it decodes."""
 
     family = "counting"
 
@@ -246,7 +246,7 @@ def make_photos(folder: Path, **arguments: Any) -> Loader:
 
 
 def delivered_with_errors(loader: Loader) -> tuple[list[Any], list[Exception]]:
-    """All batches of one epoch, and the exceptions between them."""
+    """Return all batches of one epoch, and the exceptions between them."""
     batches, found, errors = iter(loader), [], []
     while True:
         try:
@@ -259,7 +259,7 @@ def delivered_with_errors(loader: Loader) -> tuple[list[Any], list[Exception]]:
 
 
 def assert_same_run(build: Callable[..., Loader], executions: list[dict[str, Any]]) -> None:
-    """Batches, record and state of two epochs."""
+    """Compare batches, bad-sample records and states of two epochs on all executions."""
     alone = build(num_workers=0)
     wanted = [[copy_of(batch) for batch in alone] for _ in range(2)]
     assert alone.bad_samples.total > 3
@@ -271,7 +271,7 @@ def assert_same_run(build: Callable[..., Loader], executions: list[dict[str, Any
 
 
 def assert_states_follow(build: Callable[..., Loader], executions: list[dict[str, Any]]) -> None:
-    """After a resume too, each state, with its record, is that of the uninterrupted run."""
+    """Check that each state after a resume, with its record, is that of the uninterrupted run."""
     _, states = uninterrupted(build(), 2)
     assert any(state["bad_samples"] for state in states.values())
     for number, (epoch, start) in enumerate([(0, 1), *few_places(states)]):
@@ -286,7 +286,7 @@ def assert_states_follow(build: Callable[..., Loader], executions: list[dict[str
 
 
 def noisy_corner(image: torch.Tensor) -> torch.Tensor:
-    """A user's callable that draws."""
+    """A user's transform that draws."""
     return image[:, :8, :8] + torch.rand(3, 8, 8)
 
 
@@ -301,7 +301,7 @@ def _images(photos: Photos, wrong: Wrong, /, **arguments: Any) -> Loader:
 
 
 class Surviving(IterableDataset[dict[str, Any]]):
-    """Its iterator goes on behind an exception."""
+    """Its iterator continues after an exception."""
 
     def __init__(self, errors: Any) -> None:
         self.errors = errors
@@ -342,7 +342,7 @@ def _calls(photos: Photos, wrong: Wrong, **arguments: Any) -> Loader:
 
 
 def _shards(photos: Photos, wrong: Wrong, **arguments: Any) -> Loader:
-    """Of images; its errors are in ``test_lanes_damage.py``."""
+    """Shards of images. Damage of shards is tested in ``test_lanes_damage.py``."""
     broken = frozenset(100 * (i >= 11) + i % 11 for i in BAD) if wrong.is_damaged else frozenset()
     shards = PhotoShards((11, 11), broken=broken)
     return make(shards, **{"transform": [T.Resize((8, 8))], **arguments})
@@ -350,14 +350,14 @@ def _shards(photos: Photos, wrong: Wrong, **arguments: Any) -> Loader:
 
 @dataclass(frozen=True)
 class Kind:
-    """How a loader of a dataset with something wrong is made, and what its batches are."""
+    """How to build a loader of a faulty dataset, and what its batches hold."""
 
     make: Callable[..., Loader]
     is_map: bool = True
     is_source: bool = False
-    """Whether damaged bytes are a BadSample."""
+    """Whether damaged bytes raise BadSample."""
     shares_draws: bool = False
-    """Whether a sample's draws depend on the others of its batch."""
+    """Whether a sample's draws depend on the other samples of its batch."""
 
     def indices(self, batch: Any) -> list[int]:
         indices = batch["index"] if isinstance(batch, dict) else batch[1]
@@ -380,18 +380,18 @@ KINDS = {
 }
 
 
-# Makers, as a loader makes them, and what they are asked for.
+# Makers, as a loader builds them, and their requests.
 
 
 def request_of(indices: list[Any], start: int = 0, epoch: int = EPOCH) -> Request:
-    """A request whose order is the user's own."""
+    """Return a request of a user-defined order."""
     return Request(
         ordinal=0, seed=SEED, epoch=epoch, start=start, step=1, indices=indices, end=len(indices)
     )
 
 
 def drawing(feed: PositionFeed) -> Iterator[Request]:
-    """Draw the requests one after the other."""
+    """Draw the requests one after another."""
     while (request := feed.draw()) is not None:
         feed.advance(request)
         yield request
@@ -406,7 +406,7 @@ def requests_of(
     epoch: int = EPOCH,
     seed: int = SEED,
 ) -> list[Request]:
-    """A rank's requests of a shuffled epoch."""
+    """Return a rank's requests of a shuffled epoch."""
     division = Division(batch_size=batch_size, drop_last=False, rank=rank, num_replicas=ranks)
     indices = ShuffledOrder(range(length)).of_epoch(seed, epoch)
     feed = PositionFeed(Address(epoch, 0), seed=seed, indices=indices, division=division)
@@ -414,7 +414,7 @@ def requests_of(
 
 
 def policy_for(dataset: Any, mode: str, **known: Any) -> BadSamplePolicy:
-    """The policy of a loader that shuffles ``dataset``."""
+    """Return the bad-sample policy of a loader that shuffles ``dataset``."""
     return BadSamplePolicy(mode=mode, order=ShuffledOrder(dataset), **known)
 
 
@@ -465,7 +465,7 @@ def _policy(dataset: Any, policy: BadSamplePolicy | str) -> BadSamplePolicy:
 
 
 def run(maker: Any, request: Request) -> tuple[Any, tuple[FoundBad, ...]]:
-    """A request's batch, and the bad samples met for it."""
+    """Return a request's batch, and the bad samples met while it was made."""
     answer = maker(request, never_stopped)
     if isinstance(answer, Answer):
         assert answer.bad, "an Answer that has nothing to say"
@@ -477,18 +477,18 @@ def run(maker: Any, request: Request) -> tuple[Any, tuple[FoundBad, ...]]:
 def replacement_of(
     policy: BadSamplePolicy, request: Request, number: int, bad: set[Any]
 ) -> tuple[int, Any]:
-    """The position and index that take the place of one of a request's samples."""
+    """Return the position and index that replace one sample of a request."""
     sound = (taken for taken in policy.candidates(request, number) if taken[1] not in bad)
     return next(sound)
 
 
 def assert_found_is_of_the_order(found: tuple[Any, ...], length: int, seed: int = SEED) -> None:
-    """Each, of a record or an exception, was met where the epoch's order has it."""
+    """Check that each record or exception names the position that its index has in the epoch."""
     for bad in found:
         order = ShuffledOrder(range(length)).of_epoch(seed, bad.epoch)
         assert order(np.array([bad.position % length]))[0] == bad.index
 
 
 def assert_same(found: Any, wanted: Any) -> None:
-    """Equal bit for bit."""
+    """Check that both are equal bit for bit."""
     assert same(found, wanted), f"{found} is not {wanted}"

@@ -1,4 +1,4 @@
-"""Loaders of pictures of many kinds, on a device that the CPU plays."""
+"""Loaders of many kinds of pictures, on a device simulated by the CPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Loader = StatefulGPULoader[Any]
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """JPEGs, some grey and progressive; and a CMYK one, PNGs and a WebP among them."""
+    """JPEGs, some of them grey, progressive or CMYK, with PNGs and a WebP among them."""
     root = tmp_path_factory.mktemp("photos")
     write_photo_folder(root, num_classes=2, per_class=8)
     picture = photograph("coffee").resize((90, 60))
@@ -64,7 +64,7 @@ def steps_of(
     recipes: T.Compose,
     collate_fn: Any = default_collate,
 ) -> tuple[EncodedMaker, DeviceImages]:
-    """Return the reader of a folder's batches, and the steps that finish them on a device."""
+    """Return the reader of a folder's batches, and the steps that complete them on a device."""
     source = root if isinstance(root, Source) else FolderSource(root)
     policy = BadSamplePolicy(mode="raise")
     maker = EncodedMaker(

@@ -1,7 +1,7 @@
-"""Runs the Python of a page of the documentation, block after block, in a folder with data.
+"""Runs the Python blocks of a documentation page, one after another, in a folder with data.
 
-A block prints what the block of text right behind it shows, or nothing. One that cannot run in the
-tests says so to its readers in its first line, `# Not run by the tests: REASON`.
+A block must print what the text block right after it shows, or nothing. A block that cannot run in
+the tests says so to readers in its first line, `# Not run by the tests: REASON`.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ HARMLESS = (
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # Lightning
     "The 'train_dataloader' does not have many workers",  # Lightning
 )
-"""Warnings of other packages that say what the page wants."""
+"""Warnings of other packages that the pages provoke on purpose."""
 
 
 CHATTY = {"docs/trainers/lightning.md", "docs/finding-the-bottleneck.md"}
-"""Pages of packages that print of their own accord, or whose figures are another machine's."""
+"""Pages whose packages print by themselves, or whose figures depend on the machine."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A block of Python, what it prints as the page shows it, and why it is not run, or None."""
+    """A block of Python, the output that its page shows, and why it is not run, or None."""
 
     code: str
     printed: str
@@ -58,7 +58,7 @@ class Block:
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """The blocks of a page, in order."""
+    """Return the blocks of a page, in order."""
     found = []
     for code, printed in BLOCK.findall(page.read_text(encoding="utf-8")):
         reason = NOT_RUN.match(code)
@@ -67,12 +67,12 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def name_of(page: Path) -> str:
-    """A page by its path in the repository."""
+    """Return a page's path in the repository."""
     return page.relative_to(ROOT).as_posix()
 
 
 def run_page(page: Path, folder: Path) -> None:
-    """Run the blocks of a page in one namespace, in ``folder``, which is the current one."""
+    """Run the blocks of a page in one namespace, in ``folder``, which is the current directory."""
     write_photo_folder(folder / "photos", num_classes=2, per_class=8)
     write_photo_tars(folder / "tars")
     names: dict[str, Any] = {"__name__": "documented"}
@@ -92,7 +92,7 @@ def run_page(page: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let torch compute in one thread: several of them wait for each other on a busy machine."""
+    """Let torch compute in one thread: on a busy machine several threads wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -102,7 +102,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def write_table(path: Path, photos: list[Path], first_label: int = 0) -> Path:
-    """An SQLite file of JPEG files, as docs/adding-a-source.md has it; its path."""
+    """Write JPEG files into an SQLite file, as in docs/adding-a-source.md; return its path."""
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE images(data BLOB, label INTEGER)")
         rows = [(photo.read_bytes(), label) for label, photo in enumerate(photos, first_label)]
@@ -116,7 +116,7 @@ def _table(folder: Path) -> dict[str, Any]:
 
 
 def _recipes(folder: Path) -> dict[str, Any]:
-    """A folder of COCO, and tars in a bucket, which fsspec's file system in memory stands for."""
+    """Write a COCO folder, and tars in a bucket that fsspec's in-memory file system simulates."""
     (folder / "coco").mkdir()
     write_coco(folder / "coco")
     bucket = fsspec.filesystem("memory")
@@ -126,7 +126,7 @@ def _recipes(folder: Path) -> dict[str, Any]:
 
 
 def _training(folder: Path) -> dict[str, Any]:
-    """What a training script has before the lines that a page is about."""
+    """Return what a training script defines before the lines that a page shows."""
     model = torch.nn.Linear(3, 1)
     recipes = [T.RandomResizedCrop(16)]
     return {
@@ -156,7 +156,7 @@ def _lightning(folder: Path) -> dict[str, Any]:
 
 
 def _measured(folder: Path) -> dict[str, Any]:
-    """A training step, and where its figures are logged."""
+    """Return a training step, and the place where its figures are logged."""
     return {"train_step": lambda *batch: None, "writer": Mock(), "wandb": Mock(), "step": 0}
 
 
@@ -169,4 +169,4 @@ PREPARED: dict[str, Callable[[Path], dict[str, Any]]] = {
     "docs/trainers/lightning.md": _lightning,
     "docs/trainers/plain-torch.md": _training,
 }
-"""What a page's blocks find beside the photographs: files, and names that its text speaks of."""
+"""Files and names that a page's blocks find beside the photographs, by page."""

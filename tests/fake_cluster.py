@@ -1,7 +1,7 @@
-"""A cluster on one machine, in which any worker can be lost at any moment.
+"""A simulated cluster in which any worker can be lost at any moment.
 
-All workers are in one process, beside the tests' own, whose generators belong to the loader. What
-they do happens in ``receive()``, one thing after the other, in an order that a seed decides.
+All workers run in one separate process, because this process's generators belong to the loader.
+They act only during ``receive()``, one event at a time, in an order that a seed decides.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class _Worker:
 
 @dataclass(kw_only=True)
 class FakeWorkers:
-    """Options, as ``worker_type``; the clusters that they connected are in :attr:`clusters`."""
+    """Options to pass as ``worker_type``. Their clusters are in :attr:`clusters`."""
 
     seed: int = 0
     threads: int = 1
     max_in_flight: int | None = None
     decode_on: str = "device"
     fault: Callable[[FakeCluster], Event | None] = lambda cluster: None
-    """Asked before each event; may return one in its place."""
+    """Called before each event; may return another event in its place."""
     clusters: list[FakeCluster] = field(default_factory=list)
     packed: list[Any] = field(default_factory=list)
     """All answers, as they were sent."""
@@ -57,7 +57,7 @@ class FakeWorkers:
 
 
 class FakeCluster:
-    """Workers in this process, each with a copy of the loader's maker."""
+    """Workers in one process, each with a copy of the loader's maker."""
 
     queues = False
 
@@ -89,7 +89,7 @@ class FakeCluster:
     def send(self, worker: int, number: int, message: WorkerMessage, *, first: int) -> None:
         with self._lock:
             self.num_sent += 1
-            if worker in self.workers:  # it may be lost, and nobody was told yet
+            if worker in self.workers:  # it may be lost already, and not yet reported
                 try:
                     content = pickle.dumps(message)
                 except Exception as error:
@@ -110,13 +110,13 @@ class FakeCluster:
             return self._next() if event is None else event
 
     def lose(self, worker: int) -> Lost:
-        """Lose a worker with all that it had to do."""
+        """Lose a worker with all its requests."""
         with self._lock:
             del self.workers[worker]
             return Lost(worker, "a test ended it")
 
     def lose_answer(self) -> Event | None:
-        """Let the next thing happen and, if that is an answer, lose it."""
+        """Let the next event happen, and lose it if it is an answer."""
         with self._lock:
             event = self._next()
         return Unreadable(event.number, "a test lost it") if isinstance(event, Answered) else event
@@ -127,7 +127,7 @@ class FakeCluster:
             self.held.discard(worker)
 
     def release(self) -> None:
-        """Hold no worker any more."""
+        """Let all held workers continue."""
         with self._lock:
             self.held.clear()
             self._more.notify_all()
@@ -178,7 +178,7 @@ class FakeCluster:
 
 
 def _work(pipe: Any, work: bytes, num_workers: int, base_seed: int) -> None:
-    """Be all workers of a cluster, in a process of their own."""
+    """Act as all workers of a cluster, in a separate process."""
     adapters: dict[int, tuple[int, WorkerAdapter]] = {}
     while True:
         number, what = pipe.recv()

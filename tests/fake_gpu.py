@@ -1,7 +1,7 @@
-"""A GPU that the CPU plays: whole loaders run on it without a GPU and without a compiler.
+"""A GPU simulated by the CPU: loaders run on it without a GPU or a compiler.
 
-Its work is done at once. The order of late work and the life of memory are tested on torch's own
-allocator and streams, in ``tests/pretend_gpu``.
+Its work is done at once. ``tests/pretend_gpu`` tests the order of queued work and the lifetime of
+memory on torch's own allocator and streams.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stateful_gpu_loader.errors import LoaderError
 
 
 class FakePlace:
-    """The CPU as a device; checks that the user's threads and the stage's keep to their parts."""
+    """The CPU as a device. Checks that the user's and the stage's threads keep to their parts."""
 
     def __init__(self, device: torch.device | None = None, *, present: bool = True) -> None:
         self.asked_for = device
@@ -50,10 +50,10 @@ class FakePlace:
         yield
 
     def settle(self) -> None:
-        """Return at once: no work is queued."""
+        """Return at once, because no work is queued."""
 
     def mark(self) -> None:
-        """Return no mark: no work is queued."""
+        """Return no mark, because no work is queued."""
 
     def receive(self, mark: None, tensors: list[torch.Tensor]) -> None:
         assert threading.get_ident() in self.user_threads | self.stage_threads
@@ -71,10 +71,10 @@ class FakePlace:
 
 
 class FakeDecoder:
-    """Decodes in several threads, in any order, each image late; darker than the CPU does.
+    """Decodes in several threads, in any order, each image late, and darker than the CPU.
 
-    It takes 8-bit JPEGs that are not CMYK, and refuses, by their bytes, one in ``refuses_one_in``
-    of them. ``failures`` are raised by the coming calls, one each.
+    It takes 8-bit JPEGs except CMYK, and refuses one in ``refuses_one_in`` of them, by their bytes.
+    The next calls raise ``failures``, one each.
     """
 
     family = "fake-cuda"
@@ -91,7 +91,7 @@ class FakeDecoder:
 
     @staticmethod
     def takes(header: ImageHeader, data: torch.Tensor) -> bool:
-        """A function, as of the real ones: it is sent to workers."""
+        """A function of its arguments, like those of real decoders: it is sent to workers."""
         return isinstance(header, JpegHeader) and header.components != 4
 
     def decode_batch(
@@ -122,7 +122,7 @@ class FakeDecoder:
 
 
 class FakeGpu:
-    """Places and decoders that loaders of ``device="cuda"`` are given in a test."""
+    """Places and decoders of loaders with ``device="cuda"`` in a test."""
 
     def __init__(self) -> None:
         self.places: list[FakePlace] = []
@@ -152,7 +152,7 @@ class FakeGpu:
 
 @pytest.fixture
 def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    """``device="cuda"`` reaches a device that the CPU plays."""
+    """Make ``device="cuda"`` a device simulated by the CPU."""
     gpu = FakeGpu()
     monkeypatch.setattr("stateful_gpu_loader.engine.workers.worker_pool.CudaPlace", gpu.open_place)
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""The global generators' states, which a loader leaves as its caller had them."""
+"""States of the global generators, which a loader must leave as they were."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ import torch
 
 
 def generators() -> tuple[Any, ...]:
-    """The states of ``random``'s, NumPy's and torch's: equal if nothing was drawn between."""
+    """Return the states of ``random``'s, NumPy's and torch's generators; draws change them."""
     numpy_state = np.random.get_state(legacy=False)
     return random.getstate(), str(numpy_state), torch.get_rng_state().tolist()

@@ -1,4 +1,4 @@
-"""A module's own generators, and functions that draw from them."""
+"""A module with its own generators, and functions that draw from them."""
 
 from __future__ import annotations
 

@@ -29,10 +29,11 @@ PHOTOGRAPHS = tuple(_FILES)
 
 @functools.cache
 def photograph(name: str) -> Image.Image:
-    """A photograph that ships with scikit-image or scikit-learn, as an RGB PIL image.
+    """Return a photograph of scikit-image or scikit-learn as an RGB PIL image.
 
-    One of ``PHOTOGRAPHS``: 300 to 640 pixels a side. Shared: copy it before changing it. The
-    packages themselves take five seconds to import, so the files are read beside them.
+    ``name`` is one of ``PHOTOGRAPHS``; sides have 300 to 640 pixels. The image is shared: copy it
+    before changing it. Its file is read directly, because importing the packages takes five
+    seconds.
     """
     package, file = _FILES[name]
     spec = importlib.util.find_spec(package)
@@ -42,7 +43,7 @@ def photograph(name: str) -> Image.Image:
 
 
 def small_photographs(count: int, height: int = 20, width: int = 16) -> npt.NDArray[np.uint8]:
-    """Different parts of real photographs, uint8 [count, height, width, 3]."""
+    """Return different parts of real photographs: uint8 [count, height, width, 3]."""
     whole = np.asarray(photograph("china").resize((256, 160)))
     generator = np.random.default_rng(0)
     tops = generator.integers(160 - height, size=count)
@@ -52,7 +53,7 @@ def small_photographs(count: int, height: int = 20, width: int = 16) -> npt.NDAr
 
 
 def encode(image: Image.Image, image_format: str = "JPEG", **options: Any) -> torch.Tensor:
-    """``image`` as Pillow encodes it: uint8 [num_bytes]."""
+    """Return ``image`` as Pillow encodes it: uint8 [num_bytes]."""
     file = io.BytesIO()
     image.save(file, image_format, **options)
     return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
@@ -61,10 +62,10 @@ def encode(image: Image.Image, image_format: str = "JPEG", **options: Any) -> to
 def write_photo_folder(
     root: Path | str, num_classes: int = 4, per_class: int = 16, seed: int = 0
 ) -> list[Path]:
-    """Writes class folders of JPEG photographs under ``root``; their paths, sorted.
+    """Write class folders of JPEG photographs under ``root``; return the sorted paths.
 
-    ``root/class_00/photo_000.jpg`` and so on: crops of real photographs, 64 to 256 pixels a
-    side, qualities 60 to 95, some grey and some progressive. No two files are equal, and the
+    The files are ``root/class_00/photo_000.jpg`` and so on: crops of real photographs, 64 to 256
+    pixels a side, of qualities 60 to 95, some grey and some progressive. All files differ, and the
     same arguments write the same bytes.
     """
     generator = np.random.default_rng(seed)
@@ -90,16 +91,16 @@ def write_photo_folder(
 
 @functools.cache
 def kept_folder() -> Path:
-    """Return a folder for files that tests share, which is deleted when this process ends."""
+    """Return a folder that tests share, and that is deleted when this process ends."""
     folder = tempfile.mkdtemp()
-    # A function, and no object that cleans up when it is dropped: from Python 3.13 on a forked
-    # worker drops what is registered.
+    # No object that cleans up when it is dropped: since Python 3.13, a forked worker drops
+    # registered objects.
     atexit.register(shutil.rmtree, folder)
     return Path(folder)
 
 
 @functools.cache
 def kept_photos() -> Path:
-    """Return a folder of 14 small photographs in two classes, which no test changes."""
+    """Return a shared folder of 14 small photographs in two classes. No test may change it."""
     write_photo_folder(kept_folder() / "photographs", num_classes=2, per_class=7)
     return kept_folder() / "photographs"

@@ -1,6 +1,6 @@
 """Signal handlers that run at any line or bytecode of the package, and raise or return.
 
-A signal handler runs between two bytecodes of the main thread. Here the bytecode is chosen::
+A signal handler runs between two bytecodes of the main thread. A test chooses the bytecode::
 
     for place, number in places_of(lambda: next(iter(make()))).items():
         batches = iter(make())
@@ -28,27 +28,27 @@ import stateful_gpu_loader
 
 _PACKAGE = str(Path(stateful_gpu_loader.__file__).parent) + "/"
 _HOOKS_OF_FORKS = frozenset({"before_fork", "after_fork", "after_fork_in_child"})
-"""Functions in which the interpreter drops what a handler raises."""
+"""Functions in which the interpreter discards exceptions of a handler."""
 _TOOL = 4
-"""Number that no debugger, profiler or coverage tool takes in ``sys.monitoring``."""
+"""Number that no debugger, profiler or coverage tool uses in ``sys.monitoring``."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place in the package before which an interrupt is raised."""
+    """Place in the package before which an interrupt is raised."""
 
     file: str
     """Path within the package."""
     function: str
     line: int
     opcode: str
-    """Name of the bytecode that does not run any more; of the line's first where lines count."""
+    """Name of the first bytecode that does not run."""
     callers: tuple[str, ...]
-    """Names of the package's functions that led to this one, innermost first."""
+    """Names of the package's functions that called this function, innermost first."""
 
     @property
     def is_of_finalizer(self) -> bool:
-        """Whether ``__del__`` runs, under which the interpreter drops what a handler raises."""
+        """Whether ``__del__`` runs: there the interpreter discards exceptions of a handler."""
         return "__del__" in (self.function, *self.callers)
 
     @property
@@ -60,7 +60,7 @@ class Place:
 
 
 class Interrupt:
-    """Counts the places met in the package by one thread, and calls a handler at one of them."""
+    """Counts the places of the package that one thread runs, and calls a handler at one of them."""
 
     def __init__(
         self,
@@ -69,16 +69,16 @@ class Interrupt:
         handler: Callable[[Place], object] = repr,
     ) -> None:
         self.count = 0
-        """Number of places met."""
+        """Number of places run so far."""
         self.where: Place | None = None
-        """Place where the handler was called; None if it was not reached."""
+        """Place where the handler was called, or None if it was not reached."""
         self.met: dict[Place, int] = {}
-        """Number of each place when it was first met, if no handler is called."""
+        """Number of each place when it first ran, if no handler is called."""
         self._at = at
         self._handler = handler
         self._by = by
         self._pid = os.getpid()
-        """This process; its forked children go on tracing."""
+        """This process. Its forked children continue tracing."""
 
     @property
     def reached(self) -> bool:
@@ -110,7 +110,8 @@ class Interrupt:
 
     @contextmanager
     def _monitored(self) -> Iterator[None]:
-        # A trace function that asks for bytecodes misses the first ones of a frame since 3.12.
+        # Since Python 3.12, a trace function that asks for bytecodes misses the first bytecodes of
+        # a frame.
         tool, thread = sys.monitoring, threading.get_ident()
         event = tool.events.LINE if self._by == "line" else tool.events.INSTRUCTION
 
@@ -132,7 +133,7 @@ class Interrupt:
             tool.free_tool_id(_TOOL)
 
     def _meet(self, frame: FrameType) -> None:
-        # Bytecodes without a line are the compiler's own, at the end of an except block.
+        # Bytecodes without a line are the compiler's, at the end of an except block.
         if self.reached or frame.f_lineno is None or _is_of_with(frame.f_code, frame.f_lineno):
             return
         if _opcode(frame) == "NOP" or os.getpid() != self._pid:
@@ -157,10 +158,10 @@ class Interrupt:
 def handle_at(
     n: int, handler: Callable[[Place], object], *, by: Literal["line", "opcode"] = "opcode"
 ) -> Iterator[Interrupt]:
-    """Call ``handler`` in this thread before the n-th place of the package that runs in the block.
+    """Call ``handler`` in this thread before the n-th place of the package that the block runs.
 
     Args:
-        n: number of the place, counted from 1; nothing is called if fewer run.
+        n: number of the place, counted from 1. Nothing is called if fewer places run.
         by: "opcode" or "line".
     """
     with Interrupt(n, by, handler).watching() as interrupt:
@@ -174,7 +175,7 @@ def interrupt_at(
     *,
     by: Literal["line", "opcode"] = "opcode",
 ) -> Iterator[Interrupt]:
-    """Raise ``error`` at a place, as :func:`handle_at` calls a handler."""
+    """Raise ``error`` at a place, in a handler that :func:`handle_at` calls."""
 
     def handler(place: Place) -> None:
         raise error(f"raised before {place}")
@@ -188,7 +189,7 @@ def places_of(
 ) -> dict[Place, int]:
     """Return the places that ``call`` runs in this thread, and the number of each.
 
-    Lines that begin with ``with`` are left out, and so is the NOP of a ``try:``, here and where an
+    Lines that begin with ``with`` and the NOP of a ``try:`` are left out, here and when an
     exception is raised. The interpreter calls no signal handler between the end of a with block and
     its ``__exit__``, nor between ``__enter__`` and a ``try:``.
     """

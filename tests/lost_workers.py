@@ -1,4 +1,4 @@
-"""Ways to lose workers, by a kill or at a sample, and what is delivered all the same."""
+"""Ways to lose workers, by a kill or at a sample, without losing batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.map_datasets import Noisy
 
 
 def kill(batches: Any, *numbers: int) -> None:
-    """SIGKILL, and wait until the process has ended: no timing is left to chance."""
+    """Send SIGKILL, and wait until the process has ended, so that no timing matters."""
     workers = [batches._workers[number % len(batches._workers)] for number in numbers]
     for worker in workers:
         worker.kill()
@@ -27,7 +27,7 @@ def kill(batches: Any, *numbers: int) -> None:
 def with_kills(
     loader: StatefulGPULoader[Any], epochs: int, kills: dict[int, tuple[int, ...]]
 ) -> list[list[Any]]:
-    """Deliver whole epochs, and kill workers behind so-manieth batches of each."""
+    """Deliver whole epochs, and kill workers after given numbers of batches of each epoch."""
     found = []
     for _ in range(epochs):
         delivered: list[Any] = []
@@ -45,20 +45,20 @@ def with_kills(
 
 
 def undisturbed(make: Make, epochs: int, **arguments: Any) -> list[list[Any]]:
-    """So many epochs of a loader that nothing happens to."""
+    """Return the epochs of a loader whose workers all survive."""
     loader = make(**arguments)
     return [[copy_of(batch) for batch in loader] for _ in range(epochs)]
 
 
 def deliver_quietly(batches: Any, delivered: list[Any]) -> None:
-    """Until ``next`` raises; what came before is in ``delivered``. Call it in catch_warnings()."""
+    """Append batches to ``delivered`` until ``next`` raises. Call it in catch_warnings()."""
     warnings.simplefilter("ignore")
     while True:
         delivered.append(copy_of(next(batches)))
 
 
 class KillsItself(Noisy):
-    """Its process dies when it reads one index, as often as there are lives in a directory."""
+    """Its process dies when it reads one index, once for each file in a directory."""
 
     def __init__(self, length: int, index: int, lives: Path, how: str = "kill") -> None:
         super().__init__(length)
@@ -77,7 +77,7 @@ class KillsItself(Noisy):
 
 
 def lives(path: Path, count: int) -> Path:
-    """A directory of so many for ``KillsItself`` to lose."""
+    """Return a directory of ``count`` lives that ``KillsItself`` loses."""
     path.mkdir()
     for number in range(count):
         (path / f"{number:03d}").touch()

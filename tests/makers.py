@@ -25,7 +25,7 @@ Make = Callable[..., StatefulGPULoader[Any]]
 
 
 class Large(Noisy):
-    """Items of 256 KB: a batch is twice what the pipe holds, and travels through it."""
+    """Items of 256 KB. A batch is twice as large as the pipe that it travels through."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {**super().__getitem__(index), "large": np.full(1 << 15, index, dtype=np.int64)}

@@ -1,4 +1,4 @@
-"""Datasets that the tests iterate; picklable, so that every start method can use them."""
+"""Datasets for the tests. All are picklable, so every start method can use them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 
 class Indices(Dataset[int]):
-    """``dataset[i] == i``; of any length, in no memory."""
+    """``dataset[i] == i``; of any length, without memory."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -38,7 +38,7 @@ class Noisy(Indices):
 
 
 class NoisyBatches(Noisy):
-    """Fetches a whole batch at once, with one draw for all of it."""
+    """Fetches a whole batch at once, with one draw for the whole batch."""
 
     def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
         shared = torch.rand(())
@@ -46,7 +46,7 @@ class NoisyBatches(Noisy):
 
 
 class OwnGenerator(Indices):
-    """Draws from a generator of its own, which only ``set_sample_seed`` reaches."""
+    """Draws from a private generator, which only ``set_sample_seed`` reaches."""
 
     def __init__(self, length: int) -> None:
         super().__init__(length)
@@ -60,7 +60,7 @@ class OwnGenerator(Indices):
 
 
 class Caching(Indices):
-    """Keeps what each sample drew when it was first read, as a cache in memory does."""
+    """Keeps what each sample drew at its first read, as a cache in memory does."""
 
     def __init__(self, length: int) -> None:
         super().__init__(length)
@@ -99,7 +99,7 @@ class Failing(Indices):
 
 
 def mix_batch(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """A collate function that draws, as MixUp does."""
+    """A collate function that draws, like MixUp."""
     weight = float(torch.rand(())) + random.random() + float(np.random.rand())
     return {
         "index": torch.tensor([sample["index"] for sample in samples]),
@@ -108,5 +108,5 @@ def mix_batch(samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def add_noise(sample: dict[str, Any]) -> dict[str, Any]:
-    """A transform on the whole sample that draws."""
+    """A transform of the whole sample that draws."""
     return {**sample, "noise": torch.rand(()), "choice": random.choice([1, 2, 3])}

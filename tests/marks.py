@@ -1,6 +1,6 @@
-"""Which tests are fast: those without a mark of their own, and one case of most that have one.
+"""Selects the fast tests: those without a mark, and the first case of most tests with a mark.
 
-The marks are those of ``pyproject.toml``. Whole folders and files have theirs here, single tests as
+The marks are those of ``pyproject.toml``. Whole folders and files are marked here, single tests by
 decorators.
 """
 
@@ -41,7 +41,7 @@ MARKED = {
     "transforms/batches/test_kernels.py": "fuzz",
     "transforms/color/test_jitter_kernels.py": "fuzz",
 }
-"""No test below these places is fast. They are paths in the tests' folder, or in the project's."""
+"""Mark by path, relative to the tests' folder or to the project's. No marked path has fast tests."""
 
 COSTLY = {
     "chaos/test_chaos.py::test_chaos_leaves_the_stream_unchanged",
@@ -63,11 +63,11 @@ COSTLY = {
     "test_recipes.py::test_the_script_for_several_gpus_goes_on_in_another_size",
     "transforms/batches/test_ragged.py::test_error_against_aten",
 }
-"""Of these marked tests no case is fast."""
+"""Marked tests of which no case is fast."""
 
 
 def mark(items: Iterable[pytest.Item]) -> None:
-    """Mark what is in :data:`MARKED`; of other tests that have cases, the first case is fast."""
+    """Mark the tests under :data:`MARKED`; the first case of each other test is fast."""
     known: set[str] = set()
     for item in items:
         test, _, case = item.nodeid.partition("[")
@@ -81,18 +81,18 @@ def mark(items: Iterable[pytest.Item]) -> None:
 
 
 def holds_no_fast_test(path: Path) -> bool:
-    """Whether a file or folder need not even be imported where the fast tests alone are run."""
+    """Return whether a file or folder need not be imported when only the fast tests run."""
     return any(place in MARKED for place in _places(path))
 
 
 def holds_no_test(path: Path) -> bool:
-    """Whether a file is neither one of tests nor one with a doctest."""
+    """Return whether a file holds neither tests nor doctests."""
     is_module = path.suffix == ".py" and path.name not in ("__init__.py", "conftest.py")
     return is_module and not path.name.startswith("test_") and ">>> " not in path.read_text("utf-8")
 
 
 def _places(path: Path) -> list[str]:
-    """A path and its parents, relative to the tests' folder, or to the project's."""
+    """Return a path and its parents, relative to the tests' folder or to the project's."""
     for root in (ROOT, ROOT.parent):
         if path.is_relative_to(root):
             relative = path.relative_to(root)

@@ -1,6 +1,6 @@
-"""Augmentations that draw from generators of their own, as albumentations 2.0 does it.
+"""Augmentations with private generators, as in albumentations 2.0.
 
-And albumentations itself, and the places where datasets and loaders hold such augmentations.
+Also albumentations itself, and the places where datasets and loaders hold augmentations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ N = 12
 
 
 class _Transform:
-    """albumentations' BasicTransform, in what its randomness is made of."""
+    """The randomness of albumentations' BasicTransform."""
 
     __module__ = "albumentations.core.transforms_interface"
 
@@ -36,7 +36,7 @@ class _Transform:
 
 
 class Flip(_Transform):
-    """Whether it flips."""
+    """Returns whether it flips."""
 
     __module__ = "albumentations.augmentations.geometric.flip"
 
@@ -45,7 +45,7 @@ class Flip(_Transform):
 
 
 class Compose(_Transform):
-    """Gives each of its transforms the same seed, as albumentations' own does."""
+    """Gives each of its transforms the same seed, as albumentations' Compose does."""
 
     __module__ = "albumentations.core.composition"
 
@@ -75,7 +75,7 @@ def flips(seed: int | None = None) -> Compose:
 
 
 class Augmented(Dataset[Any]):
-    """Draws by what it was given, held as it was given."""
+    """Calls the augmentations that it was given, and holds them as they are."""
 
     def __init__(self, *steps: Any) -> None:
         self.steps: Any = list(steps)
@@ -103,7 +103,7 @@ class Attribute(Augmented):
 
 
 class Wrapped:
-    """A transform of the user's around one of albumentations."""
+    """A user's transform around a transform of albumentations."""
 
     def __init__(self, augment: Any) -> None:
         self.augment = augment
@@ -123,10 +123,10 @@ class ByGlobal(Indices):
 
 
 class Albumentations(Dataset[Any]):
-    """Images by albumentations itself, and whether each of its flips was applied.
+    """Images by albumentations itself, and whether each flip was applied.
 
     Args:
-        kind: name of its class that composes others.
+        kind: name of the albumentations class that composes the transforms.
     """
 
     def __init__(self, kind: str) -> None:
@@ -174,4 +174,4 @@ HOLDERS: dict[str, Callable[[], dict[str, Any]]] = {
         "transform": [_closure(), _closure()],
     },
 }
-"""Arguments of loaders, by where their augmentations are held."""
+"""Arguments of loaders, by the place that holds the augmentations."""

@@ -1,7 +1,7 @@
-"""How long a test waits for another process before it calls it hung.
+"""Time limits after which a test calls another process hung.
 
-No test depends on the machine's speed: limits are multiples of what starting a process took on this
-machine, in this run. They end a test that would hang for ever, and nothing else.
+No test depends on the machine's speed. Limits are multiples of the time that a process took to
+start on this machine, in this run. They only end tests that would hang forever.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _USUAL = 0.05
 
 
 def seconds(usual: float) -> float:
-    """A limit for what takes at most ``usual`` seconds on an idle machine of two cores."""
+    """Return a limit for work of up to ``usual`` seconds on an idle machine of two cores."""
     return usual * slowness()
 
 
 @functools.cache
 def slowness() -> float:
-    """How many times slower than an idle one this machine is now, and ten to be patient."""
+    """Return how many times slower than an idle machine this one is now, times ten for patience."""
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import json, subprocess"], check=True)
     return 10 * max(1.0, (time.perf_counter() - began) / _USUAL)

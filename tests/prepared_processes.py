@@ -1,8 +1,8 @@
-"""Processes forked from a server that has imported torch already, and the trainers' packages.
+"""Processes forked from a server that has already imported torch and the trainers' packages.
 
-A new interpreter takes seconds of processor time to import them; a forked one is there at once. The
-server starts with the first of them, once a test process. Lightning takes longer to import than all
-else, so the server imports it for tests marked ``trainers`` alone.
+A new interpreter needs seconds of processor time for these imports; a forked one needs none. The
+server starts with the first process, once in each test process. Lightning takes longer to import
+than everything else, so the server imports it only for tests marked ``trainers``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from stateful_gpu_loader.engine.workers import processes
 from tests.patience import seconds
 
 ROOT = Path(__file__).parent.parent
-"""Where the examples find their photographs, and programs that they start find the examples."""
+"""Folder in which examples find their photographs, and started programs find the examples."""
 
 PRELOADED = [
     "stateful_gpu_loader.tools.verify",
@@ -40,17 +40,19 @@ PRELOADED = [
     "torch.distributed.checkpoint",
 ]
 TRAINERS = ["lightning.pytorch", "accelerate", "transformers"]
-"""What is not installed is left out."""
+"""Packages that the server imports; packages that are not installed are left out."""
 
 CONTEXT = multiprocessing.get_context("forkserver")
-"""Python has one such server a process: ``multiprocessing_context="forkserver"`` uses it, too. What
-its processes are given is pickled, as for spawned ones: they inherit nothing from the test's."""
+"""Context of the server, which Python shares with ``multiprocessing_context="forkserver"``.
+
+Arguments are pickled as for spawned processes, which inherit nothing from the test's process.
+"""
 CONTEXT.set_forkserver_preload(PRELOADED)
 
 
 @functools.cache
 def preload_trainers() -> None:
-    """Let the server import the trainers, too. One that runs without them ends."""
+    """Let the server import the trainers too. A server that runs without them is ended."""
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
     CONTEXT.set_forkserver_preload([*PRELOADED, *TRAINERS])
 
@@ -58,12 +60,12 @@ def preload_trainers() -> None:
 def run_script(
     script: Path | str, *arguments: str, folder: Path, before: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script in ``folder`` as ``python -W ignore`` does; what it printed, and how it ended.
+    """Run a script in ``folder`` like ``python -W ignore``; return its output and how it ended.
 
     Args:
-        script: its path, or the name of a module, as behind ``python -m``.
+        script: path of the script, or name of a module, as after ``python -m``.
         arguments: its ``sys.argv[1:]``.
-        folder: where it runs.
+        folder: its working directory.
         before: statements to execute first.
     """
     output, errors = (folder / f"standard_{name}.txt" for name in ("output", "error"))
@@ -83,17 +85,17 @@ def run_script(
 def run_until_exit(
     statements: str, context: multiprocessing.context.BaseContext = CONTEXT
 ) -> tuple[int, str]:
-    """Run statements as a script of ``python -W ignore``, to the interpreter's own end.
+    """Run statements as a script of ``python -W ignore``, until the interpreter ends.
 
-    It leads a process group of its own. Whoever waits for processes that outlive it waits here: for
-    all that hold its standard error.
+    The script leads its own process group. The call also waits for processes that outlive the
+    script, as long as they hold its standard error.
 
     Args:
         statements: text of the script.
-        context: starts the process.
+        context: context that starts the process.
 
     Returns:
-        Its exit code, and what it and the processes that it started wrote to standard error.
+        Its exit code, and what the script and its processes wrote to standard error.
     """
     reader, writer = context.Pipe(duplex=False)
     process = context.Process(target=_run_until_exit, args=(statements, writer))  # type: ignore[attr-defined]
@@ -119,8 +121,8 @@ def _run_until_exit(statements: str, errors: Connection) -> None:
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # pytest's, if it forked this process
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
     warnings.simplefilter("ignore")
-    multiprocessing.set_start_method("fork", force=True)  # not another server of its own
-    # From Python 3.13 on a process of multiprocessing forgets what was registered before its fork.
+    multiprocessing.set_start_method("fork", force=True)  # no other server
+    # Since Python 3.13, a process of multiprocessing forgets what was registered before its fork.
     atexit.register(weakref.finalize._exitfunc)
     atexit.register(torch_data._set_python_exit_flag)
     atexit.register(processes._note_exit)
@@ -132,11 +134,11 @@ def _run_until_exit(statements: str, errors: Connection) -> None:
         code = int(end.code or 0)
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
-        # As the interpreter does, which keeps the frames of the script until its end.
+        # The interpreter, too, keeps the script's frames until its end.
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
         code = 1
     del main
-    # A process of multiprocessing ends by os._exit, and takes nothing apart.
+    # A process of multiprocessing ends by os._exit, and cleans up nothing.
     ctypes.pythonapi.Py_Exit(code)
 
 

@@ -1,8 +1,8 @@
-"""Real processes of one torch.distributed group: what each rank returns, or how it failed.
+"""Real processes of one torch.distributed group: the result of each rank, or its failure.
 
-They are forked from a server that has imported torch already (:mod:`tests.prepared_processes`), so
-a group starts in a fraction of a second. The group exists before the function is called, and
-frameworks that find one (Lightning, Fabric, Accelerate) use it.
+They are forked from a server that has already imported torch (:mod:`tests.prepared_processes`), so
+a group starts in a fraction of a second. The group exists before the function is called. Frameworks
+that find a group (Lightning, Fabric, Accelerate) use it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.prepared_processes import CONTEXT
 
 
 class RankFailed(AssertionError):
-    """A rank raised, or died without being asked to."""
+    """A rank raised, or died unexpectedly."""
 
 
 def on_ranks(
@@ -33,13 +33,12 @@ def on_ranks(
     *arguments: Any,
     killed: bool = False,
 ) -> list[Any]:
-    """``function(rank, *arguments)`` in so many processes of one gloo group; their results.
+    """Call ``function(rank, *arguments)`` in each process of one gloo group; return the results.
 
     Args:
-        function: importable, as the arguments are picklable, and its result, too.
-        num_ranks: the processes, with RANK, WORLD_SIZE and LOCAL_RANK in their environment as
-            torchrun sets them.
-        killed: the function is expected to end every rank with SIGKILL; the results are empty.
+        function: an importable function with picklable arguments and result.
+        num_ranks: number of processes; RANK, WORLD_SIZE and LOCAL_RANK are set as by torchrun.
+        killed: whether the function must end every rank with SIGKILL; the results are empty.
     """
     with tempfile.TemporaryDirectory() as folder:
         receivers, ranks = [], []
@@ -110,14 +109,14 @@ def _serve(
         answer = None, function(rank, *arguments)
     except BaseException:
         answer = traceback.format_exc(), None
-    # As plain bytes: torch would share a tensor's memory, which ends with this process.
+    # As plain bytes: torch would share the memory of a tensor, which ends with this process.
     sender.send_bytes(pickle.dumps(answer))
     if answer[0] is None and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
 def _free_port() -> int:
-    """For a framework that opens a store of its own beside the group."""
+    """Return a port for a framework that opens a store beside the group's."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

@@ -17,16 +17,16 @@ import pytest
 
 from tests.patience import seconds
 
-# Before Ray is imported, as its own processes inherit them.
+# Set before Ray is imported, because Ray's processes inherit them.
 os.environ |= {
-    "PYTHONPATH": str(Path(__file__).parent.parent),  # of the workers, for them to import the tests
+    "PYTHONPATH": str(Path(__file__).parent.parent),  # so that workers can import the tests
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # Ray gives its workers the lowest priority but four. Beside other busy processes an actor that
-    # starts, and imports torch, would take minutes.
+    # Ray starts its workers at nearly the lowest priority. Beside other busy processes, an actor
+    # that imports torch would take minutes to start.
     "RAY_worker_niceness": "0",
-    # Patience with a busy machine: a node or a worker that is slow is not given up.
+    # Ray must not give up slow nodes or workers of a busy machine.
     "RAY_gcs_server_port_wait_time_s": "120",
     "RAY_gcs_server_request_timeout_seconds": "300",
     "RAY_worker_register_timeout_seconds": "300",
@@ -41,13 +41,13 @@ FILTERS = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-"""What Ray's own code warns of."""
+"""Warnings that Ray's own code causes."""
 OBJECT_STORE = 100 << 20
-"""Bytes of each node's object store."""
+"""Size of each node's object store, in bytes."""
 
 
 class PatientCluster(Cluster):
-    """Waits for a node longer than the 30 seconds after which Ray's own gives up."""
+    """Waits for a node longer than Ray's 30 seconds."""
 
     def _wait_for_node(self, node: Any, timeout: float = 30) -> None:
         super()._wait_for_node(node, timeout=seconds(timeout))
@@ -60,9 +60,9 @@ def connect(address: str) -> None:
 
 @contextmanager
 def running_cluster(*, is_driver: bool = True) -> Iterator[Any]:
-    """A cluster whose head has no room for workers; this process is connected to it by default."""
-    folder = tempfile.mkdtemp(prefix="ray")  # its sockets' paths have to be short
-    # With temp_dir= Ray 2.60 would write an address to /tmp/ray, which need not exist.
+    """Start a cluster whose head has no room for workers; connect this process by default."""
+    folder = tempfile.mkdtemp(prefix="ray")  # its sockets' paths must be short
+    # With temp_dir= Ray 2.60 would write an address to /tmp/ray, which may not exist.
     with mock.patch.dict(os.environ, RAY_TMPDIR=folder):
         made = PatientCluster(
             initialize_head=True,
@@ -71,7 +71,7 @@ def running_cluster(*, is_driver: bool = True) -> Iterator[Any]:
                 "object_store_memory": OBJECT_STORE,
                 "include_dashboard": False,
                 "include_log_monitor": False,
-                "no_monitor": True,  # of the autoscaler
+                "no_monitor": True,  # the autoscaler's
             },
         )
         try:
@@ -85,12 +85,12 @@ def running_cluster(*, is_driver: bool = True) -> Iterator[Any]:
 
 
 def add_node(cluster: Any, **arguments: Any) -> Any:
-    """Add a node with room for four workers of the tests."""
+    """Add a node with room for four workers."""
     return cluster.add_node(**{"num_cpus": 2, "object_store_memory": OBJECT_STORE, **arguments})
 
 
 def wait_until_given_up(node: Any) -> None:
-    """Wait until Ray places no actor any more on a node that was lost."""
+    """Wait until Ray places no more actors on a lost node."""
     limit = time.monotonic() + seconds(60)
     while any(each["NodeID"] == node.node_id and each["Alive"] for each in ray.nodes()):
         assert time.monotonic() < limit, "Ray never notices that the node is gone"
@@ -98,13 +98,13 @@ def wait_until_given_up(node: Any) -> None:
 
 
 def processes_of(node: Any) -> list[psutil.Process]:
-    """The raylet of a node and what it has started, its actors among them."""
+    """Return the raylet of a node and the processes that it has started, such as actors."""
     raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
     return [raylet, *raylet.children(recursive=True)]
 
 
 def actors() -> list[psutil.Process]:
-    """The processes of the loaders' workers, of this process's cluster."""
+    """Return the worker processes of loaders in this process's cluster."""
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
@@ -116,6 +116,6 @@ def actors() -> list[psutil.Process]:
 
 
 def assert_none_is_left() -> None:
-    """The loaders' workers end."""
+    """Wait until all workers of loaders have ended."""
     _, alive = psutil.wait_procs(actors(), timeout=seconds(5))
     assert not alive

@@ -1,7 +1,7 @@
-"""The table of loaders: every kind of stream, by the name under which tests ask for it.
+"""The table of loaders: every kind of stream, by the name that tests use.
 
-``KINDS`` need no files and cost little: whatever a loader can be asked is asked of each of them.
-``LOADERS`` are all: ``tests/loader/test_conformance.py`` resumes each of them.
+``KINDS`` need no files and are cheap, so every general test runs on each of them. ``LOADERS`` holds
+all kinds. ``tests/loader/test_conformance.py`` resumes each of them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def build(dataset: Callable[[], Any], of: dict[str, Callable[[], Any]], **given:
 
 
 def _loader(dataset: Callable[[], Any] = lambda: Noisy(N), /, **of: Any) -> Make:
-    """Arguments that are callable are called for each loader."""
+    """Return a maker of loaders, which calls each callable argument for each new loader."""
     made = {name: value for name, value in of.items() if callable(value)}
     return partial(build, dataset, made, **{k: of[k] for k in of if k not in made})
 
@@ -85,7 +85,7 @@ def _counted(**arguments: Any) -> Callable[[], NoisyShards]:
     return partial(NoisyShards, counted=True, **arguments)
 
 
-# Samplers of the user's.
+# Users' samplers.
 
 
 def generator() -> torch.Generator:
@@ -93,7 +93,7 @@ def generator() -> torch.Generator:
 
 
 def shared_generator() -> dict[str, Any]:
-    """The loader's generator, and the sampler's."""
+    """Return one generator for both the loader and its sampler."""
     both = generator()
     return {"sampler": RandomSampler(range(N), generator=both), "generator": both, "seed": None}
 
@@ -139,7 +139,7 @@ WITH_STATE: dict[str, Arguments] = {
 
 
 def with_arguments(case: Arguments, **arguments: Any) -> StatefulGPULoader[Any]:
-    """A loader of ``Noisy(N)``, with new samplers each time."""
+    """Return a loader of ``Noisy(N)``, with new samplers each time."""
     given = {"batch_size": 4, "seed": 1, **case(), **arguments}
     if "batch_sampler" in given:
         del given["batch_size"]
@@ -177,7 +177,7 @@ COUNTED: dict[str, Make] = {
         for name in ("random, shared generator", "batches of torch", "unbatched", "a list")
     },
 }
-"""Whose batches can be counted beforehand."""
+"""Loaders whose number of batches is known in advance."""
 
 ENDING_SOMEWHERE: dict[str, Make] = {
     "shards of unknown length": _loader(NoisyShards, shuffle=True),
@@ -189,16 +189,16 @@ ENDING_SOMEWHERE: dict[str, Make] = {
     },
     **{name: make for name, make in MAKERS.items() if "itera" in name},
 }
-"""Nobody knows where before it is met."""
+"""Loaders whose end is known only when it is reached."""
 
 KINDS = {**COUNTED, **ENDING_SOMEWHERE}
 
 
-# More datasets and orders, and the user's own code.
+# More datasets and orders, and user code.
 
 
 def of_fuzzer(**options: Any) -> Make:
-    """A loader of the fuzzer's options."""
+    """Return a maker of loaders with the fuzzer's options."""
     configuration = Configuration(options).settled()
     return lambda **changes: configuration.but(**changes).build()
 
@@ -249,30 +249,30 @@ OF_FUZZER: dict[str, Make] = {
         for name, make in _named(data=data, order=order, snapshot_every_n_steps=3).items()
     },
 }
-"""One or a few of the fuzzer's options at a time."""
+"""Loaders with one or a few of the fuzzer's options."""
 
 
 class Labelled(Indices):
-    """Images of one number, and labels."""
+    """Images of a single value, and labels."""
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         return torch.full((3, 8, 8), float(index)) + torch.rand(()), index % 5
 
 
 def blend(batch: list[torch.Tensor]) -> list[Any]:
-    """As MixUp: one draw for the whole batch, from each of the global generators."""
+    """A collate function like MixUp: one draw from each global generator for the whole batch."""
     weight = random.random() + float(torch.rand(())) + float(np.random.rand())
     return [batch[0].float() * weight, *batch[1:]]
 
 
 def with_augmentations(case: Arguments, **arguments: Any) -> StatefulGPULoader[Any]:
-    """A loader whose dataset or transform holds generators of its own."""
+    """Return a loader whose dataset or transform holds private generators."""
     given = {"batch_size": 4, "shuffle": True, "seed": 3, "collate_fn": list, **case()}
     return StatefulGPULoader(**{**given, **arguments})
 
 
 def _dali_shard(policy: LastBatchPolicy, **arguments: Any) -> Make:
-    """One shard of three, as DALI's readers have them."""
+    """Return a maker of one shard of three, as in DALI's readers."""
     given = {"shard_id": 2, "num_shards": 3, "last_batch_policy": policy, **arguments}
     sampler = partial(ShardSampler, Noisy(14), 2, **given)
     return _loader(lambda: Noisy(14), batch_size=2, sampler=sampler)
@@ -409,7 +409,7 @@ def _photographs(**of: Any) -> Make:
 
 
 def noisy_corner(image: torch.Tensor) -> torch.Tensor:
-    """A transform of the user's that draws from two generators."""
+    """A user's transform that draws from two generators."""
     return image[:, :16, :16].float() * torch.rand(()) + np.random.rand()
 
 
@@ -418,7 +418,7 @@ def roll(image: torch.Tensor) -> torch.Tensor:
 
 
 def ragged(samples: list[tuple[torch.Tensor, int]]) -> Any:
-    """A collate function that draws, for images of any sizes."""
+    """A collate function that draws, for images of any size."""
     shift = int(torch.randint(5, ()))
     return [image.roll(shift, 1) for image, _ in samples], [target for _, target in samples]
 
@@ -436,7 +436,7 @@ def _mixed_sources() -> MixedDataset:
 
 @functools.cache
 def _rows() -> HuggingFaceSource:
-    from tests.datasets.huggingface.saved import dataset_of  # only if it is asked for
+    from tests.datasets.huggingface.saved import dataset_of  # imported only when needed
 
     files = [
         (path.read_bytes(), i % 3) for i, path in enumerate(sorted(kept_photos().rglob("*.jpg")))
@@ -450,7 +450,7 @@ def _pixels() -> ArraySource:
 
 
 def _calls(function: Any, **of: Any) -> Make:
-    """Calls that return the bytes of photographs."""
+    """Return a maker of a function that returns the bytes of photographs."""
     files = sorted(kept_photos().rglob("*.jpg"))
     return _loader(
         lambda: CallableSource(function(files), image=0, batch=function is FileBatches),

@@ -1,4 +1,4 @@
-"""The code of every page runs and prints what is shown, and links lead somewhere."""
+"""The code of every page runs and prints what the page shows, and links lead somewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ELSEWHERE = {
     "docs/reproducing.md": "tests/cli/test_walkthrough.py",
     "docs/tools/walkthrough.md": "tests/cli/test_walkthrough.py",
 }
-"""Pages whose code needs processes of its own, and who runs it: beside DALI nothing is forked."""
+"""Pages whose code needs its own processes (beside DALI nothing is forked), and who runs it."""
 
 MARKS = {
     "docs/trainers/accelerate.md": pytest.mark.trainers,
@@ -37,7 +37,7 @@ NOT_RUN = {
     "docs/trainers/device-mesh.md": 1,
     "docs/trainers/transformers.md": 1,
 }
-"""How many blocks of a page may say that they are not run."""
+"""Number of blocks that each page may leave unrun."""
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_pages_that_other_tests_run_are_run_there() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_block_of_python_is_one_that_can_be_run(page: Path) -> None:
-    """Few say that they are not run, and those are Python all the same."""
+    """Few blocks are not run, and these are valid Python too."""
     blocks = blocks_of(page)
     assert page.read_text(encoding="utf-8").count("```py") == len(blocks)
     not_run = [block for block in blocks if block.why_not_run is not None]
@@ -72,7 +72,7 @@ def test_every_block_of_python_is_one_that_can_be_run(page: Path) -> None:
 
 
 def test_the_readme_is_read_in_one_sitting() -> None:
-    """At most 120 lines, and no table of benchmarks but the six rows that are drawn."""
+    """It has at most 120 lines, and only the six rows of benchmarks that are drawn."""
     text = README.read_text()
     assert len(text.splitlines()) <= 120
     tables = re.findall(r"\n\|[^\n]*\n\|[ :|-]+\n", text)
@@ -98,7 +98,7 @@ def test_what_a_document_links_to_exists(document: Path) -> None:
 
 
 def anchors(document: Path) -> set[str]:
-    """The names of its headings and of the API's objects on the web page of a document."""
+    """Return the anchors of a document's headings and API objects on its web page."""
     text = document.read_text()
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)

@@ -1,7 +1,7 @@
-"""The examples run as scripts, print what they promise, and say what is safer.
+"""The examples run as scripts, print what they promise, and report broken guarantees.
 
-Those of user objects with state run also with torchdata's own classes, by their shape: with 0
-and 2 workers, after load_state_dict the rest equals the rest.
+Examples of user objects with state also run with torchdata's own classes. With 0 and 2 workers, a
+resumed pass must deliver the rest.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from tests.patience import seconds
 FOLDER = Path(__file__).parent.parent / "examples"
 
 ANGLES = ["13.1024", "-9.7800", "-26.1646", "-25.4199", "-9.6380", "16.9450", "-29.3992", "26.0642"]
-"""Of the fourth batch in DALI's notebook of dynamic mode."""
+"""Angles of the fourth batch in DALI's notebook of dynamic mode."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """What a script prints and writes when it is run without arguments."""
+    """Output and files of a script that runs without arguments."""
 
     prints: tuple[str, ...]
-    """Patterns: each line of the output matches one of them, and each of them some line."""
+    """Patterns of the output. Each line matches one of them, and each pattern matches some line."""
     pictures: tuple[str, ...] = ()
     """Files that it writes into the current folder."""
     own_process: bool = False
-    """Whether it leaves threads behind that other tests' forks would not survive."""
+    """Whether it leaves threads that would break forks of other tests."""
 
 
 EXAMPLES = {
@@ -114,7 +114,7 @@ Build = Callable[[int], StatefulGPULoader[Any]]
 
 
 class MySampler(Sampler[int]):
-    """The tutorial's: so many draws from a generator of its own, never set back."""
+    """The tutorial's: draws from a private generator that is never reset."""
 
     def __init__(self, high: int, seed: int, limit: int) -> None:
         self.high, self.seed, self.limit = high, seed, limit
@@ -135,7 +135,7 @@ class MySampler(Sampler[int]):
 
 
 class NoisyRange(Dataset[float]):
-    """The tutorial's: noise from torch's global generator, whose state is the dataset's."""
+    """The tutorial's: noise from torch's global generator, whose state is the dataset's state."""
 
     def __init__(self, high: int, mean: float, std: float) -> None:
         self.high, self.mean, self.std = high, torch.tensor([float(mean)]), float(std)
@@ -207,7 +207,7 @@ def test_a_script_prints_what_it_promises(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What is resumed is what the uninterrupted run delivered."""
+    """A resumed run delivers what the uninterrupted run delivered."""
     example, output = EXAMPLES[name], tmp_path
     if example.own_process:
         output = tmp_path / "new" / "folder"
@@ -241,7 +241,7 @@ def test_an_example_says_when_the_rest_is_another(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Its verdict is no matter of course: here nothing equals anything."""
+    """Its verdict can be negative: here no two values are equal."""
     monkeypatch.setattr(torch, "equal", lambda one, other: False)
     output = ["--output", "new/folder"] if EXAMPLES[name].pictures else []
     lines = _run_here(name, tmp_path, monkeypatch, capsys, *output)
@@ -278,7 +278,7 @@ def test_examples_resume_from_every_batch(name: str, num_workers: int) -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("build", [tutorial_map, tutorial_iterable])
 def test_objects_of_the_tutorial_resume_from_every_batch(build: Build, num_workers: int) -> None:
-    """Classes as torchdata's tutorial has them."""
+    """The classes are those of torchdata's tutorial."""
     assert_rest_equals_rest(build, num_workers)
 
 
@@ -305,7 +305,7 @@ def _run_here(
     capsys: pytest.CaptureFixture[str],
     *arguments: str,
 ) -> list[str]:
-    """The lines that a script prints when it is run in a folder."""
+    """Run a script in a folder; return the lines that it prints."""
     path = str(FOLDER / f"{name}.py")
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", [path, *arguments])
@@ -323,7 +323,7 @@ def imported(name: str) -> ModuleType:
 
 
 def assert_rest_equals_rest(build: Build, num_workers: int) -> None:
-    """From every state of a pass, saved to a file and loaded into a fresh loader."""
+    """Save every state of a pass to a file, load it into a fresh loader, and compare the rest."""
     loader = build(num_workers)
     batches, states = [], [saved_and_loaded(loader.state_dict())]
     for batch in loader:
@@ -337,7 +337,7 @@ def assert_rest_equals_rest(build: Build, num_workers: int) -> None:
 
 
 def saved_and_loaded(state: dict[str, Any]) -> dict[str, Any]:
-    """Through a file that holds no code."""
+    """Return the state after a round trip through a file that holds no code."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)

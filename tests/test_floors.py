@@ -29,7 +29,7 @@ FLOORS = {
     "records": 1,
     "errors": 1,
 }
-"""The entries of the package's root: whole floors, and none between them."""
+"""Floor of each entry of the package's root, as a whole number."""
 
 
 def test_every_room_has_a_floor() -> None:
@@ -77,7 +77,7 @@ def test_optional_packages_are_imported_in_one_file_each() -> None:
 
 
 def test_private_names_of_torch_are_touched_in_one_file() -> None:
-    """What torch sets up in a worker, and what it alone knows."""
+    """These names set up workers, or hold what only torch knows."""
     files = {
         path.name
         for path in PACKAGE.rglob("*.py")

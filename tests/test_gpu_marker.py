@@ -1,4 +1,4 @@
-"""The mark of tests that need a GPU: never a silent pass where one was demanded."""
+"""Tests marked ``gpu`` never pass silently where a GPU was demanded."""
 
 from __future__ import annotations
 

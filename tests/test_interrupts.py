@@ -1,4 +1,4 @@
-"""The interrupter of the tests raises at the places that it counts."""
+"""The tests' interrupter raises at the places that it counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the marks say exists, and the commands know every mark."""
+"""Marked paths exist, and the commands know every mark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""examples/first_steps.ipynb: its cells run in order, and print the output that is stored."""
+"""examples/first_steps.ipynb: its cells run in order and print the stored output."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_cells_run_and_print_what_is_stored(
 
 
 def test_it_is_a_notebook_of_format_4() -> None:
-    """The keys that nbformat requires, so that Jupyter opens the file."""
+    """It has the keys that nbformat requires, so that Jupyter can open the file."""
     assert (NOTEBOOK["nbformat"], NOTEBOOK["nbformat_minor"]) == (4, 5)
     for cell in NOTEBOOK["cells"]:
         required = {"cell_type", "id", "metadata", "source"}

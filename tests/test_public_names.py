@@ -81,7 +81,7 @@ def test_a_name_that_never_was_is_an_attribute_error() -> None:
 
 
 def test_the_table_of_modules_is_what_type_checkers_see() -> None:
-    """Type checkers read the imports, and a program uses the table in their place."""
+    """Type checkers read the imports; at run time the table replaces them."""
     tree = ast.parse(Path(stateful_gpu_loader.__file__).read_text())
     imported = {
         (alias.name, (node.module or "").removeprefix("stateful_gpu_loader."))
@@ -106,14 +106,14 @@ def test_modules_are_attributes_after_an_import_of_the_package_alone() -> None:
 
 
 def test_the_table_of_arguments_lists_the_signature() -> None:
-    """Each argument is an attribute of the same name, which says when it may change."""
+    """Each argument is an attribute of the same name, whose row says when it may change."""
     assert set(ARGUMENTS) == set(inspect.signature(StatefulGPULoader).parameters)
     loader = StatefulGPULoader([0])
     assert all(hasattr(loader, name) for name in ARGUMENTS)
 
 
 def test_signature_extends_that_of_the_parents() -> None:
-    """Every argument of theirs, in their order, with their defaults; explicit, all of it."""
+    """All arguments of the parents are explicit, in their order, with their defaults."""
     own = inspect.signature(StatefulGPULoader).parameters
     for parent in (StatefulDataLoader, DataLoader):
         theirs = inspect.signature(parent).parameters

@@ -27,7 +27,7 @@ def test_the_script_for_several_gpus_goes_on_in_another_size(tmp_path: Path) -> 
 
 
 def run_on(folder: Path, runs: list[tuple[int, int]]) -> dict[str, Any]:
-    """Run the script with so many processes up to so many epochs; return its checkpoint."""
+    """Run the script for each pair (processes, epochs); return its checkpoint."""
     write_photo_folder(folder / "photos", num_classes=2, per_class=8)
     blocks = blocks_of(ROOT / "docs" / "recipes.md")
     (script,) = [block.code for block in blocks if "DistributedDataParallel" in block.code]

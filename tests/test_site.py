@@ -1,4 +1,4 @@
-"""The site names every page, and its pages on the API name every public name."""
+"""The site names every page, and its API pages name every public name."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ DOCS = ROOT / "docs"
 OF_THE_ROOT = {"index.md": "README.md", "changelog.md": "CHANGELOG.md"} | {
     "contributing.md": "CONTRIBUTING.md"
 }
-"""Pages that are made from files of the root, by ``scripts/docs_site.py``."""
+"""Pages that ``scripts/docs_site.py`` makes from files of the root."""
 
 
 def test_the_navigation_names_every_page_once() -> None:
-    """`make docs` refuses a page that is not there; a page that is not named would not be found."""
+    """`make docs` refuses a missing page, but does not notice a page without a link."""
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
     named = re.findall(r"[\w/.-]+\.md", navigation)
     pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}

@@ -1,4 +1,4 @@
-"""The examples of trainers run as scripts, are short, and say when a resumed run is another."""
+"""The examples of trainers run as scripts, are short, and report a resumed run that differs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tests.prepared_processes import run_script
 FOLDER = Path(__file__).parent.parent / "examples" / "trainers"
 
 EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "ray_train")
-"""All but the one that tests/integrations/test_ray_train.py runs."""
+"""All examples except the one that tests/integrations/test_ray_train.py runs."""
 ELASTIC = "torchrun_elastic"
-"""It starts nine interpreters, through torchrun."""
+"""Example that starts nine interpreters through torchrun."""
 
-# A resumed run then starts anew: no example may find it to be the same.
+# Without saved state a resumed run starts again, so every example must report a difference.
 FORGETFUL = """
 from stateful_gpu_loader import StatefulGPULoader
 StatefulGPULoader.load_state_dict = lambda self, state_dict, accept=(): None
@@ -41,8 +41,10 @@ def test_an_example_finds_the_resumed_run_the_same(name: str, tmp_path: Path) ->
 @pytest.mark.trainers
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name != ELASTIC])
 def test_an_example_says_that_a_run_without_its_state_is_another(name: str, tmp_path: Path) -> None:
-    """Its verdict is no matter of course; or the adapter notices before there is one. (Processes
-    that torchrun starts could not be told to forget.)"""
+    """The example's verdict can be negative, or the adapter raises first.
+
+    (Processes that torchrun starts cannot be made to forget.)
+    """
     done = run_script(FOLDER / f"{name}.py", folder=tmp_path, before=FORGETFUL)
     is_refused = "StateMismatch" in done.stderr
     assert is_refused or "ANOTHER" in done.stdout, done.stderr

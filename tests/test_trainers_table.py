@@ -1,4 +1,4 @@
-"""docs/trainers/: each cell of the tables gives the number of a test that exists and shows it."""
+"""docs/trainers/: each cell of the tables gives the number of an existing test that shows it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from stateful_gpu_loader import MissingDependency
 
 ROOT = Path(__file__).parent.parent
 NO_TABLE = {"index", "composer"}
-"""Pages without situations; Composer cannot be installed, and its page says so."""
+"""Pages without a table of situations. Composer cannot be installed, and its page says so."""
 PAGES = [
     page for page in sorted((ROOT / "docs" / "trainers").glob("*.md")) if page.stem not in NO_TABLE
 ]
 CELL = re.compile(r"(exact|refused|not exact) \((\d+)\)(: .+)?")
 TEST = re.compile(r"^(\d+)\. \[`(\w+)`\]\(\.\./\.\./(tests/[\w/]+\.py)\)$", re.MULTILINE)
 NOTHING = "–"  # noqa: RUF001
-"""There is nothing to do there, or no adapter is needed."""
+"""Cell for a situation without anything to do, or without need of an adapter."""
 
 
 def rows_of(text: str) -> list[list[str]]:
-    """The cells of each row of the table of situations."""
+    """Return the cells of each row of the table of situations."""
     lines = text.split("\n## Situations\n")[1].split("\n## Tests\n")[0].splitlines()
     table = [line.strip("|").strip() for line in lines if line.startswith("|")]
     head, _, *rows = [[cell.strip() for cell in line.split(" | ")] for line in table]
@@ -52,7 +52,7 @@ def test_the_import_of_composers_callback_names_its_page() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_cell_is_backed_by_a_test(page: Path) -> None:
-    """And what is not exact says why."""
+    """Cells that are not exact say why."""
     text = page.read_text(encoding="utf-8")
     faults, used = [], set()
     for cells in rows_of(text):

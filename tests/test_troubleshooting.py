@@ -47,7 +47,7 @@ def other_files(folder: Path) -> None:
 
 
 class Numbers(torch.utils.data.Dataset[int]):
-    """The numbers up to n, without a description of its content."""
+    """The numbers up to n, without a description of the content."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -64,7 +64,7 @@ def other_length(folder: Path) -> None:
 
 
 class Counting(torch.utils.data.Dataset[int]):
-    """A dataset with a state, which lives in the workers."""
+    """A dataset with state, which lives in the workers."""
 
     def __len__(self) -> int:
         return 12
@@ -86,7 +86,7 @@ def other_workers(folder: Path) -> None:
 
 
 class Unseeded(torch.utils.data.Sampler[int]):
-    """Another order each time, from a generator that nothing seeds."""
+    """A different order each time, from a generator that nothing seeds."""
 
     def __iter__(self) -> Iterator[int]:
         yield from np.random.default_rng().permutation(1000).tolist()
@@ -101,7 +101,7 @@ def other_indices(folder: Path) -> None:
 
 
 class Ended(torch.utils.data.Dataset[int]):
-    """A dataset whose worker a signal ends."""
+    """A dataset whose worker is ended by a signal."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -160,7 +160,7 @@ def without_a_gpu(folder: Path) -> None:
 
 
 def program(text: str, *arguments: str) -> Cause:
-    """Run a script as a user would, and raise what it printed about its end."""
+    """Run a script as a user would, and raise what it printed at its end."""
 
     def cause(folder: Path) -> None:
         (folder / "script.py").write_text(text, encoding="utf-8")

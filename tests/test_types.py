@@ -1,4 +1,4 @@
-"""Type checkers know the batches of a loader, and refuse misspelled arguments."""
+"""Type checkers know the batches of a loader, and reject misspelled arguments."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_mypy(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_pyright(tmp_path: Path) -> None:
-    """Skips where it is not installed: it brings Node.js along, which takes 300 MB."""
+    """Skipped if pyright is not installed: it needs Node.js, which takes 300 MB."""
     pyright = shutil.which("pyright") or shutil.which("basedpyright")
     if pyright is None:
         pytest.skip("pyright is not installed")
@@ -96,7 +96,7 @@ def test_pyright(tmp_path: Path) -> None:
 
 
 def refused(program: str) -> set[int]:
-    """Return the numbers of the lines that a type checker must refuse."""
+    """Return the numbers of the lines that a type checker must reject."""
     lines = program.splitlines()
     return {number for number, line in enumerate(lines, 1) if line.endswith("# refused")}
 

@@ -1,4 +1,4 @@
-"""Samplers and datasets with torchdata's two methods of state, one for each place of a state."""
+"""Samplers and datasets with torchdata's two state methods, one for each place of a state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LENGTH = 11
 
 
 class Countdown:
-    """An iterator with a state, under names that torchdata uses for other things."""
+    """An iterator with state, under names that torchdata uses for other things."""
 
     def __init__(self, step: int | None) -> None:
         self.step = step
@@ -41,7 +41,7 @@ class Countdown:
 
 
 class IteratorSampler(torch.utils.data.Sampler[Any]):
-    """Its iterators have a state: of one index, or of a batch of them."""
+    """Its iterators have state, and yield indices or batches of indices."""
 
     def __init__(self, step: int | None = None) -> None:
         self.step = step
@@ -54,7 +54,7 @@ class IteratorSampler(torch.utils.data.Sampler[Any]):
 
 
 class Counting(Indices):
-    """A map-style dataset that counts what it was asked for."""
+    """A map-style dataset that counts its reads."""
 
     def __init__(self, length: int) -> None:
         super().__init__(length)
@@ -72,7 +72,7 @@ class Counting(Indices):
 
 
 class Stream(IterableDataset[int]):
-    """A worker's share of ``range(length)``; without a state."""
+    """A worker's share of ``range(length)``, without state."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -88,7 +88,7 @@ class Stream(IterableDataset[int]):
 
 
 class Place:
-    """Where one is in a stream, as a state."""
+    """Place in a stream, as state."""
 
     place: int
 

@@ -17,8 +17,8 @@ def plain(batch: Any) -> list[int]:
 
 
 def torchdata_run(loader: Any) -> tuple[list[dict[str, Any]], Batches]:
-    """One pass: the states before the first batch, after each and after StopIteration."""
-    loader.state_dict()  # which makes the iterator
+    """Return one pass: states before the first batch, after each batch and after StopIteration."""
+    loader.state_dict()  # makes the iterator
     iterator = iter(loader)
     states, batches = [copy.deepcopy(loader.state_dict())], []
     for batch in iterator:
@@ -29,7 +29,7 @@ def torchdata_run(loader: Any) -> tuple[list[dict[str, Any]], Batches]:
 
 
 def through_torch(state: dict[str, Any]) -> dict[str, Any]:
-    """As another process reads it from a checkpoint."""
+    """Return the state as another process reads it from a checkpoint."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)

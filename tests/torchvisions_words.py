@@ -1,4 +1,4 @@
-"""Arguments as every supported torchvision takes them."""
+"""Arguments in the form that every supported torchvision takes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from torchvision.transforms import AutoAugmentPolicy, InterpolationMode
 
 
 def in_torchvisions_words(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Before 0.27 it takes an interpolation by its mode, and not by its name; always a policy.
+    """Return arguments whose interpolation and policy are enums instead of names.
+
+    torchvision before 0.27 takes no interpolation by name, and no version takes a policy by name.
 
     >>> in_torchvisions_words({"size": 8, "interpolation": "bicubic"})
     {'size': 8, 'interpolation': <InterpolationMode.BICUBIC: 'bicubic'>}

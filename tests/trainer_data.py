@@ -1,4 +1,4 @@
-"""What the tests of trainers train on, and what they write down of every batch they were given."""
+"""Training data of the trainers' tests, and records of the batches that a trainer received."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from tests.datasets.tar.tar_files import photo_entries, write_tar
 from tests.images import write_photo_folder
 
 Seen: TypeAlias = tuple[tuple[int, ...], str]
-"""Of one batch: the number of each sample, and a digest of its pixels."""
+"""Number of each sample of one batch, and a digest of its pixels."""
 
 SIDE = 16
 RECIPES = [T.RandomResizedCrop(SIDE), T.RandomHorizontalFlip()]
 
 
 def photos(folder: Path, num_images: int = 24) -> FolderSource:
-    """Real JPEG photographs under ``folder``, each of which is its own class."""
+    """Return real JPEG photographs under ``folder``, each in its own class."""
     paths = write_photo_folder(folder, num_classes=1, per_class=num_images)
     return FolderSource.from_paths(paths, range(num_images))
 
 
 def tars(folder: Path, lengths: tuple[int, ...] = (5, 8, 3, 8)) -> TarShards:
-    """Shards of JPEG photographs, a lane each; the target is the number of the photograph."""
+    """Return shards of JPEG photographs, one lane each; the target is the photograph's number."""
     folder.mkdir(parents=True, exist_ok=True)
     paths, first = [], 0
     for shard, length in enumerate(lengths):
@@ -44,20 +44,20 @@ def tars(folder: Path, lengths: tuple[int, ...] = (5, 8, 3, 8)) -> TarShards:
 
 
 def image_loader(dataset: Any, **arguments: Any) -> StatefulGPULoader[Any]:
-    """Batches of 4, shuffled, cropped and flipped at random."""
+    """Return a loader of batches of 4, shuffled, randomly cropped and flipped."""
     given = {"batch_size": 4, "shuffle": True, "seed": 11, "transform": RECIPES, **arguments}
     return StatefulGPULoader(dataset, **given)
 
 
 def seen(batch: Any) -> Seen:
-    """What ``[images, numbers]`` was: to be compared with what an undisturbed run was given."""
+    """Return the record of ``[images, numbers]``, to compare with an undisturbed run."""
     images, numbers = batch
     pixels = images.detach().cpu().contiguous().numpy().tobytes()
     return tuple(numbers.tolist()), hashlib.blake2b(pixels, digest_size=8).hexdigest()
 
 
 def samples_of(batch: Any) -> list[tuple[int, str]]:
-    """What each sample was, for batches of several ranks: its number and a digest of its pixels.
+    """Return the number and a digest of the pixels of each sample, for batches of several ranks.
 
     Args:
         batch: ``[images, numbers]``, ``[numbers, anything]``, numbers, or a dict of them.
@@ -74,17 +74,17 @@ def samples_of(batch: Any) -> list[tuple[int, str]]:
 
 
 def sorted_samples(batches: Iterable[list[tuple[int, str]]]) -> list[tuple[int, str]]:
-    """All samples of the batches, by number."""
+    """Return all samples of the batches, sorted by number."""
     return sorted(chain.from_iterable(batches))
 
 
 def numbers_of(batches: Iterable[Seen]) -> list[int]:
-    """The numbers of all samples, in order."""
+    """Return the numbers of all samples, in order."""
     return [number for numbers, _ in batches for number in numbers]
 
 
 class Brightness(torch.nn.Module):
-    """A model of a few weights: the images' mean colours, weighted."""
+    """A model of a few weights: a weighted mean of the images' mean colours."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,5 +92,5 @@ class Brightness(torch.nn.Module):
         self.weights = torch.nn.Linear(3, 1)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """The mean of the weighted colours: float32 []."""
+        """Return the mean of the weighted colours: float32 []."""
         return self.weights(images.to(torch.float32).mean(dim=(2, 3)) / 255).mean()

@@ -1,4 +1,4 @@
-"""Samplers and datasets as users write them, with state and without; picklable."""
+"""Samplers and datasets as users write them, with and without state; all are picklable."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 
 def worker_of() -> tuple[int, int]:
-    """This worker's id, and how many there are; the user's own thread is the only one."""
+    """Return this worker's id and the number of workers; (0, 1) in the user's thread."""
     worker = get_worker_info()
     return (0, 1) if worker is None else (worker.id, worker.num_workers)
 
 
 class StatefulSampler(Sampler[int]):
-    """State on the sampler; every epoch another order; resets itself at its end."""
+    """State on the sampler. Each epoch has another order, and its end resets the sampler."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -98,7 +98,7 @@ class StatefulBatchSampler(Sampler[list[int]]):
 
 
 class LazySampler(Sampler[int]):
-    """No state; a length and indices drawn from a global generator as they are asked for."""
+    """No state; draws its length and indices from a global generator as they are requested."""
 
     def __iter__(self) -> Iterator[int]:
         for _ in range(random.randrange(15, 20)):
@@ -120,7 +120,7 @@ class CountingSampler(Sampler[int]):
 
 
 class OwnGeneratorSampler(Sampler[int]):
-    """No state_dict, but a generator of its own, which goes on from epoch to epoch."""
+    """No state_dict, but a private generator that continues from epoch to epoch."""
 
     def __init__(self, length: int, generator: Any) -> None:
         self.length = length
@@ -136,7 +136,7 @@ class OwnGeneratorSampler(Sampler[int]):
 
 
 class ShufflingInPlace(Sampler[int]):
-    """Each epoch shuffles what the one before has left: no fresh one can do it again."""
+    """Each epoch shuffles the order of the epoch before, so no fresh sampler can repeat it."""
 
     def __init__(self, length: int) -> None:
         self.indices = list(range(length))
@@ -147,7 +147,7 @@ class ShufflingInPlace(Sampler[int]):
 
 
 class ShufflingOutOfSight(Sampler[int]):
-    """As ShufflingInPlace, in an object that is no container of plain values."""
+    """Like ShufflingInPlace, but the order is in an object that is no plain container."""
 
     def __init__(self, length: int) -> None:
         self.hidden = SimpleNamespace(indices=list(range(length)))
@@ -158,8 +158,10 @@ class ShufflingOutOfSight(Sampler[int]):
 
 
 class ShufflingGroups(Sampler[int]):
-    """Shuffles what it holds in place, in a container of one kind, as PKSampler of torchvision's
-    similarity reference does with a dictionary of lists."""
+    """Shuffles its container in place, like PKSampler of torchvision's similarity reference.
+
+    PKSampler holds a dictionary of lists.
+    """
 
     def __init__(self, length: int, kind: str) -> None:
         self.groups: Any = {
@@ -187,7 +189,9 @@ class ShufflingGroups(Sampler[int]):
 
 
 class StatefulDataset(Dataset[Any]):
-    """Map-style; each item tells how many this worker's dataset has given before."""
+    """Map-style. Each item holds the number of items that this worker's dataset has returned
+    before.
+    """
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -208,13 +212,13 @@ class StatefulDataset(Dataset[Any]):
 
 
 class PlainIterable(IterableDataset[Any]):
-    """No state; a part for each worker, of different lengths, and a shuffle buffer."""
+    """No state; each worker has a part of its own length, and a shuffle buffer."""
 
     def __init__(self, lengths: list[int]) -> None:
         self.lengths = lengths
 
     def part(self) -> list[int]:
-        """What this worker reads."""
+        """Return this worker's part."""
         number, workers = worker_of()
         starts = [sum(self.lengths[:i]) for i in range(len(self.lengths))]
         parts = [range(s, s + n) for s, n in zip(starts, self.lengths, strict=True)]
@@ -232,7 +236,7 @@ class PlainIterable(IterableDataset[Any]):
 
 
 class StatefulIterable(PlainIterable):
-    """State on the dataset; counts its epochs."""
+    """State on the dataset, which counts its epochs."""
 
     def __init__(self, lengths: list[int]) -> None:
         super().__init__(lengths)
@@ -273,7 +277,7 @@ class PartIterator(CountingIterator):
 
 
 class OwnIterator(PlainIterable):
-    """A dataset that is its own iterator, and begins anew at each ``iter()``."""
+    """A dataset that is its own iterator, and starts again at each ``iter()``."""
 
     def __init__(self, lengths: list[int]) -> None:
         super().__init__(lengths)
@@ -298,7 +302,7 @@ class OwnIterator(PlainIterable):
 
 
 class Endless(Iterator[int]):
-    """Its own iterator: it never begins anew by itself, and its passes are as long as it says."""
+    """Its own iterator, which never starts again by itself. Its passes have the given lengths."""
 
     def __init__(self, length: int = 7) -> None:
         self.i, self.length = 0, length
@@ -327,7 +331,7 @@ class Exhausted(Endless):
 
 
 class KeepsWhatItLoaded(IterableDataset[int]):
-    """As Hugging Face's IterableDataset: each pass begins from the loaded place (issue 7447)."""
+    """Like Hugging Face's IterableDataset: each pass begins at the loaded place (issue 7447)."""
 
     def __init__(self, length: int = 9) -> None:
         self.length = length
@@ -348,11 +352,11 @@ class KeepsWhatItLoaded(IterableDataset[int]):
 
 
 BAD = {2, 7, 8, 9, 24}
-"""Samples that broken iterables refuse; none that a worker's iterator gives last."""
+"""Samples that broken iterables refuse; no worker's iterator ends with one of them."""
 
 
 class BrokenIterator(PartIterator):
-    """Raises for bad samples, and goes on behind them; draws for every one."""
+    """Raises for bad samples and continues after them; draws for every sample."""
 
     def __next__(self) -> Any:
         index, drawn = super().__next__()
@@ -369,7 +373,7 @@ class IterableWithBrokenIterator(PlainIterable):
 
 
 class BrokenIterable(PlainIterable):
-    """``map`` has no state, and goes on behind an exception."""
+    """Its iterator, ``map``, has no state and continues after an exception."""
 
     def __iter__(self) -> Any:
         return map(refuse_bad, super().__iter__())
@@ -384,8 +388,10 @@ def refuse_bad(sample: tuple[int, float]) -> tuple[int, float, float]:
 
 
 class RepeatedAugmentation(Sampler[int]):
-    """As RASampler of torchvision's references: each sample three times, its copies on different
-    ranks; ``set_epoch`` shuffles anew."""
+    """Like RASampler of torchvision's references: each sample three times, on different ranks.
+
+    ``set_epoch`` shuffles again.
+    """
 
     def __init__(self, length: int, num_replicas: int, rank: int, *, seed: int = 0) -> None:
         self.length = length
@@ -411,7 +417,7 @@ class RepeatedAugmentation(Sampler[int]):
 
 
 class DealtWhenBuilt(Sampler[int]):
-    """Its rank counts when it is built, and never again."""
+    """Its rank counts only when it is built."""
 
     def __init__(self, length: int, num_replicas: int, rank: int) -> None:
         self.num_replicas = num_replicas
@@ -438,7 +444,7 @@ class ShuffledWhereItLies(RepeatedAugmentation):
 
 
 class InBatches(Sampler[list[int]]):
-    """A batch sampler of the user's around another sampler, as detection scripts have it."""
+    """A user's batch sampler around another sampler, as in detection scripts."""
 
     def __init__(self, sampler: Sampler[int], sizes: tuple[int, ...]) -> None:
         self.sampler = sampler

@@ -41,7 +41,7 @@ MARKED = {
     "transforms/batches/test_kernels.py": "fuzz",
     "transforms/color/test_jitter_kernels.py": "fuzz",
 }
-"""Mark by path, relative to the tests' folder or to the project's. No marked path has fast tests."""
+"""Mark by path in the tests' folder or in the project's. No test under these paths is fast."""
 
 COSTLY = {
     "chaos/test_chaos.py::test_chaos_leaves_the_stream_unchanged",

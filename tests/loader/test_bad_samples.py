@@ -1,4 +1,4 @@
-"""Bad samples of every kind of dataset, against an undisturbed run."""
+"""Bad samples of every kind of dataset, compared with an undisturbed run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from tests.user_objects import StatefulDataset, StatefulSampler
 __all__ = ["fake_gpu"]
 
 SEED = 3
-"""Of the loaders."""
+"""Seed of the loaders."""
 
 
 @pytest.fixture(scope="module")
@@ -82,13 +82,13 @@ pytestmark = [
 
 @functools.cache
 def sound_batches(kind: Kind, photos: Photos, batch_size: int = 4) -> list[Any]:
-    """Of the first epoch of an undisturbed run."""
+    """Return the batches of an undisturbed run's first epoch."""
     loader = kind.make(photos, Wrong(), on_bad_sample="raise", batch_size=batch_size)
     return [copy_of(batch) for batch in loader]
 
 
 def rows(batch: Any, kept: list[int]) -> Any:
-    """Some samples of a batch."""
+    """Return the given samples of a batch."""
     if isinstance(batch, dict):
         return {key: rows(part, kept) for key, part in batch.items()}
     if isinstance(batch, list):
@@ -100,7 +100,7 @@ def met_by(loader: Loader) -> set[tuple[Any, int, int]]:
     return {(bad.index, bad.position, bad.epoch) for bad in loader.bad_samples.samples}
 
 
-# What is decided by the content.
+# Errors that the content decides.
 
 
 @kinds_and_contents
@@ -108,7 +108,7 @@ def met_by(loader: Loader) -> set[tuple[Any, int, int]]:
 def test_raise_raises_each_and_the_loader_goes_on(
     name: str, wrong: Wrong, num_workers: int, photos: Photos
 ) -> None:
-    """A Source's is a BadSample, others are their own; the rest is undisturbed, no record."""
+    """A Source's error is a BadSample; other errors keep their type. Nothing else changes."""
     kind = KINDS[name]
     given = {"batch_size": 1, "num_workers": num_workers}
     if not kind.is_map and num_workers:
@@ -135,7 +135,7 @@ def test_raise_raises_each_and_the_loader_goes_on(
 def test_a_replaced_sample_is_that_of_another_position_under_its_own_key(
     name: str, wrong: Wrong, photos: Photos
 ) -> None:
-    """As if the bad index held the other's content; nothing else in the batch changes."""
+    """The batch is as if the bad index held the other sample's content."""
     kind = KINDS[name]
     loader = kind.make(photos, wrong, on_bad_sample="replace")
     found = [copy_of(batch) for batch in loader]
@@ -159,7 +159,7 @@ def test_a_replaced_sample_is_that_of_another_position_under_its_own_key(
 def test_dropped_samples_leave_the_others_as_they_are(
     name: str, wrong: Wrong, photos: Photos
 ) -> None:
-    """A smaller batch, and positions and length stay; an iterable's next sample moves up."""
+    """The batch is smaller; positions and length stay. An iterable's next sample moves up."""
     kind = KINDS[name]
     loader = kind.make(photos, wrong, on_bad_sample="drop")
     sound = sound_batches(kind, photos)
@@ -198,12 +198,12 @@ def test_dropped_samples_leave_the_others_as_they_are(
 @maps
 @modes
 def test_a_known_bad_sample_is_not_read_again(name: str, mode: str, photos: Photos) -> None:
-    """In later epochs, and after a resume; it counts all the same."""
+    """Neither in later epochs nor after a resume; it is recorded all the same."""
     kind = KINDS[name]
     loader = kind.make(photos, DAMAGED, on_bad_sample=mode)
     reads = loader.dataset.reads
     first = [copy_of(batch) for batch in loader]
-    alone = 1 if name in ("native batches", "device") else 0  # met first in a whole batch
+    alone = 1 if name in ("native batches", "device") else 0  # first met in a whole batch
     assert {reads[index] for index in BAD} <= {1, 1 + alone}
     reads.clear()
     state, total = loader.state_dict(), loader.bad_samples.total
@@ -230,7 +230,7 @@ def test_where_all_are_bad_it_says_how_many_were_tried(
     assert loader.bad_samples.total == 0
 
 
-# What the system decides.
+# Errors that the system decides.
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_where_all_are_bad_it_says_how_many_were_tried(
 def test_a_failure_of_the_system_that_passes_changes_nothing(
     name: str, mode: str, photos: Photos
 ) -> None:
-    """Tried again under the same draws, and no sample's fault; raised under "raise"."""
+    """The read is retried with the same draws. Only "raise" raises it; nothing is recorded."""
     kind = KINDS[name]
     wrong = Wrong({6: SYSTEM_ERROR}, times=2)
     loader = kind.make(photos, wrong, on_bad_sample=mode)
@@ -266,14 +266,14 @@ def test_a_failure_of_the_system_that_passes_changes_nothing(
 def test_what_the_content_does_not_decide_is_raised(
     name: str, mode: str, error: Callable[[], Exception], photos: Photos
 ) -> None:
-    """As it is, and the other batches come undisturbed; it is in no record."""
+    """The error is unchanged, the other batches are undisturbed, and nothing is recorded."""
     kind = KINDS[name]
     loader = kind.make(photos, Wrong({6: error}, ALWAYS), on_bad_sample=mode)
     found, (raised,) = delivered_with_errors(loader)
     assert type(raised) is type(error())
     if kind.is_map:
         is_tried_again = mode != "raise" and isinstance(raised, OSError)
-        times = 4 if name == "device" else 3  # once by a worker, and then by the device stage
+        times = 4 if name == "device" else 3  # once by a worker, then by the device stage
         assert loader.dataset.reads[6] == (times if is_tried_again else 1)
     if name == "iterable":
         assert [kind.indices(batch)[0] for batch in found] == [0, 7, 11, 15, 19]
@@ -283,7 +283,7 @@ def test_what_the_content_does_not_decide_is_raised(
     assert loader.bad_samples.total == 0
 
 
-# Resuming, and other workers.
+# Resume, and other workers.
 
 SLOW = ("recipes", "device", "shards")
 RESUMED = [
@@ -296,7 +296,7 @@ RESUMED = [
 
 @pytest.mark.parametrize(("name", "mode"), RESUMED)
 def test_every_state_resumes_exactly(name: str, mode: str, photos: Photos) -> None:
-    """With its record."""
+    """The record is compared too."""
     build = partial(KINDS[name].make, photos, DAMAGED, on_bad_sample=mode)
     other = ({"num_workers": 2},) if name in SLOW else ()
     assert_exact_resume(build, other=other)
@@ -305,7 +305,7 @@ def test_every_state_resumes_exactly(name: str, mode: str, photos: Photos) -> No
 
 @modes
 def test_what_fails_by_draw_resumes_exactly(mode: str) -> None:
-    """It is read again in each epoch, whose draws may spare it."""
+    """It is read again in each epoch, where other draws may succeed."""
     build = partial(make, FailsByDraw(N), on_bad_sample=mode)
     loader = build()
     kept = [sorted(torch.cat([batch["index"] for batch in loader]).tolist()) for _ in range(2)]
@@ -362,7 +362,7 @@ def test_a_resume_on_other_workers_keeps_stream_and_record(mode: str) -> None:
 @modes
 @pytest.mark.parametrize("kind", [Damaged, FailsByDraw])
 def test_two_ranks_together_meet_what_one_does(mode: str, kind: type[Any]) -> None:
-    """At the same global batch size; drop_last leaves no padding to compare."""
+    """At the same global batch size. With drop_last there is no padding to compare."""
     dataset = kind(36, ERRORS) if kind is Damaged else kind(36)
     build = partial(make, dataset, on_bad_sample=mode, drop_last=True)
     alone = build(batch_size=6)
@@ -371,14 +371,14 @@ def test_two_ranks_together_meet_what_one_does(mode: str, kind: type[Any]) -> No
     parts = [[batch["index"].tolist() for batch in loader] for loader in ranks]
     assert [sorted(a + b) for a, b in zip(*parts, strict=True)] == [*map(sorted, wanted)]
     assert alone.bad_samples.total == sum(loader.bad_samples.total for loader in ranks)
-    # One that is tried as a replacement may be met on both.
+    # A sample that is tried as a replacement may be met on both ranks.
     met = {index for loader in ranks for index, _, _ in met_by(loader)}
     assert {index for index, _, _ in met_by(alone)} == met
 
 
 @modes
 def test_batches_that_overtake_each_other(mode: str) -> None:
-    """The record names the same, in the order of delivery."""
+    """The record names the same samples, in delivery order."""
     ordered, free = (
         make(on_bad_sample=mode, **of) for of in ({}, {"num_workers": 2, "in_order": False})
     )
@@ -391,7 +391,7 @@ def test_batches_that_overtake_each_other(mode: str) -> None:
 @pytest.mark.processes
 @modes
 def test_a_killed_worker_counts_nothing_twice(mode: str) -> None:
-    """Recovery is resume."""
+    """A bad sample is counted when its batch is delivered."""
     build = partial(make, batch_size=1, on_bad_sample=mode)  # more batches than are in flight
     expected, states = uninterrupted(build(), 1)
     loader = build(num_workers=2)
@@ -408,7 +408,7 @@ def test_a_killed_worker_counts_nothing_twice(mode: str) -> None:
 
 
 class Telling(Indices):
-    """Its last sample is bad, and it tells when that was read."""
+    """Its last sample is bad, and signals when it was read."""
 
     def __init__(self, length: int) -> None:
         super().__init__(length)
@@ -456,7 +456,7 @@ def test_without_batches_a_bad_sample_is_replaced_in_any_case(mode: str) -> None
 @modes
 @pytest.mark.parametrize("kind", [list, StatefulSampler])
 def test_a_users_sampler_gets_another_sample_of_its_batch(mode: str, kind: type[Any]) -> None:
-    """None from outside the sampler's order."""
+    """No sample comes from outside the sampler's order."""
 
     def build(**other: Any) -> Loader:
         sampler = kind(range(3, 15)) if kind is list else kind(15)
@@ -485,7 +485,7 @@ class DamagedState(StatefulDataset):
 @modes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_dataset_with_state(mode: str, num_workers: int) -> None:
-    """Its counter counts every reading, also of a sample that is known to be bad."""
+    """Its counter counts every read, also of known bad samples."""
 
     def build(**other: Any) -> Loader:
         return make(DamagedState(N), on_bad_sample=mode, num_workers=num_workers, **other)
@@ -495,7 +495,7 @@ def test_a_dataset_with_state(mode: str, num_workers: int) -> None:
         assert_states_follow(build, [{}])
 
 
-# The record in a state.
+# The record in the state.
 
 
 def test_the_record_is_a_fresh_one_for_each_loader() -> None:
@@ -514,12 +514,11 @@ def _record(total: Any, *samples: Any) -> str:
 
 
 GARBAGE: list[Any] = [7, _record(1, ROW[:-1])]
-"""What is no record; ``tests/state/test_bad_samples.py`` has more."""
+"""Malformed records; ``tests/state/test_bad_samples.py`` has more."""
 
 
 @pytest.mark.parametrize("garbage", GARBAGE, ids=lambda garbage: repr(garbage)[:30])
 def test_garbage_is_refused_and_nothing_changes(garbage: Any) -> None:
-    """Identity is compared, position is adopted."""
     loader = make()
     batches = iter(loader)
     first = [next(batches), next(batches)]
@@ -537,7 +536,7 @@ def test_garbage_is_refused_and_nothing_changes(garbage: Any) -> None:
 
 @modes
 def test_the_device_takes_the_samples_that_a_cpu_loader_takes(mode: str, photos: Photos) -> None:
-    """The same replacements by the same keys, and the same record."""
+    """The replacements have the same keys, and the record is the same."""
     build = partial(make_photos, photos[1], on_bad_sample=mode, transform=[T.Resize((16, 16))])
     loaders = [build(device="cuda"), build(decoder="torchvision")]
     runs = [[targets.tolist() for _, targets in loader] for loader in loaders]

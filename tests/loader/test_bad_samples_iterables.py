@@ -31,7 +31,7 @@ def make(dataset: Any, **arguments: Any) -> Loader:
 
 @pytest.mark.parametrize("name", ["broken iterator", "broken iterable"])
 def test_batches_are_filled_with_the_next_samples(name: str) -> None:
-    """Fewer samples, and not smaller batches."""
+    """An epoch has fewer samples, but its batches are full."""
     loader = LOADERS[name]()
     indices = [batch[0].tolist() for batch in loader]
     assert sorted(itertools.chain(*indices)) == sorted(set(range(37)) - BAD)
@@ -40,7 +40,7 @@ def test_batches_are_filled_with_the_next_samples(name: str) -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_the_record_tells_the_number_within_the_worker(num_workers: int) -> None:
-    """In order of delivery; every worker's own numbers."""
+    """In delivery order, with each worker's own numbers."""
     loader = make(IterableWithBrokenIterator, num_workers=num_workers)
     list(loader)
     found = {(bad.index, bad.position, bad.epoch, bad.reason) for bad in loader.bad_samples.samples}
@@ -59,11 +59,11 @@ def test_the_record_tells_the_number_within_the_worker(num_workers: int) -> None
     assert loader.bad_samples.known == {}
 
 
-# What cannot be dropped.
+# Errors that cannot be dropped.
 
 
 class Yielding(IterableDataset[int]):
-    """A generator, or ``chain`` over one, is finished once it has raised."""
+    """Its iterator, a generator or ``map`` over a generator, is finished once it has raised."""
 
     def __init__(self, wrap: Any) -> None:
         self.wrap = wrap
@@ -79,7 +79,7 @@ class Yielding(IterableDataset[int]):
 @pytest.mark.parametrize("wrap", [iter, partial(map, abs)], ids=["generator", "map"])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_iterator_that_its_exception_ended_is_not_dropped(wrap: Any, num_workers: int) -> None:
-    """The rest of the epoch would be lost in silence."""
+    """Dropping the sample would silently lose the rest of the epoch."""
     loader = make(Yielding(wrap), batch_size=2, num_workers=num_workers)
     batches = iter(loader)
     assert [next(batches).tolist(), next(batches).tolist()] == [[0, 1], [2, 3]]
@@ -93,7 +93,7 @@ def test_an_iterator_that_its_exception_ended_is_not_dropped(wrap: Any, num_work
 
 
 class Surviving(IterableDataset[int]):
-    """Raises these exceptions at their numbers, and goes on."""
+    """Raises the given exceptions at their numbers, and continues."""
 
     def __init__(self, errors: dict[int, Exception], length: int = 12) -> None:
         self.errors, self.length = errors, length
@@ -108,7 +108,7 @@ class Surviving(IterableDataset[int]):
 
 
 def test_a_raised_sample_does_not_stop_a_resume() -> None:
-    """It was raised when it was met first, and reading it again raises no more."""
+    """Its exception was raised when the sample was first met, and is not raised again."""
     build = partial(make, Surviving({5: ValueError("no label")}), on_bad_sample="raise")
     loader = build()
     batches = iter(loader)
@@ -141,7 +141,7 @@ def test_what_was_prefetched_is_not_recorded() -> None:
 
 
 def test_a_replacement_is_refused() -> None:
-    """An iterable has no other position to take one from."""
+    """An iterable has no other position to take a sample from."""
     with pytest.raises(ValueError, match="on_bad_sample = 'replace' takes another sample by its"):
         make(PlainIterable, on_bad_sample="replace")
     make(PlainIterable, on_bad_sample="drop")

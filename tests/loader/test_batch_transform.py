@@ -1,4 +1,4 @@
-"""batch_transform: what its draws are keyed by, what it sees, what its exceptions cost."""
+"""batch_transform: the keys of its draws, its input, and the cost of its exceptions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make(given: Any = noise, **changes: Any) -> Loader:
 
 @pytest.mark.processes
 def test_the_generator_of_the_device_is_keyed_and_put_back(fake_gpu: FakeGpu) -> None:
-    """As the CPU's: by the batch's first position."""
+    """Like the CPU's generator, it is keyed by the batch's first position."""
 
     def noisy(batch: list[torch.Tensor]) -> list[torch.Tensor]:
         return [batch[0] + torch.rand((), generator=fake_gpu.generator), batch[1]]
@@ -55,7 +55,7 @@ def test_the_generator_of_the_device_is_keyed_and_put_back(fake_gpu: FakeGpu) ->
 
 
 def test_batches_of_one_address_draw_alike_and_others_do_not() -> None:
-    """Keyed by seed, epoch and the first position alone."""
+    """The key consists of seed, epoch and first position."""
     expected, _ = uninterrupted(make(), 2)
     again, _ = uninterrupted(make(num_workers=2), 2)
     assert same(again, expected)
@@ -70,7 +70,7 @@ def test_batches_of_one_address_draw_alike_and_others_do_not() -> None:
 
 
 def test_two_batch_recipes_draw_from_words_of_their_own() -> None:
-    """One added at the end disturbs none before it, nor draws what that drew."""
+    """Adding a recipe at the end changes no draw of the others."""
     seen: dict[str, list[float]] = {"one": [], "two": []}
 
     class Spy(T.MixUp):
@@ -119,7 +119,7 @@ def test_an_exception_costs_its_batch_alone_and_the_state_stays_before_it() -> N
 
 
 def test_out_of_order_an_exception_does_not_hold_the_state_back() -> None:
-    """The batch is given up once a later one is delivered, and not missed for ever."""
+    """When a later batch is delivered, the failed batch is given up."""
     calls: list[int] = []
 
     def fails_once(batch: Any) -> Any:
@@ -145,7 +145,7 @@ def test_out_of_order_an_exception_does_not_hold_the_state_back() -> None:
     "error", [KeyboardInterrupt(), torch.OutOfMemoryError("CUDA out of memory.")], ids=repr
 )
 def test_an_interrupt_and_full_memory_lose_nothing(error: BaseException, workers: int) -> None:
-    """The batch, which may have been changed half, is made again; the state stays before it."""
+    """The batch may have been half changed, so it is made again; the state stays before it."""
     calls: list[int] = []
 
     def fails_twice(batch: Any) -> Any:
@@ -172,7 +172,7 @@ def test_an_interrupt_and_full_memory_lose_nothing(error: BaseException, workers
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", ["dataset with state", "sampler and dataset with state"])
 def test_an_interrupt_loses_nothing_of_objects_that_have_state(kind: str, workers: int) -> None:
-    """Their states are those of the delivered place again."""
+    """Their states return to the delivered place."""
     calls: list[int] = []
 
     def fails_twice(batch: Any) -> Any:

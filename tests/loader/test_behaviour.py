@@ -1,4 +1,4 @@
-"""What a drop-in must do besides resuming."""
+"""Behaviour of a drop-in replacement, besides resuming."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_length_is_a_whole_epoch_and_is_the_iterators_too() -> None:
 
 
 def test_worker_info_shows_the_users_dataset() -> None:
-    """Nothing of the engine shows."""
+    """It shows no part of the engine."""
 
     class Informed(Indices):
         def __getitem__(self, index: int) -> tuple[str, int, int]:
@@ -111,7 +111,7 @@ def test_an_exception_of_worker_init_fn_reaches_the_user() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_exception_keeps_its_type_and_the_loader_goes_on(num_workers: int) -> None:
-    """The state stays before the failed batch until a later one is delivered."""
+    """The state stays before the failed batch until a later batch is delivered."""
     loader = StatefulGPULoader(Failing(16, {5}), batch_size=4, num_workers=num_workers)
     batches = iter(loader)
     assert next(batches).tolist() == [0, 1, 2, 3]
@@ -126,7 +126,7 @@ def test_an_exception_keeps_its_type_and_the_loader_goes_on(num_workers: int) ->
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_exception_tells_its_sample_and_the_code_that_raised(num_workers: int) -> None:
-    """Dataset index, position, epoch, and the worker's traceback."""
+    """It names dataset index, position and epoch, and holds the worker's traceback."""
     loader = StatefulGPULoader(
         Failing(16, {5}), batch_size=4, shuffle=True, seed=3, num_workers=num_workers
     )
@@ -141,7 +141,7 @@ def test_an_exception_tells_its_sample_and_the_code_that_raised(num_workers: int
 
 
 def test_a_first_batch_that_fails_loses_no_resumed_position() -> None:
-    """Nothing is lost: the next iterator begins where the failed one was to begin."""
+    """The next iterator starts where the failed one should have started."""
     dataset = Failing(16, {9})
     loader = StatefulGPULoader(dataset, batch_size=4)
     loader.load_state_dict({**loader.state_dict(), "position": 8})
@@ -169,7 +169,6 @@ def test_pin_memory_without_an_accelerator_warns_as_torch_does() -> None:
 
 @pytest.mark.parametrize("length", [10, 10**9])
 def test_the_state_is_small_and_of_one_set_of_keys(length: int) -> None:
-    """The state is small, flat and plain."""
     loader = StatefulGPULoader(Indices(length), batch_size=2, shuffle=True, seed=2**63)
     keys = list(loader.state_dict())
     batches = iter(loader)
@@ -181,7 +180,7 @@ def test_the_state_is_small_and_of_one_set_of_keys(length: int) -> None:
 
 
 def test_a_users_loop_under_autocast_or_another_device_changes_no_batch() -> None:
-    """Inline as in a worker."""
+    """Neither in the user's thread nor in a worker."""
 
     class Multiplying(Indices):
         def __getitem__(self, index: int) -> torch.Tensor:
@@ -199,7 +198,7 @@ def test_a_users_loop_under_autocast_or_another_device_changes_no_batch() -> Non
 
 
 def test_two_inline_loaders_in_two_threads_do_not_disturb_each_other() -> None:
-    """The global generators are one process's, so inline requests take turns."""
+    """The global generators belong to the process, so requests without workers take turns."""
 
     class Declared(Noisy):
         draws = True
@@ -220,7 +219,7 @@ def test_two_inline_loaders_in_two_threads_do_not_disturb_each_other() -> None:
 
 
 class Drawing:
-    """A sampler that draws index by index, and lets another thread run in between."""
+    """A sampler that draws index by index, and lets another thread run after each draw."""
 
     def __len__(self) -> int:
         return 40
@@ -234,7 +233,7 @@ class Drawing:
 
 @pytest.mark.parametrize("peeks", [False, True])
 def test_samplers_that_draw_in_two_threads_do_not_disturb_each_other(peeks: bool) -> None:
-    """Neither their indices nor those that ``peek()`` draws."""
+    """This holds for their indices, and for indices that ``peek()`` draws."""
 
     def batches() -> list[Any]:
         loader, found = StatefulGPULoader(Indices(40), 4, sampler=Drawing(), seed=1), []
@@ -254,8 +253,6 @@ def test_samplers_that_draw_in_two_threads_do_not_disturb_each_other(peeks: bool
 
 
 def test_an_interrupted_sample_is_read_again() -> None:
-    """A KeyboardInterrupt loses nothing."""
-
     class Interrupted(Indices):
         interrupted = False
 
@@ -274,7 +271,7 @@ def test_an_interrupted_sample_is_read_again() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_what_getitems_returns_reaches_collate_fn_as_it_is(num_workers: int) -> None:
-    """torch passes it on, a dictionary too."""
+    """torch passes it on unchanged, even a dictionary."""
 
     class Columns(Indices):
         def __getitems__(self, indices: list[int]) -> dict[str, list[int]]:
@@ -287,7 +284,7 @@ def test_what_getitems_returns_reaches_collate_fn_as_it_is(num_workers: int) -> 
 
 
 def test_an_exception_leaves_no_worker_alive_without_the_garbage_collector() -> None:
-    """No cycle of frames and tracebacks keeps them."""
+    """No cycle of frames and tracebacks keeps them alive."""
 
     def fail() -> None:
         batches = iter(StatefulGPULoader(Failing(8, {1}), num_workers=1))
@@ -325,18 +322,18 @@ def test_an_exception_leaves_no_worker_alive_without_the_garbage_collector() -> 
     ],
 )
 def test_what_was_made_use_of_cannot_be_set(name: str, value: Any) -> None:
-    """Nothing is ignored in silence: as torch refuses another ``batch_size``."""
+    """No assignment is silently ignored. torch, too, refuses another ``batch_size``."""
     loader = StatefulGPULoader(Indices(6), batch_size=2, shuffle=True, seed=1)
     before = getattr(loader, name)
     with pytest.raises(ValueError, match=f"{name} cannot be set.*Remedy: build a new loader"):
         setattr(loader, name, value)
-    setattr(loader, name, before)  # a subclass may keep its arguments, too
+    setattr(loader, name, before)  # a subclass may set its arguments, too
     with pytest.raises(ValueError, match="batch_size attribute should not be set"):
         loader.batch_size = 3
 
 
 def test_other_workers_serve_the_next_pass() -> None:
-    """What torch lets be set acts: workers that wait for the next pass are ended."""
+    """Settings that torch lets be changed take effect: waiting workers are ended."""
     loader = StatefulGPULoader(
         Indices(6), batch_size=2, num_workers=1, persistent_workers=True, timeout=seconds(60)
     )
@@ -348,7 +345,7 @@ def test_other_workers_serve_the_next_pass() -> None:
 
 
 def test_another_number_of_workers_cannot_serve_objects_that_have_a_state_in_each() -> None:
-    """Each worker goes on from a state of its own; others could not."""
+    """Each worker continues from its own state, which other workers cannot do."""
 
     class Numbers(IterableDataset[int]):
         def __iter__(self) -> Any:
@@ -360,11 +357,11 @@ def test_another_number_of_workers_cannot_serve_objects_that_have_a_state_in_eac
     loader.num_workers = 1
 
 
-# A StopIteration out of the user's code is an error of one batch, not the epoch's end.
+# A StopIteration from user code is an error of one batch, not the end of the epoch.
 
 
 class StopsAt(Indices):
-    """Raises what ends iterators, where a sample is asked for."""
+    """Raises, for one sample, the exception that ends iterators."""
 
     def __getitem__(self, index: int) -> int:
         return stop_at_five(super().__getitem__(index))
@@ -391,7 +388,7 @@ def stop_at_five(value: Any) -> Any:
 def test_a_stop_iteration_of_the_users_ends_no_epoch(
     arguments: dict[str, Any], num_workers: int
 ) -> None:
-    """In silence the rest of the epoch would be missing."""
+    """Otherwise the rest of the epoch would silently be missing."""
     given = {"dataset": Indices(8), "batch_size": 2, "num_workers": num_workers, **arguments}
     batches = iter(StatefulGPULoader(**given))
     assert indices([next(batches), next(batches)]) == [0, 1, 2, 3]

@@ -27,11 +27,11 @@ WORKERS: tuple[dict[str, Any], ...] = (
     {"num_workers": 3, "prefetch_factor": 4, "persistent_workers": True},
 )
 ENDS = [(8,), (10,), (0, 5, 0), (9, 1, 12)]
-"""At the end of a batch, within one, before any sample, and in turn."""
+"""Lengths of epochs, in turn: at the end of a batch, within a batch, and zero."""
 
 
 def told(lengths: tuple[int, ...], epochs: int, drop_last: bool) -> list[list[Any]]:
-    """What the loader must ask for, batch by batch."""
+    """Return the expected arguments of the function, batch by batch."""
     found = []
     for epoch, length in zip(range(epochs), itertools.cycle(lengths), strict=False):
         batches = [
@@ -49,7 +49,7 @@ def told(lengths: tuple[int, ...], epochs: int, drop_last: bool) -> list[list[An
 def test_an_epoch_ends_at_the_same_place_on_all_workers(
     lengths: tuple[int, ...], drop_last: bool
 ) -> None:
-    """What workers made ahead of the end is not delivered; the function is told its place."""
+    """Batches that workers made beyond the end are not delivered."""
     epochs = len(lengths) + 1
     wanted = told(lengths, epochs, drop_last)
     for workers in WORKERS:
@@ -60,7 +60,7 @@ def test_an_epoch_ends_at_the_same_place_on_all_workers(
 
 
 def test_every_sample_draws_anew_in_every_epoch_under_every_seed() -> None:
-    """Exact, and random."""
+    """The draws are exact and random."""
     drawn = [
         draw
         for seed in (1, 2)
@@ -73,7 +73,7 @@ def test_every_sample_draws_anew_in_every_epoch_under_every_seed() -> None:
 
 
 class Ending(Places):
-    """Knows its end, and nothing behind it."""
+    """Ends its epoch at one place, and raises at later places."""
 
     def __call__(self, info: SampleInfo) -> Any:
         if info.idx_in_epoch > self.length_of(info.epoch_idx):
@@ -84,14 +84,13 @@ class Ending(Places):
 @pytest.mark.processes
 @pytest.mark.parametrize("length", [8, 10])
 def test_errors_behind_the_end_are_nobodys(length: int) -> None:
-    """Workers that are ahead meet them, and the epoch ends before they count."""
+    """Workers that are ahead meet these errors, but the epoch ends before they count."""
     for workers in WORKERS[1:]:
         loader = make(Ending(length), **workers)
         assert [places_of(list(loader)) for _ in range(2)] == [[*range(length)]] * 2
 
 
 def test_the_state_is_small_plain_and_the_same_after_many_samples() -> None:
-    """The state is small, flat and plain."""
     loader = make(Places(400))
     first = loader.state_dict()
     for _ in loader:
@@ -122,7 +121,7 @@ def test_constructing_and_asking_for_the_state_calls_nothing() -> None:
 
 
 def test_another_batch_size_goes_on_with_the_same_samples() -> None:
-    """Places and draws; the iteration counts batches of the new size."""
+    """Places and draws are the same; the iteration counts batches of the new size."""
     expected, states = uninterrupted(make(NoisyPlaces(22)), 1)
     whole = _by_sample(expected[0])
     for delivered in (1, 3, 5):
@@ -139,7 +138,7 @@ def test_another_batch_size_goes_on_with_the_same_samples() -> None:
 
 
 def _by_sample(batches: list[Any]) -> list[Any]:
-    """Each sample by itself, without what the batch size decides."""
+    """Return each sample by itself, without the fields that depend on the batch size."""
     return [
         {key: batch[key][i] for key in ("place", "epoch", "random", "numpy", "torch")}
         for batch in batches
@@ -149,7 +148,7 @@ def _by_sample(batches: list[Any]) -> list[Any]:
 
 @pytest.mark.processes
 def test_a_declared_length_ends_the_epoch_and_is_the_loaders() -> None:
-    """No StopIteration is needed, and none is asked for."""
+    """No StopIteration is needed, and no sample after the end is requested."""
 
     def function(info: SampleInfo) -> int:
         assert info.idx_in_epoch < 10
@@ -166,7 +165,7 @@ def test_a_declared_length_ends_the_epoch_and_is_the_loaders() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_end_before_the_declared_length_is_an_error(num_workers: int) -> None:
-    """Ranks would part in silence."""
+    """Otherwise ranks would silently diverge."""
     loader = make(Places(9), source={"length": 12}, num_workers=num_workers)
     batches = iter(loader)
     next(batches), next(batches)
@@ -177,7 +176,7 @@ def test_an_end_before_the_declared_length_is_an_error(num_workers: int) -> None
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_out_of_order_every_sample_comes_once(num_workers: int) -> None:
-    """An end that one worker meets early ends the others' batches nowhere else."""
+    """An end that one worker meets early does not cut other workers' batches."""
     arguments = {"num_workers": num_workers, "in_order": False}
     loader = make(Places(22), **arguments)
     delivered, states = [], [loader.state_dict()]
@@ -194,7 +193,7 @@ def test_out_of_order_every_sample_comes_once(num_workers: int) -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_waiting_workers_and_broken_passes_leave_nothing_stale(num_workers: int) -> None:
-    """start_workers before; break; another epoch; set_epoch."""
+    """After start_workers, a break, another epoch, and set_epoch."""
     loader = make(NoisyPlaces(10, 6), num_workers=num_workers)
     expected = [[copy_of(b) for b in make(NoisyPlaces(10, 6))]]
     other = make(NoisyPlaces(10, 6))
@@ -212,7 +211,7 @@ def test_waiting_workers_and_broken_passes_leave_nothing_stale(num_workers: int)
 @pytest.mark.processes
 @pytest.mark.parametrize("length", [24, 22])
 def test_ranks_together_make_the_batches_of_one(length: int) -> None:
-    """And go on from the state of one rank, and of one alone."""
+    """They also resume from the state of one rank, and of a single process."""
     source = {"length": length}
     build = partial(make, NoisyPlaces(length), source=source)
     expected, states = uninterrupted(build(batch_size=8), 1)

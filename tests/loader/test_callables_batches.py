@@ -1,4 +1,4 @@
-"""CallableSource of whole batches, and of encoded images: decoded as a Source's."""
+"""CallableSource of whole batches, and of encoded images, which are decoded like a Source's."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def files_of(root: Path) -> list[Path]:
 @pytest.mark.processes
 @pytest.mark.parametrize("lengths", [(7,), (0,), (0, 3, 1)])
 def test_batches_end_at_the_same_place_on_all_workers(lengths: tuple[int, ...]) -> None:
-    """And come as the function returned them, arrays as tensors."""
+    """Batches are delivered as the function returned them, arrays as tensors."""
     wanted = [[(i, epoch) for i in range((lengths * 4)[epoch])] for epoch in range(4)]
     expected = None
     for workers in WORKERS:
@@ -74,7 +74,7 @@ def test_every_batch_draws_anew_in_every_epoch() -> None:
 
 
 def test_a_batch_is_converted_as_without_batching() -> None:
-    """default_convert, or the user's collate_fn on the whole batch."""
+    """By default_convert, or by the user's collate_fn on the whole batch."""
     batch = {"a": np.arange(3), "b": (np.float32(2), [torch.zeros(2), b"x"]), "c": "text"}
 
     def function(info: BatchInfo) -> Any:
@@ -87,7 +87,6 @@ def test_a_batch_is_converted_as_without_batching() -> None:
 
 
 def test_batches_of_a_declared_length() -> None:
-    """The length counts batches."""
     loader = batches_of(NoisyBatches(99), {"length": 5}, num_workers=2)
     assert len(loader) == 5
     assert len([*loader]) == 5
@@ -99,7 +98,7 @@ def test_a_batch_of_batches_is_refused() -> None:
 
 
 def test_ranks_take_turns_at_whole_batches() -> None:
-    """Iterations r, r + R, ... of one order."""
+    """Rank r gets iterations r, r + R, ... of one order."""
     build = partial(batches_of, NoisyBatches(6), {"length": 6})
     expected, states = uninterrupted(build(), 1)
     for delivered in (0, 2):
@@ -120,7 +119,9 @@ def test_ranks_take_turns_at_whole_batches() -> None:
 def test_images_are_those_of_a_source_pixel_by_pixel(
     photos: Path, form: str, image: int | str
 ) -> None:
-    """Decoded and augmented alike; the target is the other output, or all others."""
+    """Decoded and augmented the same way; the target is the other output, or a list of all
+    others.
+    """
     folder = StatefulGPULoader(FolderSource(photos), batch_size=5, seed=3, transform=RECIPES)
     wanted = [copy_of(batch) for batch in folder]
     files = files_of(photos)
@@ -152,14 +153,14 @@ def make_image_batches(root: Path, **arguments: Any) -> Loader:
 
 
 class OneFile(FileBatches):
-    """The same image again and again."""
+    """The same image every time."""
 
     def of(self, number: int) -> Any:
         return super().of(0)
 
 
 def test_every_image_of_every_batch_is_augmented_anew(photos: Path) -> None:
-    """By its own place in its own batch and epoch."""
+    """Each image's draws are keyed by its place, batch and epoch."""
     function = OneFile(files_of(photos))
     loader = batches_of(function, {"image": 0}, transform=[T.RandomResizedCrop(8, (0.1, 1))])
     images = torch.cat([images for _ in range(2) for images, _ in loader])
@@ -179,7 +180,7 @@ def test_a_callable_as_transform_sees_the_decoded_image(build: Any, photos: Path
 
 
 def test_batches_of_images_are_decoded_as_single_ones(photos: Path) -> None:
-    """Without randomness a batch is the same however it was read."""
+    """Without randomness, both ways of reading give the same batch."""
     recipes = [T.Resize(40), T.CenterCrop(32)]
     alone = [copy_of(batch) for batch in make_images(photos, transform=recipes)]
     found = batches_of(FileBatches(files_of(photos)), {"image": 0}, transform=recipes)
@@ -190,7 +191,7 @@ def test_batches_of_images_are_decoded_as_single_ones(photos: Path) -> None:
 def test_the_device_decodes_them_as_it_does_a_sources(
     photos: Path, fake_gpu: FakeGpu, num_workers: int
 ) -> None:
-    """With device="cuda" the workers read alone."""
+    """With device="cuda", workers only read."""
     arguments = {"batch_size": 5, "seed": 3, "transform": RECIPES, "device": "cuda"}
     wanted = [copy_of(b) for b in StatefulGPULoader(FolderSource(photos), **arguments)]
     calls = fake_gpu.decoder.num_calls
@@ -202,7 +203,7 @@ def test_the_device_decodes_them_as_it_does_a_sources(
 
 
 def test_ranks_share_the_images_of_one_order(photos: Path) -> None:
-    """With the pixels that one rank would have made."""
+    """The pixels are those of a single rank."""
     source = {"image": 0, "length": 12}
     build = partial(make, Files(files_of(photos)), source=source, transform=RECIPES)
     wanted = [copy_of(batch) for batch in build(batch_size=6)]

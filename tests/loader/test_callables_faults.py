@@ -1,4 +1,4 @@
-"""CallableSource when something goes wrong: workers die, functions raise, outputs differ."""
+"""CallableSource and faults: workers die, functions raise, outputs differ."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tests.lost_workers import deliver_quietly, lives, undisturbed
 @pytest.mark.processes
 @pytest.mark.parametrize("place", [9, 21])
 def test_a_worker_that_dies_at_a_sample_is_replaced(tmp_path: Path, place: int) -> None:
-    """And called again, for which it is a function of its argument."""
+    """Its sample is requested again, so the function must depend on its argument alone."""
     expected = undisturbed(make, 1, function=NoisyPlaces(22))
     loader = make(DyingPlaces(22, place, lives(tmp_path / "lives", 1)), num_workers=2)
     with pytest.warns(RuntimeWarning, match="is killed by signal"):
@@ -52,7 +52,7 @@ def test_a_worker_that_dies_at_a_sample_is_replaced(tmp_path: Path, place: int) 
 
 
 def test_a_place_that_always_kills_its_worker_ends_with_its_name(tmp_path: Path) -> None:
-    """What came before it is delivered."""
+    """All earlier batches are delivered."""
     function = DyingPlaces(22, 9, lives(tmp_path / "lives", 20))
     loader = make(function, num_workers=2, max_worker_restarts=2)
     delivered: list[Any] = []
@@ -65,7 +65,7 @@ def test_a_place_that_always_kills_its_worker_ends_with_its_name(tmp_path: Path)
 
 
 class Unusual(Exception):
-    """Of the user's own kind."""
+    """An exception type of the user's."""
 
 
 @pytest.mark.parametrize(("error", "num_workers"), [(Unusual, 2), (KeyError, 0), (TypeError, 0)])
@@ -94,7 +94,7 @@ def test_an_exception_keeps_its_type_and_names_its_place(
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_exception_in_each_epoch_ends_no_epoch(num_workers: int) -> None:
-    """At the first sample, and at the last."""
+    """The function raises at the first and at the last sample."""
     function = FailingPlaces(10, {0: Unusual, 9: Unusual})
     loader = make(function, num_workers=num_workers)
     for epoch in range(2):
@@ -113,11 +113,11 @@ def test_an_exception_in_each_epoch_ends_no_epoch(num_workers: int) -> None:
 
 
 def test_a_generator_that_ends_inside_the_function_is_no_end_of_the_epoch() -> None:
-    """A StopIteration of the function's own is; what it says is written down."""
+    """A StopIteration that the function itself raises ends the epoch; the documents say so."""
 
     def function(info: SampleInfo) -> int:
         if info.idx_in_epoch == 6:
-            return next(iter(()))  # as a user's mistake would
+            return next(iter(()))  # a user's mistake
         return info.idx_in_epoch
 
     assert [batch.tolist() for batch in make(function)] == [[0, 1, 2, 3], [4, 5]]
@@ -136,7 +136,7 @@ def test_a_batch_of_bad_samples_alone_ends_nothing() -> None:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Eight photographs, one of them cut short."""
+    """Eight photographs, one of them truncated."""
     root = tmp_path_factory.mktemp("photos")
     paths = write_photo_folder(root, num_classes=2, per_class=4, seed=4)
     paths[5].write_bytes(paths[5].read_bytes()[:300])
@@ -175,12 +175,12 @@ def _torn(info: BatchInfo) -> Any:
 
 
 def test_a_batch_of_more_targets_than_images_is_named() -> None:
-    """Nothing is cut to the shorter."""
+    """The longer list is not cut."""
     with pytest.raises(ValueError, match=r"BatchInfo\(iteration=0.*\[2, 3\] samples.*Remedy"):
         next(iter(make(_torn, source={"image": 0, "batch": True}, batch_size=None)))
 
 
-# Outputs that are not what was declared.
+# Outputs that differ from the declaration.
 
 
 def _pairs(info: SampleInfo) -> Any:
@@ -195,7 +195,7 @@ def _pairs(info: SampleInfo) -> Any:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_output_of_another_dtype_is_named(num_workers: int) -> None:
-    """The output, both dtypes and the place; before that, all is well."""
+    """The error names the output, both dtypes and the place. Earlier batches are delivered."""
     source = {"dtype": (np.float32, torch.int32), "ndim": (2, None)}
     batches = iter(make(_pairs, source=source, num_workers=num_workers))
     assert len([next(batches), next(batches)]) == 2
@@ -216,7 +216,7 @@ def test_an_output_of_another_dtype_is_named(num_workers: int) -> None:
     ],
 )
 def test_a_violation_at_the_first_sample_is_named(source: dict[str, Any], message: str) -> None:
-    """Also where there are other outputs than were declared."""
+    """Undeclared outputs are an error, too."""
     with pytest.raises(TypeError, match=message):
         next(iter(make(_pairs, source=source)))
 
@@ -238,7 +238,7 @@ def _growing(info: SampleInfo) -> Any:
 
 
 def test_samples_that_make_no_batch_are_named() -> None:
-    """The output, what it is, and what that of the first sample is."""
+    """The error names the output, its shape or type, and that of the first sample."""
     batches = iter(make(_growing))
     next(batches)
     named = r"output 'x' of sample 6 .*shape \[2\].*sample 4 .*shape \[1\].*Remedy"
@@ -256,7 +256,7 @@ def _to_one_size(sample: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_transform_may_make_samples_alike(num_workers: int) -> None:
-    """Samples go to it as they are."""
+    """Samples reach the transform unchanged."""
     batches = iter(make(_growing, transform=_to_one_size, num_workers=num_workers))
     found = [next(batches) for _ in range(3)]
     assert [batch["x"].shape for batch in found] == [(4, 2)] * 3
@@ -270,22 +270,22 @@ def test_what_no_output_can_be_is_refused_at_once(arguments: dict[str, Any]) -> 
 
 
 def test_the_function_may_be_mended_between_states() -> None:
-    """A state is of the function's name, and an object's values do not belong to it."""
+    """The state identifies the function by name; an object's values are not part of it."""
     _, states = uninterrupted(make(FailingPlaces(22, {})), 1)
     loader = loaded(make(FailingPlaces(22, {1: Unusual})), states[0, 2])
     assert places_of(list(loader)) == list(range(8, 22))
 
 
-# At the limits: ends in failing batches, records of bad samples, refusals.
+# Limits: ends in failing batches, records of bad samples, refusals.
 
 
-# Ends that are not met in the ordinary way.
+# Unusual ends.
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("stage", ["collate_fn", "batch_transform", "samples"])
 def test_an_end_in_a_batch_that_fails_is_the_end(stage: str, num_workers: int) -> None:
-    """Even of a function that raises StopIteration at one place alone."""
+    """Even if the function raises StopIteration at one place only."""
     arguments: dict[str, Any] = {"num_workers": num_workers}
     function: Any = _ends_at_ten_alone
     if stage == "samples":
@@ -318,7 +318,7 @@ def _refuse_short(batch: Any) -> Any:
 
 
 def test_an_end_that_is_told_by_an_index_error_is_reported_under_drop() -> None:
-    """IndexError is a bad sample's, and there would be no end of them."""
+    """Under "drop" an IndexError is a bad sample, so the epoch would never end."""
     batches = iter(make(_within_a_list, on_bad_sample="drop", num_workers=2))
     assert len(next(batches)) == 4
     with pytest.raises(BadSample, match="raise StopIteration there, or declare length="):
@@ -331,7 +331,7 @@ def _within_a_list(info: SampleInfo) -> int:
 
 
 def test_a_bad_sample_is_one_record_in_all_epochs() -> None:
-    """The state does not grow with the epochs."""
+    """The state does not grow with the number of epochs."""
     loader = make(FailingPlaces(8, {3: lambda: ValueError("no label")}), on_bad_sample="drop")
     for _ in range(3):
         for _ in loader:
@@ -340,7 +340,7 @@ def test_a_bad_sample_is_one_record_in_all_epochs() -> None:
     assert loader.bad_samples.total == 3
 
 
-# What is refused at once.
+# Immediate refusals.
 
 
 class KeepsState(CallableSource):
@@ -357,7 +357,7 @@ class Negated(CallableSource):
 
 
 class IterableWithState:
-    """torchdata's usual shape of a dataset, which is no iterator."""
+    """A dataset as torchdata expects it: with state, but not an iterator."""
 
     def __iter__(self) -> Iterator[int]:
         yield 1
@@ -402,6 +402,6 @@ def test_a_subclass_does_not_take_the_bases_state() -> None:
 
 
 def test_declared_dtypes_can_be_given_again() -> None:
-    """Trainers rebuild by reflection."""
+    """Trainers rebuild loaders by reflection."""
     source = CallableSource(_ends_at_ten_alone, dtype=(torch.bfloat16, np.int64), ndim=np.int64(1))
     assert CallableSource(_ends_at_ten_alone, dtype=source.dtype).dtype == ("bfloat16", "int64")

@@ -1,4 +1,4 @@
-"""CallableSource's functions: what they may be, return and be told about themselves."""
+"""CallableSource's functions: what they may be, return and ask."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _outputs(kind: str, info: SampleInfo) -> Any:
 def test_outputs_of_every_kind_come_as_default_collate_makes_them(
     kind: str, num_workers: int
 ) -> None:
-    """One output and several."""
+    """A single output and several outputs."""
     function = partial(_outputs, kind)
     wanted = [
         default_collate(
@@ -62,7 +62,6 @@ def _who(info: SampleInfo) -> Any:
 
 
 def test_the_function_can_ask_for_its_worker() -> None:
-    """get_worker_info."""
     found = [*make(_who, num_workers=2, collate_fn=list)]
     assert sorted(found) == [[(number, 2, "CallableSource")] * 4 for number in range(2)]
 
@@ -112,7 +111,7 @@ def _generating(info: SampleInfo) -> Any:
     ids=["no argument", "two", "generator function", "generator", "iterator", "list", "int"],
 )
 def test_what_cannot_be_asked_for_a_place_is_refused(function: Any) -> None:
-    """At once, with the remedy."""
+    """The refusal is immediate and names the remedy."""
     with pytest.raises(TypeError, match="Remedy"):
         CallableSource(function)
 
@@ -130,13 +129,13 @@ def test_what_cannot_be_asked_for_a_place_is_refused(function: Any) -> None:
 def test_arguments_that_a_callable_excludes_are_refused(
     arguments: dict[str, Any], message: str
 ) -> None:
-    """The order is the function's; global generators are keyed; ranks need one length."""
+    """The function decides the order; global generators are keyed; ranks need one length."""
     with pytest.raises(ValueError, match=message):
         next(iter(make(Places(5), **arguments)))
 
 
 def test_threads_are_refused_for_encoded_images_too() -> None:
-    """The function may draw, although recipes alone make the pixels."""
+    """The function may draw, although only recipes make the pixels."""
     arguments = {"worker_type": "thread", "num_workers": 1, "transform": [T.Resize(8)]}
     with pytest.raises(ValueError, match="global generators"):
         make(Places(5), source={"image": 0}, **arguments)

@@ -1,4 +1,4 @@
-"""Every kind of loader of the table resumes exactly: in every life, on any workers, on a device."""
+"""Every kind of loader in the table resumes exactly: on any workers, on a device, repeatedly."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ QUICK = ("order", "dataset with state", "plain iterable", "shards, three lanes")
 ON_WORKERS = ("order", "dataset with state", "shards, three lanes", "photographs")
 """Kinds that the fast tests resume on other workers."""
 POSITIONS = ("order: ", "sampler by position", "DALI's shard")
-"""Kinds whose orders workers do not see; others show that requests under way are not counted."""
+"""Kinds whose order workers do not see. The others show that requests in progress do not count."""
 
 
 def is_tied(make: Make) -> bool:
-    """Whether workers keep states of the user's, so that their number must stay."""
+    """Return whether workers keep user state, so that their number must stay."""
     return make()._engine.plan.has_worker_states
 
 
 def cases(names: Iterable[str], fast: Container[str]) -> list[Any]:
-    """Names, of which some are those of fast tests."""
+    """Return the names as cases, with those in ``fast`` marked as fast tests."""
     return [pytest.param(name, marks=[pytest.mark.fast] * (name in fast)) for name in names]
 
 
@@ -55,12 +55,12 @@ def cases(names: Iterable[str], fast: Container[str]) -> list[Any]:
 def test_the_middle_and_the_end_of_an_epoch_resume_exactly(name: str) -> None:
     """A6: samples, draws and pixels.
 
-    A load that comes after ``iter()`` counts; an epoch that was finished is followed by nothing, or
-    by the next (``on_epoch_boundary``); an ended iterator stays so; no generator of the caller's
-    moves.
+    A load after ``iter()`` takes effect. A finished epoch is followed by an empty pass or by the
+    next epoch (``on_epoch_boundary``). A finished iterator stays finished. None of the caller's
+    generators changes.
     """
     make = LOADERS[name]
-    make()  # which imports what it needs
+    make()  # imports what it needs
     before = generators()
     expected, states = uninterrupted(make(), 2)
     middle = 0, len(expected[0]) // 2
@@ -86,9 +86,9 @@ def test_the_middle_and_the_end_of_an_epoch_resume_exactly(name: str) -> None:
 @pytest.mark.fuzz
 @pytest.mark.parametrize("name", cases(LOADERS, QUICK))
 def test_every_state_resumes_exactly(name: str) -> None:
-    """A1 to A7, A9, A12, B1: at every boundary, into fresh loaders and used ones, several times.
+    """A1 to A7, A9, A12, B1: at every boundary, into fresh and used loaders, several times.
 
-    The resumed loader's states are those of the uninterrupted run again.
+    The resumed loader's states equal those of the uninterrupted run.
     """
     make = LOADERS[name]
     follow = not is_tied(make) and "snapshot" not in name
@@ -100,9 +100,9 @@ def test_every_state_resumes_exactly(name: str) -> None:
     "name", cases([name for name in LOADERS if not name.startswith(POSITIONS)], ON_WORKERS)
 )
 def test_worker_processes_and_threads_make_no_difference(name: str) -> None:
-    """B2: neither to batches nor to states; where workers keep states, their number stays.
+    """B2: batches and states are the same; where workers keep states, their number stays.
 
-    One loader resumes at one place after another, from a pass that was broken off.
+    One loader, whose pass was broken off, resumes at one place after another.
     """
     make, kept = LOADERS[name], {**TWO, "persistent_workers": True}
     ways = [(TWO, kept)]
@@ -116,7 +116,7 @@ def test_worker_processes_and_threads_make_no_difference(name: str) -> None:
         found, of_found = uninterrupted(make(**way), 2)
         if not is_tied(make):
             assert same(found, expected)
-            # After a rare snapshot workers count steps where the user's thread counts none.
+            # After a rare snapshot, workers count steps, but the user's thread does not.
             assert of_found == states or make().snapshot_every_n_steps > 1
         loader = make(**of_resumed)
         for place, end in few_places(of_found).items():
@@ -128,7 +128,7 @@ def test_worker_processes_and_threads_make_no_difference(name: str) -> None:
 
 @pytest.mark.parametrize("name", LOADERS)
 def test_construction_iteration_and_state_have_no_side_effects(name: str) -> None:
-    """A10: no worker starts and nothing is drawn before the first batch."""
+    """A10: before the first batch, no worker starts and nothing is drawn."""
     before, children = generators(), multiprocessing.active_children()
     loader = LOADERS[name](num_workers=2)
     batches = iter(loader)
@@ -142,7 +142,7 @@ def test_construction_iteration_and_state_have_no_side_effects(name: str) -> Non
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_states_of_earlier_batches_are_kept(name: str) -> None:
-    """Trainers that fetch ahead ask for them."""
+    """Trainers that fetch ahead need them."""
     loader = KINDS[name]()
     _, states = uninterrupted(KINDS[name](), 2)
     earlier: list[Any] = []
@@ -153,7 +153,7 @@ def test_the_states_of_earlier_batches_are_kept(name: str) -> None:
                 assert loader.state_dict(batches_ago=ago) == then
 
 
-# Executions and start methods, for one kind of each way of making batches.
+# Executions and start methods, for one kind of each way to make batches.
 
 
 EXECUTIONS: dict[str, tuple[dict[str, Any], ...]] = {
@@ -188,7 +188,7 @@ def test_from_each_execution_to_each_other(name: str) -> None:
 
 @pytest.mark.processes
 def test_from_each_execution_on_a_device_to_each_other(photos: Any, fake_gpu: FakeGpu) -> None:
-    """B2, D9: at every batch; the decoder delays, reorders and refuses."""
+    """B2, D9: at every batch; the decoder delays, reorders and refuses images."""
     assert_exact_on_all(partial(make_on_device, photos), ON_A_DEVICE)
     assert fake_gpu.decoder.num_calls > 0
 
@@ -209,7 +209,7 @@ def test_from_each_execution_on_a_device_to_each_other(photos: Any, fake_gpu: Fa
     ],
 )
 def test_every_start_method_gives_the_same_stream(method: str, name: str, threads: int) -> None:
-    """B2: with workers that persist, over a resume in the middle."""
+    """B2: with persistent workers, resumed in the middle."""
     make, kept = LOADERS[name], {**TWO, "persistent_workers": True}
     workers = {**kept, "multiprocessing_context": method}
     if name in OF_IMAGES:
@@ -222,7 +222,7 @@ def test_every_start_method_gives_the_same_stream(method: str, name: str, thread
         assert_same_rest(loader, expected, place, 2, method)
 
 
-# A device, which the CPU plays.
+# A device simulated by the CPU.
 
 
 DEVICES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -244,7 +244,7 @@ DEVICES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.fuzz
 @pytest.mark.parametrize("name", DEVICES)
 def test_a_device_resumes_exactly(name: str, fake_gpu: FakeGpu) -> None:
-    """D9: images are decoded and augmented there, and all else is moved there."""
+    """D9: images are decoded and augmented on the device; all other tensors are moved to it."""
     kind, arguments = DEVICES[name]
     make = partial(LOADERS[kind], device="cuda", **arguments)
     assert_exact_resume(make, other=(TWO,), states_follow=True)
@@ -263,7 +263,7 @@ POSITIONED = [
     "mixture of photographs",
 ]
 TORCHS = {"collate_fn": None}
-"""So that batches can be taken apart."""
+"""Arguments that let batches be taken apart."""
 
 
 def samples(batches: Any) -> list[Any]:
@@ -273,7 +273,7 @@ def samples(batches: Any) -> list[Any]:
 def in_turn(
     make: Make, batch_size: int, num_replicas: int, state: dict[str, Any] | None = None
 ) -> list[Any]:
-    """The samples of an epoch in their global order, of one loader for each rank."""
+    """Return an epoch's samples in their global order, from one loader for each rank."""
     ranks = []
     for rank in range(num_replicas):
         loader = make(
@@ -288,7 +288,7 @@ def in_turn(
 @pytest.mark.fuzz
 @pytest.mark.parametrize("name", cases(POSITIONED, ("mixture", "sampler by position, weighted")))
 def test_another_batch_size_goes_on_with_the_same_samples(name: str) -> None:
-    """B4: their order, their draws, their pixels."""
+    """B4: order, draws and pixels are the same."""
     make = partial(LOADERS[name], **TORCHS)
     expected, states = uninterrupted(make(), 1)
     whole = samples(expected[0])
@@ -303,7 +303,7 @@ def test_another_batch_size_goes_on_with_the_same_samples(name: str) -> None:
 @pytest.mark.fuzz
 @pytest.mark.parametrize("name", cases(POSITIONED, ("mixture", "sampler by position, weighted")))
 def test_ranks_together_deliver_the_same_global_batches(name: str) -> None:
-    """B3, B6: from the start, and from a state of another number of ranks."""
+    """B3, B6: from the start, and from a state saved by another number of ranks."""
     make = partial(LOADERS[name], **TORCHS)
     alone = make(batch_size=6)
     expected, states = uninterrupted(alone, 1)

@@ -1,4 +1,4 @@
-"""Shards as DALI has them, through the loader."""
+"""Shards divided as DALI divides them, in the loader."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def make(
 def test_epochs_of_the_loader_are_those_of_dalis_iterator(
     tmp_path: Path, pad_last_batch: bool, stick_to_shard: bool, policy: str
 ) -> None:
-    """Batch by batch, over six epochs, also where shards differ in size."""
+    """Batch by batch over six epochs, also with shards of different sizes."""
     pytest.importorskip("nvidia.dali")
     for n, num_shards, batch_size in ((11, 3, 2), (7, 2, 3), (10, 4, 2)):
         arguments: dict[str, Any] = {
@@ -51,7 +51,7 @@ def test_epochs_of_the_loader_are_those_of_dalis_iterator(
 
 
 def test_workers_that_are_not_forked_deliver_the_same_beside_dali(tmp_path: Path) -> None:
-    """A process in which DALI ran is better not forked."""
+    """A process in which DALI has run should not be forked."""
     pytest.importorskip("nvidia.dali")
     theirs = dali_epochs(tmp_path, 11, 2, epochs=2, num_shards=3)
     loader = make(
@@ -76,7 +76,7 @@ def test_workers_that_are_not_forked_deliver_the_same_beside_dali(tmp_path: Path
     ids=str,
 )
 def test_a_state_of_another_shard_is_refused_by_name(changed: dict[str, Any], shown: str) -> None:
-    """Each shard's position is its own."""
+    """Each shard has its own position."""
     loader = make(Indices(12), 2, {"num_shards": 3})
     next(iter(loader))
     other = make(Indices(12), 2, {"num_shards": 3, **changed})
@@ -84,7 +84,7 @@ def test_a_state_of_another_shard_is_refused_by_name(changed: dict[str, Any], sh
 
 
 def test_another_batch_size_of_the_loader_cuts_the_same_epochs() -> None:
-    """The sampler's batch size shapes the epochs, the loader's cuts them."""
+    """The sampler's batch size decides the epochs; the loader's batch size cuts them."""
     arguments = {"num_shards": 3, "pad_last_batch": True, "random_shuffle": True}
     two, three = (make(Indices(14), 2, arguments, batch_size=size) for size in (2, 3))
     epochs = [
@@ -98,7 +98,7 @@ def test_another_batch_size_of_the_loader_cuts_the_same_epochs() -> None:
 
 
 def test_one_loader_a_shard_sees_everything_once_an_epoch() -> None:
-    """Padded and partial: what evaluation wants."""
+    """With padding and partial batches, as evaluation needs it."""
     loaders = [
         make(
             Indices(14),

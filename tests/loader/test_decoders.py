@@ -1,4 +1,4 @@
-"""Every decoder of the CPU in a loader: exact in threads and processes."""
+"""Every CPU decoder in a loader: exact in threads and processes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def make(root: Path, decoder: str, **changes: Any) -> StatefulGPULoader[Any]:
 @pytest.mark.filterwarnings("ignore:DALI is live in this process:RuntimeWarning")
 @decoders
 def test_every_place_resumes_exactly(photos: Path, decoder: str) -> None:
-    """DALI, too: it holds no state of ours, and is built anew in each thread and process."""
+    """DALI too: it holds no state of the loader, and is built again in each thread and process."""
     if decoder not in available():
         pytest.skip(f"{decoder} cannot be used here")
     assert_exact_resume(partial(make, photos, decoder), other=EXECUTIONS)
@@ -59,7 +59,7 @@ def test_every_place_resumes_exactly(photos: Path, decoder: str) -> None:
 @pytest.mark.processes
 @decoders
 def test_auto_takes_the_decoder_of_the_state(photos: Path, decoder: str) -> None:
-    """In workers that inherit nothing and build their own."""
+    """Also in workers that inherit nothing and build their own decoders."""
     if decoder not in available():
         pytest.skip(f"{decoder} cannot be used here")
     loader = make(photos, decoder)
@@ -72,7 +72,7 @@ def test_auto_takes_the_decoder_of_the_state(photos: Path, decoder: str) -> None
 
 
 def test_another_decoder_is_a_mismatch(photos: Path) -> None:
-    """Families are told apart, though their pixels may agree."""
+    """Decoder families are distinguished even if their pixels may be equal."""
     state = make(photos, "torchvision").state_dict()
     if "dali" in available():
         refused = refusal(make(photos, "dali"), state, "decoder")
@@ -93,7 +93,7 @@ TRANSFORMS: dict[str, list[T.Recipe]] = {
 @with_nvimgcodec
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 def test_parts_of_images_change_nothing(tmp_path: Path, transform: list[T.Recipe]) -> None:
-    """Batches, draws and the record of damaged files are those of whole images."""
+    """Batches, draws and the record of damaged files are the same as with whole images."""
     _, damaged = write_photos(tmp_path)
     for mode in ("replace", "drop"):
         loaders = [
@@ -115,7 +115,7 @@ def test_parts_of_images_change_nothing(tmp_path: Path, transform: list[T.Recipe
 def test_boxes_and_masks_go_with_less_than_whole_images(
     tmp_path: Path, less: dict[str, Any]
 ) -> None:
-    """As with whole ones; the pixels of parts are theirs, those of scaled images are not."""
+    """Boxes and masks are equal. Pixels of parts are equal; pixels of scaled images differ."""
     source = CocoSource(*write_coco(tmp_path), masks=True)
     recipes = [T.RandomResizedCrop(8), T.RandomHorizontalFlip()]
     given = {"batch_size": 2, "seed": 1, "collate_fn": ragged_collate, "transform": recipes}
@@ -129,7 +129,7 @@ def test_boxes_and_masks_go_with_less_than_whole_images(
 
 @with_nvimgcodec
 def test_only_the_part_is_decoded(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loader that decodes whole images would pass all other tests."""
+    """All other tests would also pass with whole images."""
     parts: list[Any] = []
     decode = nvimgcodec._decode_part
 
@@ -154,7 +154,7 @@ def test_only_the_part_is_decoded(photos: Path, monkeypatch: pytest.MonkeyPatch)
 
 @with_nvimgcodec
 def test_nvimgcodec_of_a_gpu_is_another_decoder(photos: Path) -> None:
-    """Its name is the same, its pixels are not."""
+    """It has the same name but other pixels."""
     loader = make(photos, "nvimgcodec")
     state = loader.state_dict()
     assert '"nvimgcodec-cpu"' in state["fingerprint"]

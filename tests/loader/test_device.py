@@ -1,4 +1,4 @@
-"""``device="cuda"`` on a device that the CPU plays: exact as on the CPU."""
+"""``device="cuda"`` on a device simulated by the CPU: exact as on the CPU."""
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ __all__ = ["fake_gpu", "photos"]
 def test_every_image_meets_its_own_decoder_and_draws(
     photos: Path, fake_gpu: FakeGpu, cpu_share: float
 ) -> None:
-    """Recomputed one by one; header and bytes route, and what the GPU refuses is
-    the CPU's."""
+    """Each image is recomputed from its header and bytes. The CPU decodes what the GPU refuses."""
     source, recipes = FolderSource(photos), T.Compose(RECIPES)
     loader = make(photos, num_workers=2, cpu_share=cpu_share)
     cpu, gpu = make_decoder("torchvision"), FakeDecoder()
@@ -69,7 +68,7 @@ def test_every_image_meets_its_own_decoder_and_draws(
 
 
 def test_another_share_of_the_cpus_is_another_decoder(photos: Path, fake_gpu: FakeGpu) -> None:
-    """Their pixels differ, so no state goes from one to the other unasked."""
+    """Their pixels differ, so a state does not load silently into the other loader."""
     loader = make(photos, cpu_share=0.5)
     next(iter(loader))
     state = loader.state_dict()
@@ -101,7 +100,7 @@ def test_a_share_of_nothing_is_refused(
 
 
 def test_the_numbers_are_those_of_the_cpu(photos: Path, fake_gpu: FakeGpu) -> None:
-    """The same crops and flips, and the same order; pixels within the fake's own darkness."""
+    """Crops, flips and order are the same; pixels differ by the fake decoder's darkness."""
     recipes = RECIPES[:2]
     on_gpu = list(make(photos, transform=recipes, num_workers=2))
     on_cpu = list(make(photos, transform=recipes, device=None, decoder="torchvision"))
@@ -113,7 +112,7 @@ def test_the_numbers_are_those_of_the_cpu(photos: Path, fake_gpu: FakeGpu) -> No
 
 
 def test_the_fingerprint_tells_decoder_families_apart(photos: Path, fake_gpu: FakeGpu) -> None:
-    """A state of the CPU on the GPU, and the other way round."""
+    """A CPU state does not fit the GPU, and a GPU state does not fit the CPU."""
     cpu, gpu = make(photos, device=None, decoder="torchvision"), make(photos)
     for saved, present in ((cpu, gpu), (gpu, cpu)):
         state = saved.state_dict()
@@ -125,7 +124,7 @@ def test_the_fingerprint_tells_decoder_families_apart(photos: Path, fake_gpu: Fa
 def test_another_version_of_what_decides_pixels_warns(
     photos: Path, fake_gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The decoder's, the resampling's, the GPU's model."""
+    """Versions of decoder and resampling, and the GPU's model."""
     loader = make(photos)
     state = loader.state_dict()
     next(iter(loader))
@@ -195,7 +194,7 @@ def test_an_early_break_leaves_nothing_stale_and_nothing_behind(
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_memory_that_runs_out_loses_nothing(photos: Path, fake_gpu: FakeGpu, workers: int) -> None:
-    """Each batch is tried twice before the user is told, and again whenever the user asks."""
+    """Each batch is tried twice before the error is raised, and again whenever the user asks."""
     expected = list(make(photos))
     loader = make(photos, num_workers=workers)
     batches, found = iter(loader), []
@@ -214,13 +213,13 @@ def test_memory_that_runs_out_loses_nothing(photos: Path, fake_gpu: FakeGpu, wor
             break
     assert fake_gpu.decoder.failures == []
     assert len(messages) == 2 or workers
-    described = re.compile(r"a batch of [26] images \(.*decoded\)")  # the last one has two
+    described = re.compile(r"a batch of [26] images \(.*decoded\)")  # the last batch has two images
     assert all(map(described.search, messages))
     assert same(found, expected)
 
 
 def test_an_exception_of_a_decoder_is_its_batchs_alone(photos: Path, fake_gpu: FakeGpu) -> None:
-    """An exception keeps its type, and the loader goes on behind it."""
+    """The exception keeps its type, and the loader continues."""
     expected = list(make(photos))
     loader = make(photos, num_workers=1, prefetch_factor=1)
     batches = iter(loader)
@@ -231,7 +230,7 @@ def test_an_exception_of_a_decoder_is_its_batchs_alone(photos: Path, fake_gpu: F
 
 
 def test_delivered_batches_are_never_written_again(photos: Path, fake_gpu: FakeGpu) -> None:
-    """Whoever keeps them keeps them."""
+    """A batch that the user keeps stays unchanged."""
     loader = make(photos, num_workers=2, prefetch_factor=4)
     kept = [batch for _ in range(3) for batch in loader]
     again = make(photos)
@@ -239,7 +238,7 @@ def test_delivered_batches_are_never_written_again(photos: Path, fake_gpu: FakeG
 
 
 def test_a_copy_of_a_loader_has_a_stage_of_its_own(photos: Path, fake_gpu: FakeGpu) -> None:
-    """As before the first batch: by copy.deepcopy and by pickle."""
+    """Copies by copy.deepcopy and by pickle start before their first batch."""
     loader = make(photos, num_workers=2)
     expected = [copy_of(batch) for batch in loader]
     state = make(photos).state_dict()
@@ -250,7 +249,7 @@ def test_a_copy_of_a_loader_has_a_stage_of_its_own(photos: Path, fake_gpu: FakeG
 
 
 def test_workers_that_are_kept_hold_no_batch_on_the_device(photos: Path, fake_gpu: FakeGpu) -> None:
-    """Behind a break, with persistent workers."""
+    """Persistent workers, after a break."""
     loader = make(photos, num_workers=2, persistent_workers=True)
     batches = iter(loader)
     next(batches)
@@ -261,7 +260,7 @@ def test_workers_that_are_kept_hold_no_batch_on_the_device(photos: Path, fake_gp
 
 
 def test_a_stage_that_hung_is_replaced(photos: Path, fake_gpu: FakeGpu) -> None:
-    """The stream goes on with another one."""
+    """The stream continues with another stage."""
     expected = [copy_of(batch) for batch in make(photos)]
     loader = make(photos, num_workers=1, timeout=seconds(0.05))
     decode, go_on, calls = fake_gpu.decoder.decode_batch, threading.Event(), []
@@ -280,14 +279,14 @@ def test_a_stage_that_hung_is_replaced(photos: Path, fake_gpu: FakeGpu) -> None:
     assert len(fake_gpu.places) == 3
 
 
-# What ``device=`` only moves: any dataset's batches, and images that the workers make.
+# Batches that ``device=`` only moves: any dataset's batches, and images that workers make.
 
 
 @pytest.mark.processes
 def test_what_the_gpu_is_not_for_is_made_by_the_workers_and_moved(
     photos: Path, fake_gpu: FakeGpu
 ) -> None:
-    """A callable as transform, a collate_fn, batch_size=None: decoded on the CPU, exactly."""
+    """With a callable transform, a collate_fn or batch_size=None, the CPU decodes exactly."""
 
     def noisy(image: torch.Tensor) -> torch.Tensor:
         return image[:, :16, :16] * torch.rand(())
@@ -320,7 +319,7 @@ class Numbers:
 
 @pytest.mark.processes
 def test_any_datasets_tensors_are_moved(fake_gpu: FakeGpu) -> None:
-    """``device=`` on what is no Source: the same batches, and the same states."""
+    """``device=`` with a dataset that is no Source: batches and states are the same."""
 
     def numbers(**changes: Any) -> Loader:
         return StatefulGPULoader(Numbers(), batch_size=4, shuffle=True, seed=3, **changes)
@@ -364,7 +363,7 @@ def test_other_devices_are_refused(photos: Path) -> None:
 def test_memory_of_a_batch_is_allocated_once_in_each_pass(
     photos: Path, fake_gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, num_workers: int
 ) -> None:
-    """The size of a batch is known from the passes before."""
+    """Earlier passes tell the size of a batch."""
     asked: list[int] = []
     empty_host = FakePlace.empty_host
 
@@ -382,7 +381,7 @@ def test_memory_of_a_batch_is_allocated_once_in_each_pass(
 
 
 class MasksOfTheirSize(FolderSource):
-    """Its targets fit images of one size alone."""
+    """Its targets fit only images of one size."""
 
     has_spatial_targets = True
 

@@ -1,4 +1,4 @@
-"""loader.draws(): what was drawn for the last batch, proven by the batch's own pixels."""
+"""loader.draws(): the random numbers of the last batch, checked against the batch's pixels."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ executions = pytest.mark.parametrize("execution", EXECUTIONS, ids=str)
 
 
 class Numbered(Source):
-    """A folder whose targets are the indices; counts what is read."""
+    """A folder whose targets are the indices. It counts its reads."""
 
     def __init__(self, root: Path) -> None:
         self.folder = FolderSource(root)
@@ -78,7 +78,7 @@ def make(dataset: Any, **arguments: Any) -> Loader:
 
 
 def assert_these_made(draws: list[dict[str, Any]], batch: Any, data_of: DataOf) -> None:
-    """torchvision makes the batch's pixels of the files, by the numbers that are reported."""
+    """Check that torchvision makes the batch's pixels from the files and the reported numbers."""
     images, targets = batch
     crop, rotation, flip = draws
     names = [mapping["recipe"] for mapping in draws]
@@ -109,7 +109,7 @@ def data_of(root: Path) -> DataOf:
 @pytest.mark.processes
 @executions
 def test_the_numbers_make_the_pixels(photos: Path, execution: dict[str, Any]) -> None:
-    """Of every batch, the short one and those of another epoch included."""
+    """For every batch, including the short last one and batches of other epochs."""
     loader = make(Numbered(photos), **execution)
     found = assert_draws_of_every_batch(loader, data_of(photos))
     assert len(found) == 8
@@ -129,12 +129,12 @@ def test_the_numbers_make_the_pixels(photos: Path, execution: dict[str, Any]) ->
     ids=str,
 )
 def test_any_order_has_its_draws(photos: Path, arguments: dict[str, Any]) -> None:
-    """Ranks, samplers and batch samplers of the user's."""
+    """Ranks, users' samplers and users' batch samplers."""
     assert_draws_of_every_batch(make(Numbered(photos), **arguments), data_of(photos))
 
 
 def test_a_resumed_loader_reports_what_the_uninterrupted_one_did(photos: Path) -> None:
-    """And refuses before it has delivered anything itself."""
+    """Before it has delivered a batch itself, it refuses."""
     loader = make(Numbered(photos))
     batches = iter(loader)
     with pytest.raises(LoaderError, match="has delivered none"):
@@ -156,7 +156,7 @@ def test_a_resumed_loader_reports_what_the_uninterrupted_one_did(photos: Path) -
 def test_bad_samples_are_where_the_batch_has_them(
     damaged: Path, execution: dict[str, Any], mode: str
 ) -> None:
-    """A replacement has its own size, and the draws of the place that it takes."""
+    """A replacement has its own size, and the draws of the position that it fills."""
     loader = make(Numbered(damaged), on_bad_sample=mode, **execution)
     assert_draws_of_every_batch(loader, data_of(damaged))
     assert loader.bad_samples.total > 5
@@ -164,7 +164,7 @@ def test_bad_samples_are_where_the_batch_has_them(
 
 @pytest.mark.parametrize("mode", ["replace", "drop"])
 def test_what_a_device_finishes_has_its_draws(damaged: Path, mode: str, fake_gpu: FakeGpu) -> None:
-    """The numbers are drawn on the CPU, and bad samples are judged on the device."""
+    """The CPU draws the numbers; the device finds the bad samples."""
     on_cpu = make(Numbered(damaged), on_bad_sample=mode)
     loader = make(Numbered(damaged), on_bad_sample=mode, device="cuda", num_workers=2)
     for (images, targets), (_, expected) in zip(loader, on_cpu, strict=True):
@@ -183,7 +183,7 @@ def assert_same_draws(ours: Draws, theirs: Draws) -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("batch", [False, True])
 def test_a_function_is_called_again(photos: Path, batch: bool, num_workers: int) -> None:
-    """Under generators of its own; the caller's stay where they are."""
+    """It has private generators; the caller's generators do not change."""
     paths = sorted(photos.rglob("*.jpg"))
     source = CallableSource(Batches(paths) if batch else Single(paths), image=0, batch=batch)
     size = None if batch else 4
@@ -219,7 +219,7 @@ def read(path: Path) -> torch.Tensor:
 @pytest.mark.parametrize("mode", ["raise", "drop"])
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_a_lane_is_read_again(shuffle: bool, mode: str, num_workers: int) -> None:
-    """In the middle of a window, and of the joined rests."""
+    """In the middle of a window, and in the joined rests."""
     bad = {"broken": frozenset({101, 103, 201, 302}), "damaged": frozenset({204})}
     shards = PhotoShards((3, 6, 7, 4), **(bad if mode == "drop" else {}))  # type: ignore[arg-type]
     arguments = {"shuffle": shuffle, "on_bad_sample": mode, "num_workers": num_workers}
@@ -237,7 +237,7 @@ def test_a_lane_is_read_again(shuffle: bool, mode: str, num_workers: int) -> Non
 
 
 def test_nothing_is_read_before_it_is_asked_for(photos: Path) -> None:
-    """The images' headers alone are read again, once for each call."""
+    """Each call reads only the headers of the images again."""
     source = Numbered(photos)
     loader = make(source)
     next(iter(loader))
@@ -247,7 +247,7 @@ def test_nothing_is_read_before_it_is_asked_for(photos: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_again_is_an_error(photos: Path, tmp_path: Path) -> None:
-    """Never the numbers of another image."""
+    """It never returns numbers of another image."""
     paths = write_photo_folder(tmp_path, num_classes=1, per_class=4)
     for mode in ("raise", "replace"):
         loader = make(FolderSource(tmp_path), on_bad_sample=mode)
@@ -260,7 +260,7 @@ def test_a_file_that_cannot_be_read_again_is_an_error(photos: Path, tmp_path: Pa
 
 
 class Unprinted:
-    """An index that does not tell all of itself."""
+    """An index whose repr() is ambiguous."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -275,7 +275,7 @@ class ByObject(Numbered):
 
 
 def test_bad_samples_that_cannot_be_told_apart_are_an_error(damaged: Path) -> None:
-    """A sampler's indices are known by their repr(); of one text, the sound one would go, too."""
+    """A sampler's indices are identified by repr(), so a sound one could be dropped as well."""
     sampler = [Unprinted(number) for number in (2, 0, 3, 1)]
     loader = make(ByObject(damaged), shuffle=None, sampler=sampler, on_bad_sample="drop")
     assert len(next(iter(loader))[0]) == 3
@@ -327,14 +327,14 @@ def test_a_source_whose_reading_moves_a_state_is_refused(photos: Path) -> None:
 
 
 class Shifted(T.RandomRotation):
-    """Draws something else than the class above it, and does not name it."""
+    """Draws other numbers than its base class, and does not name them."""
 
     def draw(self, uniforms: FloatArray, sizes: Any) -> T.Draw:
         return T.Draw(uniforms - 0.5, sizes)
 
 
 def test_a_recipe_without_names_has_its_numbers_together(photos: Path) -> None:
-    """Nor does it inherit the names of what it does not draw."""
+    """It does not inherit the names of numbers that it does not draw."""
     recipes = [T.RandomCrop(SIDE), Shifted(30), T.Normalize([0.5], [0.5])]
     loader = make(Numbered(photos), transform=recipes)
     next(iter(loader))

@@ -1,4 +1,4 @@
-"""An iterator that nobody holds is gone at once, and one that has ended holds nothing."""
+"""An iterator without references is freed at once, and a finished iterator holds nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _no_collector() -> Iterator[None]:
 
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 def test_nothing_keeps_an_iterator_alive_that_is_dropped_or_has_ended(make: Make) -> None:
-    """Its workers end with it: the garbage collector may come late, or never."""
+    """Its workers end with it, without the garbage collector."""
     for ends in (False, True):
         loader = make()
         batches: Any = iter(loader)

@@ -1,4 +1,4 @@
-"""A script that ends with a live iterator writes nothing, and leaves no process."""
+"""A script that ends with a live iterator writes nothing and leaves no process."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ for number, batch in enumerate(loader):
         signal.pause()
 """,
 }
-"""The rest of a script in which there is a ``loader``."""
+"""Ways for a script with a ``loader`` to end."""
 
 ODDER_WAYS = {
     "behind its loader": "batches = iter(loader); next(batches); del loader",
@@ -117,11 +117,11 @@ atexit.register(lambda: next(batches))
 }
 
 OWN = {"exception": "ValueError: of the user's", "Ctrl-C": "KeyboardInterrupt"}
-"""The last line that the script itself writes, by how its way begins."""
+"""Last line that the script itself writes, by the first words of its way to end."""
 
 
 def loader_of(kind: str, root: str) -> StatefulGPULoader[Any]:
-    """In a script: 20 pictures, 2 a batch, on a device that the CPU plays if one is asked for."""
+    """Return a loader of 20 pictures in batches of 2; a device is simulated by the CPU."""
     decoder = FakeDecoder()
     vars(worker_pool)["CudaPlace"] = FakePlace
     vars(plan)["make_batch_decoder"] = lambda *given, **named: decoder
@@ -138,7 +138,7 @@ def assert_exits_quietly(way: str, kind: str, root: Path) -> None:
 
 
 def check_exit(way: str, code: int, written: str) -> None:
-    """Check the exit code of a script that ended in one of these ways, and what it wrote."""
+    """Check the exit code and the output of a script that ended in one of these ways."""
     own = next((line for name, line in OWN.items() if way.startswith(name)), None)
     if own is None:
         assert written == "", way
@@ -152,7 +152,7 @@ def check_exit(way: str, code: int, written: str) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_to_exit(way: str, photos: Path) -> None:
-    """With worker processes that are kept."""
+    """With persistent worker processes."""
     assert_exits_quietly(way, "persistent", photos)
 
 
@@ -226,7 +226,7 @@ os.execv(sys.executable, [sys.executable, "-c", {waits!r}, *pids])
 @pytest.mark.processes
 @pytest.mark.parametrize("imports", ["import torch", "from stateful_gpu_loader import *"])
 def test_a_new_interpreter_exits_quietly(imports: str, photos: Path) -> None:
-    """With another order of imports, and nothing but them."""
+    """Importing the package in another order, and doing nothing else, is safe."""
     statements = f"""
 {imports}
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
@@ -244,7 +244,7 @@ loader = StatefulGPULoader(FolderSource({str(photos)!r}), num_workers=2, worker_
 
 @pytest.mark.processes
 def test_workers_of_a_forkserver_end_with_a_process_that_is_killed(photos: Path) -> None:
-    """Their parent is the server, which lives as long as they do."""
+    """Their parent is the server, which lives as long as the workers do."""
     statements = f"""
 import os, signal
 from tests.loader.test_exits import make_on_device

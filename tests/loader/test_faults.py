@@ -1,4 +1,4 @@
-"""Workers that die or hang: the stream goes on unchanged."""
+"""Workers die or hang, and the stream stays unchanged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KILLED: dict[str, tuple[Make, dict[str, Any]]] = {
     "threads of processes": (partial(LOADERS["photographs"], batch_size=1), CREWS),
     "shards, threads of processes": (LOADERS["shards of photographs"], CREWS),
 }
-"""Loaders of some batches, and workers if they are not two processes."""
+"""Loaders of some batches, and their workers if they are not two processes."""
 
 
 @pytest.mark.processes
@@ -43,8 +43,8 @@ KILLED: dict[str, tuple[Make, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", KILLED)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_killed_workers_leave_the_stream_unchanged(name: str, persistent: bool) -> None:
-    """Any worker, at the first and a later batch, one and all at once, in two epochs."""
-    # Two batches at most are answered before a kill: each kill is met before the next.
+    """Each worker is killed, at the first and a later batch, alone and with all others."""
+    # At most two batches are answered before a kill, so each kill is met before the next one.
     make, workers = KILLED[name]
     tied = {} if workers else {"num_workers": 2, "persistent_workers": persistent}
     expected = undisturbed(make, 2, **tied)
@@ -61,7 +61,7 @@ def test_killed_workers_leave_the_stream_unchanged(name: str, persistent: bool) 
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [2, 9, 10])
 def test_a_kill_behind_late_batches(number: int) -> None:
-    """The last one included."""
+    """After the last batch, too."""
     expected = undisturbed(make_map, 1, num_workers=2)
     assert len(expected[0]) == 10
     loader = make_map(num_workers=2)
@@ -89,7 +89,7 @@ def test_every_start_method(method: str, name: str) -> None:
 def test_a_worker_that_dies_at_a_sample_while_next_waits(
     tmp_path: Path, how: str, index: int
 ) -> None:
-    """Killed, and ended by its own code; at the first batch and at the last."""
+    """It is killed or exits by itself, at the first batch and at the last."""
     expected = undisturbed(lambda: StatefulGPULoader(Noisy(N), batch_size=4, seed=1), 1)
     dataset = KillsItself(N, index, lives(tmp_path / "lives", 1), how)
     loader = StatefulGPULoader(dataset, batch_size=4, seed=1, num_workers=2)
@@ -101,7 +101,9 @@ def test_a_worker_that_dies_at_a_sample_while_next_waits(
 
 
 def test_a_poison_sample_is_named_and_the_state_is_intact(tmp_path: Path) -> None:
-    """After max_worker_restarts WorkerLost; state_dict() works and a new iterator goes on."""
+    """WorkerLost is raised after max_worker_restarts; state_dict() works, a new iterator
+    continues.
+    """
     expected = undisturbed(lambda: StatefulGPULoader(Noisy(N), batch_size=4, seed=1), 1)[0]
     dataset = KillsItself(N, 13, lives(tmp_path / "lives", 100))
     loader = StatefulGPULoader(dataset, batch_size=4, seed=1, num_workers=2)
@@ -123,7 +125,7 @@ def test_a_poison_sample_is_named_and_the_state_is_intact(tmp_path: Path) -> Non
 
 
 class KillsItselfWithState(KillsItself):
-    """A loss costs all batches in flight, as its state is in its worker."""
+    """Its state is in its worker, so a loss costs all batches in flight."""
 
     def state_dict(self) -> dict[str, int]:
         return {"none": 0}
@@ -146,7 +148,7 @@ def test_a_batch_loses_so_many_workers_and_one_more(
 
 
 def test_the_users_own_step_is_not_interrupted() -> None:
-    """torch's SIGCHLD handler raises there."""
+    """torch's SIGCHLD handler would raise in it."""
     loader = make_map(num_workers=2)
     batches = iter(loader)
     next(batches)
@@ -158,7 +160,7 @@ def test_the_users_own_step_is_not_interrupted() -> None:
 
 
 def test_recovery_draws_nothing_from_the_callers_generators() -> None:
-    """The caller's generators are drawn from once in a loader's life."""
+    """A loader draws from the caller's generators once in its life."""
     loader = make_map(num_workers=2, seed=None)
     batches = iter(loader)
     next(batches)
@@ -184,7 +186,7 @@ def test_persistent_workers_killed_between_two_epochs() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["map", "iterable with state"])
 def test_a_stopped_worker_is_found_by_the_timeout(name: str) -> None:
-    """SIGSTOP; it is ended, the stream goes on, and the warning tells where it was."""
+    """A worker stopped by SIGSTOP is ended, and the warning says where it was."""
     expected = undisturbed(MAKERS[name], 1, num_workers=2)
     limit = seconds(0.2)
     loader = MAKERS[name](num_workers=2, timeout=limit)
@@ -201,7 +203,7 @@ def test_a_stopped_worker_is_found_by_the_timeout(name: str) -> None:
 
 @pytest.mark.processes
 def test_a_hanging_sample_is_named_and_ends_in_worker_lost(tmp_path: Path) -> None:
-    """One that always hangs is no fault of the workers."""
+    """A sample that always hangs is not the workers' fault."""
     dataset = KillsItself(8, 5, lives(tmp_path / "lives", 100), "hang")
     loader = StatefulGPULoader(
         dataset, batch_size=2, num_workers=1, timeout=seconds(0.05), max_worker_restarts=1
@@ -220,7 +222,7 @@ def _left_behind(workers: set[int], known: set[str]) -> tuple[int, int, list[str
 
 
 def _numbers(name: str) -> Iterator[int]:
-    """The pid of whoever made it, in the name of a piece of torch's shared memory."""
+    """Yield the creator's pid, from the name of each piece of torch's shared memory."""
     return (int(part) for part in name.split("_") if part.isdecimal())
 
 
@@ -231,7 +233,7 @@ def _resident() -> int:
 
 @pytest.mark.processes
 def test_many_epochs_with_restarts_leave_nothing_behind() -> None:
-    """Memory and processes: 200 epochs; descriptors, threads, shared memory, children, growth."""
+    """200 epochs: descriptors, threads, shared memory, child processes and memory growth."""
     loader = StatefulGPULoader(Noisy(32), batch_size=4, seed=1, shuffle=True, num_workers=1)
     workers: set[int] = set()
     known = set(os.listdir("/dev/shm"))  # pids are used again

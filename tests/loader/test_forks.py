@@ -1,4 +1,4 @@
-"""A process that forks while loaders are iterated: parent and child go on, each with its own."""
+"""A process forks while loaders are iterated: parent and child continue independently."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.patience import seconds
 
 
 def in_child(do: Callable[[], Any]) -> Any:
-    """What a function returns in a forked child, which ends as a program of Python does."""
+    """Return the result of a function in a forked child, which ends as a Python program does."""
     reader, writer = os.pipe()
 
     def work() -> bool:
@@ -74,13 +74,13 @@ KINDS: dict[str, Callable[[Path], StatefulGPULoader[Any]]] = {
 
 
 def passes(loader: StatefulGPULoader[Any]) -> list[list[Any]]:
-    """Return the batches of its next two passes."""
+    """Return the batches of the loader's next two passes."""
     return [[copy_of(batch) for batch in loader] for _ in range(2)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_iterator_delivers_in_the_process_that_began_it(kind: str, tmp_path: Path) -> None:
-    """The child is refused, iterates the loader itself, and leaves the parent's workers alone."""
+    """The child's use of it is refused. The child may iterate the loader itself."""
     expected = passes(KINDS[kind](tmp_path))
     loader = KINDS[kind](tmp_path)
     batches = iter(loader)
@@ -138,7 +138,7 @@ def test_a_child_goes_on_from_the_parents_place(num_workers: int) -> None:
 
 
 def test_workers_that_wait_stay_the_parents() -> None:
-    """Persistent workers between two passes, of which the child has none."""
+    """Persistent workers between two passes; the child has none."""
     expected = make_map()
     list(expected)
     loader = make_map(num_workers=2, persistent_workers=True)
@@ -154,7 +154,7 @@ def test_workers_that_wait_stay_the_parents() -> None:
 
 
 class Gated:
-    """A dataset whose sample 0 waits, the first time, until it is let go."""
+    """A dataset whose sample 0 blocks once, until it is released."""
 
     def __init__(self) -> None:
         self.reached, self.let_go = threading.Event(), threading.Event()
@@ -170,7 +170,7 @@ class Gated:
 
 
 def test_a_child_iterates_while_a_thread_of_the_parent_does() -> None:
-    """At the fork the thread holds the lock that guards the global generators."""
+    """At the fork, the thread holds the lock of the global generators."""
     dataset, delivered = Gated(), []
 
     def iterate() -> None:
@@ -189,7 +189,7 @@ def test_a_child_iterates_while_a_thread_of_the_parent_does() -> None:
 
 
 def uses_of_locks() -> dict[str, tuple[Any, Callable[[], Any]]]:
-    """Locks that live from one pass to the next, and what takes them."""
+    """Return locks that live from one pass to the next, each with a function that takes it."""
     tally, memory = Tally(), BatchMemory(keep=1)
     batch = memory.empty((4,), torch.float32)
     cursors = LaneCursors(0, {0: LaneCursor()})
@@ -218,7 +218,7 @@ def test_no_lock_is_held_in_a_child(name: str) -> None:
 
 
 def test_a_lock_of_the_forking_thread_stays_its_own() -> None:
-    """A fork inside the code that a lock guards, such as a dataset's, releases it in both."""
+    """A fork inside code that holds the lock, such as a dataset's, releases it in both."""
     lock = fork_safe(threading.RLock())
     with lock:
         pid = os.fork()
@@ -244,7 +244,7 @@ print(len(list(batches)), loader.worker_restarts)
 
 @pytest.mark.processes
 def test_a_child_that_exits_ends_no_worker_of_its_parent() -> None:
-    """Multiprocessing sends them SIGTERM at the exit of a process that was forked by os.fork."""
+    """When a process forked by os.fork exits, multiprocessing would send them SIGTERM."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=seconds(30)
     )

@@ -1,4 +1,4 @@
-"""``from_dataloader``: an equal loader on the fast path, or a refusal that names every part."""
+"""``from_dataloader``: an equal loader on the fast path, or a refusal that names every obstacle."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ DATASETS: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_what_draws_nothing_gives_the_same_batches(name: str, root: Path) -> None:
-    """A22: the pixels of files are those of torchvision's decoder, and arrays stay as they are."""
+    """A22: pixels of files come from torchvision's decoder; arrays are unchanged."""
     theirs = DataLoader(DATASETS[name](root), batch_size=5)
     ours = convert(theirs, decoder="torchvision")
     assert len(ours) == len(theirs)
@@ -179,7 +179,7 @@ def test_samplers_are_carried_over() -> None:
 
 
 def test_changes_replace_what_would_be_carried_over(root: Path) -> None:
-    """What is passed as ``dataset`` or ``transform`` is not converted, so it cannot be refused."""
+    """A ``dataset`` or ``transform`` argument is not converted, so it cannot be refused."""
     theirs = DataLoader(
         ImageFolder(str(root), v2.Lambda(np.asarray)), 4, shuffle=True, num_workers=2, timeout=5
     )

@@ -1,4 +1,4 @@
-"""What a loader is known by: what a state refuses, and what it cannot tell."""
+"""Identity of a loader: the states that it refuses, and differences that it cannot see."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def state_in_the_middle(make: Make) -> dict[str, Any]:
 
 
 def pad(samples: list[Any], length: int = 8) -> Any:
-    """A collate function of a user's."""
+    """A user's collate function."""
     return default_collate(samples), length
 
 
 def abs_(sample: Any) -> Any:
-    """A transform of a user's."""
+    """A user's transform."""
     return sample if isinstance(sample, list) else abs(sample)
 
 
@@ -65,7 +65,7 @@ class Holding(Indices):
 
 
 class Lengthless:
-    """Read by the indices of a sampler alone."""
+    """A dataset without length, read only by a sampler's indices."""
 
     def __getitem__(self, index: int) -> int:
         return index
@@ -126,7 +126,7 @@ COMPARED: dict[str, tuple[str, Make, Make]] = {
 
 @pytest.mark.parametrize("what", COMPARED)
 def test_another_stream_is_refused_by_name_unless_accepted(what: str) -> None:
-    """Each of these loaded in silence once."""
+    """Each of these states once loaded silently."""
     field, make, make_other = COMPARED[what]
     state = state_in_the_middle(make)
     make().load_state_dict(state)
@@ -139,7 +139,7 @@ def test_another_stream_is_refused_by_name_unless_accepted(what: str) -> None:
 
 @pytest.mark.parametrize("batches", [False, True])
 def test_the_length_under_a_users_sampler_is_compared(batches: bool) -> None:
-    """A sampler without state goes through other indices of a longer dataset."""
+    """With a longer dataset, a sampler without state yields other indices."""
 
     def make(length: int) -> StatefulGPULoader[Any]:
         if batches:
@@ -164,7 +164,7 @@ def test_a_dataset_without_length_is_read_by_a_sampler_as_before() -> None:
 
 @pytest.mark.parametrize("mode", ["replace", "drop"])
 def test_a_run_that_met_a_bad_sample_may_go_on_without_it(mode: str) -> None:
-    """G: "raise" has delivered nothing else; and what it raises at is no silence."""
+    """G: "raise" has delivered nothing else, and its exceptions are not silent."""
     state = state_in_the_middle(lambda: StatefulGPULoader(Indices(12), 2))
     loader = loaded(StatefulGPULoader(Indices(12), 2, on_bad_sample=mode), state)
     again = loaded(StatefulGPULoader(Indices(12), 2), loader.state_dict())
@@ -178,7 +178,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def image_loader(root: Path, crop: int = 24, **arguments: Any) -> StatefulGPULoader[Any]:
-    """torchvision's own dataset and transforms, as in torchvision's reference scripts."""
+    """Return a loader with torchvision's dataset and transforms, as in torchvision's references."""
     transform = v2.Compose(
         [
             v2.PILToTensor(),
@@ -192,7 +192,7 @@ def image_loader(root: Path, crop: int = 24, **arguments: Any) -> StatefulGPULoa
 
 
 def test_a_plain_image_folder_resumes_exactly_where_nothing_is_open(photos: Path) -> None:
-    """Under strict, on pixels, from states whose identity is wholly known."""
+    """Under strict, on pixels, from states whose identity is fully known."""
     assert image_loader(photos).unverified == ()
     assert_exact_resume(partial(image_loader, photos, strict=True), other=({"num_workers": 2},))
 
@@ -200,7 +200,7 @@ def test_a_plain_image_folder_resumes_exactly_where_nothing_is_open(photos: Path
 def test_a_plain_image_folder_that_moved_is_the_same_and_a_renamed_file_is_not(
     photos: Path,
 ) -> None:
-    """The README's contract."""
+    """The README promises this."""
     state = state_in_the_middle(partial(image_loader, photos))
     moved = photos.rename(photos.with_name("moved"))
     image_loader(moved).load_state_dict(state)
@@ -214,7 +214,7 @@ def test_a_plain_image_folder_that_moved_is_the_same_and_a_renamed_file_is_not(
 
 
 def test_an_older_state_says_less_and_is_not_compared_in_that() -> None:
-    """But under strict what it does not say is refused."""
+    """Under strict, a missing entry is refused."""
     fields = ("dataset", "dataset_transform", "collate_fn", "batched", "on_bad_sample")
     state = state_in_the_middle(lambda: StatefulGPULoader(tensors(), 2))
     said = json.loads(state["fingerprint"])
@@ -231,7 +231,7 @@ PATHS = [f"/data/{number:06d}.jpg" for number in range(100_000)]
 
 
 class Held(Indices):
-    """A user's dataset, made of something that it keeps."""
+    """A user's dataset that holds an object."""
 
     def __init__(self, samples: Any) -> None:
         super().__init__(12)
@@ -254,7 +254,7 @@ HELD: dict[str, tuple[Callable[[list[str]], Any], list[str]]] = {
 
 @pytest.mark.parametrize("what", HELD)
 def test_one_other_entry_is_another_dataset_whatever_holds_it(what: str) -> None:
-    """A13. Each of these loaded in silence once."""
+    """A13. Each of these datasets once loaded silently."""
     hold, names = HELD[what]
     changed = [*names[:5], "/data/other.jpg", *names[6:]]
     state = state_in_the_middle(lambda: StatefulGPULoader(Held(hold(names)), 2))
@@ -267,7 +267,7 @@ def test_one_other_entry_is_another_dataset_whatever_holds_it(what: str) -> None
 def test_a_long_list_is_proven_and_a_longer_one_named_as_sampled(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A13. ``accept`` takes the name, and with it no other dataset."""
+    """A13. ``accept`` takes the name, and accepts no other dataset."""
 
     def make(paths: list[str] = PATHS) -> StatefulGPULoader[Any]:
         return StatefulGPULoader(paths, 2, strict=True)
@@ -285,7 +285,7 @@ def test_a_long_list_is_proven_and_a_longer_one_named_as_sampled(
 
 @pytest.mark.parametrize("field", ["transform", "batch_transform", "collate_fn"])
 def test_a_callables_long_argument_is_compared_in_full(field: str) -> None:
-    """A tokenizer's vocabulary, for one."""
+    """For example, a tokenizer's vocabulary."""
 
     def make(words: list[str]) -> StatefulGPULoader[Any]:
         return StatefulGPULoader(range(12), 2, **{field: partial(looked_up, words=words)})
@@ -301,7 +301,7 @@ def looked_up(sample: Any, words: list[str]) -> Any:
 
 @pytest.mark.parametrize("samples", [PATHS, deque(PATHS)], ids=["list", "deque"])
 def test_a_state_without_digests_loads_and_proves_its_text_alone(samples: Any) -> None:
-    """As earlier versions saved it."""
+    """Earlier versions saved such states."""
 
     def older(make: Make) -> dict[str, Any]:
         state = state_in_the_middle(make)
@@ -321,7 +321,7 @@ def test_a_state_without_digests_loads_and_proves_its_text_alone(samples: Any) -
 
 
 def test_an_older_text_of_a_transform_is_refused_with_both_and_can_be_accepted() -> None:
-    """It had the names of torchvision's transforms without their settings."""
+    """The older text has the names of torchvision's transforms without their settings."""
 
     def make() -> StatefulGPULoader[Any]:
         flips = v2.Compose([v2.RandomHorizontalFlip(0.25)])
@@ -341,14 +341,14 @@ def test_an_older_text_of_a_transform_is_refused_with_both_and_can_be_accepted()
 
 
 class Forgetful:
-    """A sampler of a user's that keeps no state."""
+    """A user's sampler without state."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(12))
 
 
 class Saving(Forgetful):
-    """One that does."""
+    """A user's sampler with state."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -408,7 +408,7 @@ UNVERIFIED: dict[str, tuple[tuple[str, ...], Callable[..., StatefulGPULoader[Any
 def test_what_cannot_be_proven_is_named_logged_and_under_strict_refused(
     what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In one line of the log for each load, and in no warning."""
+    """In one log line for each load, and without a warning."""
     words, make = UNVERIFIED[what]
     assert make().unverified == words
     state = state_in_the_middle(make)
@@ -424,7 +424,7 @@ def test_what_cannot_be_proven_is_named_logged_and_under_strict_refused(
 
 
 def test_a_digest_proves_what_a_sampler_without_state_gives() -> None:
-    """But not before it has given anything."""
+    """Once the sampler has yielded indices."""
 
     def make() -> StatefulGPULoader[Any]:
         return StatefulGPULoader(range(12), 2, sampler=Forgetful(), strict=True)
@@ -446,7 +446,7 @@ def test_what_is_wholly_known_says_nothing(photos: Path, caplog: pytest.LogCaptu
 
 
 def test_a_state_of_torchdata_proves_nothing() -> None:
-    """It does not say which dataset it was of."""
+    """It does not identify its dataset."""
     theirs = StatefulDataLoader(list(range(12)), batch_size=2)
     next(iter(theirs))
     state = theirs.state_dict()
@@ -455,7 +455,7 @@ def test_a_state_of_torchdata_proves_nothing() -> None:
 
 
 def test_a_dataset_is_described_once_and_not_for_every_state() -> None:
-    """Nothing per state; until somebody asks, nothing at all."""
+    """No state costs a description, and before the first use none is made."""
     calls: list[Any] = []
 
     class Counting(Indices):
@@ -477,7 +477,7 @@ def test_a_dataset_is_described_once_and_not_for_every_state() -> None:
 
 
 def test_what_a_dataset_fills_while_it_is_read_is_none_of_its_identity() -> None:
-    """The loader is known by what its dataset was before the first batch."""
+    """The identity is that of the dataset before the first batch."""
 
     class Caching(Indices):
         def __init__(self, length: int) -> None:
@@ -496,7 +496,7 @@ def test_what_a_dataset_fills_while_it_is_read_is_none_of_its_identity() -> None
 
 
 def test_an_iterable_that_is_known_otherwise_can_be_accepted() -> None:
-    """Neither of two iterables has a length, and they are as long as each other."""
+    """Iterables have no length, so both appear equally long."""
 
     class Records(IterableDataset[int]):
         def __init__(self, data: list[int]) -> None:
@@ -516,7 +516,7 @@ def test_an_iterable_that_is_known_otherwise_can_be_accepted() -> None:
 
 
 def test_strict_names_all_that_is_open_and_takes_a_samplers_fingerprint() -> None:
-    """One load tells what to accept."""
+    """A single load lists everything to accept."""
 
     class Sampler:
         def __iter__(self) -> Any:

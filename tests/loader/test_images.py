@@ -1,4 +1,4 @@
-"""Images from a source: what a batch is, who draws for it, and what is refused."""
+"""Images from a source: content of a batch, random draws, and refusals."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def make_images(root: Path, **changes: Any) -> StatefulGPULoader[Any]:
 def test_large_batches_of_worker_processes_are_right_whether_kept_or_dropped(
     photos: Path, method: str
 ) -> None:
-    """Their memory is filled again, but for that of batches that are kept."""
+    """Memory is filled again, except that of batches that the user keeps."""
     large = {"transform": [T.RandomResizedCrop(224), T.Normalize(MEAN, STD)], "batch_size": 3}
     expected = [copy_of(batch) for batch in make_images(photos, **large)]
     loader = make_images(
@@ -113,7 +113,7 @@ def test_a_batch_is_what_default_collate_would_make(photos: Path) -> None:
 def test_every_image_is_augmented_by_the_draws_of_its_own_address(
     photos: Path, num_workers: int
 ) -> None:
-    """Recomputed one by one from (seed, epoch, position), in the second epoch too."""
+    """Each image is recomputed from (seed, epoch, position), in the second epoch too."""
     source, recipes = FolderSource(photos), T.Compose(RECIPES)
     loader = make_images(photos, num_workers=num_workers)
     decoder = make_decoder("auto")
@@ -142,7 +142,7 @@ def test_images_of_different_sizes_in_one_batch_are_explained(photos: Path) -> N
 
 
 def test_delivered_batches_are_never_written_again(photos: Path) -> None:
-    """Whoever keeps them keeps them, while the memory of others is taken again."""
+    """A batch that the user keeps stays unchanged, while other memory is reused."""
     loader, again = make_images(photos, num_workers=2), make_images(photos)
     kept = [batch for _ in range(3) for batch in loader]
     assert same(kept, [copy_of(batch) for _ in range(3) for batch in again])
@@ -156,7 +156,7 @@ def test_no_thread_is_left_after_a_break(photos: Path) -> None:
 
 
 def test_the_decoder_of_the_state_is_taken_where_it_is_available(photos: Path) -> None:
-    """decoder="auto" takes a loaded state's family; another explicit one raises."""
+    """decoder="auto" takes a loaded state's family; another explicit decoder raises."""
     pytest.importorskip("torchcodec")
     saved = make_images(photos, decoder="torchvision")
     expected, states = uninterrupted(saved, 1)
@@ -177,7 +177,7 @@ def test_the_decoder_of_the_state_is_taken_where_it_is_available(photos: Path) -
 def test_persistent_workers_take_the_decoder_of_a_loaded_state(
     photos: Path, worker_type: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the load comes while a pass is under way, whose workers come back later."""
+    """Also when the load comes during a pass, whose workers return later."""
     pytest.importorskip("torchcodec")
     state = make_images(photos, decoder="torchvision").state_dict()
     loader = make_images(photos, num_workers=1, persistent_workers=True, worker_type=worker_type)
@@ -194,7 +194,7 @@ def test_persistent_workers_take_the_decoder_of_a_loaded_state(
 
 
 def test_splits_and_concatenations_of_a_source_are_sources(photos: Path) -> None:
-    """What everyone does first: ``random_split(source)``."""
+    """``random_split(source)`` is what most users do first."""
     source = FolderSource(photos)
     train, held_out = random_split(source, [20, 4], generator=torch.Generator().manual_seed(1))
     recipes = [T.Resize((8, 8))]
@@ -244,7 +244,6 @@ def test_a_missing_file_is_an_os_error_that_names_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [(1, 1), (20_000, 20), (20, 20_000)])
 def test_extreme_sizes_are_right_results(tmp_path: Path, size: tuple[int, int]) -> None:
-    """Bad input."""
     from PIL import Image
 
     (tmp_path / "a").mkdir()
@@ -259,7 +258,7 @@ def test_extreme_sizes_are_right_results(tmp_path: Path, size: tuple[int, int]) 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_batch_is_laid_out_as_the_recipes_say(photos: Path, workers: int) -> None:
-    """channels_last, the same pixels, in workers too."""
+    """channels_last with the same pixels, in workers too."""
     for worker_type in ("thread", "process"):
         plain = make_images(photos, num_workers=workers, worker_type=worker_type)
         last = make_images(

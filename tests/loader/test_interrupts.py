@@ -1,6 +1,6 @@
-"""A signal handler inside ``next()``, at any line or bytecode: no batch is lost (A18).
+"""A signal handler inside ``next()``, at any line or bytecode, loses no batch (A18).
 
-It raises, or it saves the state and returns.
+The handler raises, or it saves the state and returns.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["fake_gpu"]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.* are read again:UserWarning"),
-    # The interpreter drops what is raised while garbage is collected.
+    # The interpreter discards exceptions that are raised during garbage collection.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
@@ -44,7 +44,7 @@ Make = Callable[..., StatefulGPULoader[Any]]
 
 
 class Alarm(Exception):
-    """Raised by the handler of a watchdog."""
+    """Raised by a watchdog's handler."""
 
 
 def batches_of(loader: Iterable[Any]) -> list[Any]:
@@ -52,7 +52,7 @@ def batches_of(loader: Iterable[Any]) -> list[Any]:
 
 
 def places_of_next(make: Make, at: int, by: Literal["line", "opcode"]) -> dict[Place, int]:
-    """The places that the call of ``next()`` after ``at`` batches runs."""
+    """Return the places that ``next()`` runs after ``at`` batches."""
     batches = iter(make())
     for _ in range(at):
         next(batches)
@@ -69,15 +69,15 @@ def assert_whole(
     turn: int = 0,
     of: Callable[[Place], bool] = lambda place: True,
 ) -> None:
-    """Interrupt ``next()`` after ``at`` batches at each place, go on, save and resume.
+    """Interrupt ``next()`` after ``at`` batches at each place, continue, save and resume.
 
     Args:
-        at: batches that are delivered before.
-        error: what the handler raises.
+        at: number of batches delivered before.
+        error: exception that the handler raises.
         by: whether places are lines or bytecodes.
-        most: at most so many places, far apart.
-        turn: which of them; with each turn they are others.
-        of: only places of which it is true.
+        most: maximum number of places, spread over all.
+        turn: choice of places; each turn takes other places.
+        of: filter of places.
     """
     loader = make()
     whole, following = batches_of(loader), batches_of(loader)
@@ -98,7 +98,7 @@ def assert_whole(
             raised = True
         except StopIteration:
             pass
-        # With processes the number of a place differs from run to run.
+        # With processes, the number of a place differs from run to run.
         if interrupt.where is None:
             continue
         if issubclass(error, Exception) and _is_of_a_batch(interrupt.where):
@@ -154,7 +154,7 @@ def assert_saved_whole(make: Make, *, at: int, most: int = 10**6, turn: int = 0)
 
 
 def _rest_of(batches: Iterator[Any], error: type[BaseException]) -> list[Any]:
-    """The rest of a pass, after an exception that comes in its turn, if any."""
+    """Return the rest of a pass, after an exception that may come in its turn."""
     rest: list[Any] = []
     with suppress(error):
         rest += map(copy_of, batches)
@@ -163,7 +163,7 @@ def _rest_of(batches: Iterator[Any], error: type[BaseException]) -> list[Any]:
 
 
 def _is_of_a_batch(place: Place) -> bool:
-    """Whether a batch is being made, received or moved, so that an Exception counts as its own."""
+    """Whether a batch is being made, received or moved, so that it fails with an Exception."""
     return bool({"execute", "receive", "_finished"} & {place.function, *place.callers})
 
 
@@ -197,18 +197,18 @@ QUICK = [
 ]
 """Kinds of streams that the fast tests interrupt."""
 PLACES = (0, 1, -1)
-"""Numbers of batches before the ``next()`` that is interrupted: -1 for all of them."""
+"""Numbers of batches before the interrupted ``next()``; -1 for all batches."""
 ENOUGH = [*QUICK, "a batch sampler with state", "calls without length", "iterator with state"]
 
 
 @pytest.mark.parametrize("kind", QUICK)
 def test_an_interrupt_loses_and_shifts_nothing(kind: str) -> None:
-    """At some forty lines of the loader's own order, and at ten of each other kind."""
+    """At forty lines of the loader's own order, and at ten of each other kind."""
     assert_whole(KINDS[kind], at=1, most=40 if kind == "order" else 10)
 
 
 class SomeBad(Noisy):
-    """Every third sample cannot be used."""
+    """Every third sample is bad."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         if index % 3 == 0:
@@ -217,7 +217,7 @@ class SomeBad(Noisy):
 
 
 class BadAtTheEnd(PlainIterable):
-    """Behind its last batch come bad samples alone."""
+    """Only bad samples come after its last batch."""
 
     def __iter__(self) -> Iterator[Any]:
         return itertools.chain(super().__iter__(), [BAD, BAD])
@@ -246,7 +246,7 @@ SOME_BAD: Make = partial(DROPPING, SomeBad(12))
     ],
 )
 def test_an_interrupt_records_each_bad_sample_once(make: Make, at: int) -> None:
-    """Those behind the last batch as well."""
+    """Bad samples after the last batch, too."""
     loader = make()
     list(loader)
     assert loader.bad_samples.total > 0
@@ -282,7 +282,7 @@ MANY: dict[str, tuple[Make, dict[str, Any]]] = {
         for at in PLACES
     },
 }
-"""Loaders, and where ``next()`` is interrupted: at some lines or bytecodes, each at others."""
+"""Loaders, and the places of ``next()``: lines or bytecodes, different for each loader."""
 
 
 @pytest.mark.fuzz
@@ -375,7 +375,7 @@ def test_a_handler_saves_while_processes_work(kind: str) -> None:
 
 
 def returns_a_request(place: Place) -> bool:
-    """Whether the order has moved, and the request is on its way to the workers."""
+    """Whether the order has advanced, and the request is on its way to the workers."""
     is_of_order = place.file.startswith("engine/schedules/")
     return (
         is_of_order and place.function in ("_next", "__next__", "take") and "RETURN" in place.opcode
@@ -392,7 +392,7 @@ def test_an_alarm_as_a_request_is_returned_loses_no_batch(kind: str) -> None:
 def test_an_interrupt_before_a_later_pass_is_started_passes_over_no_epoch(
     kind: str, fake_gpu: FakeGpu
 ) -> None:
-    """The pipeline is then one that has ended its last pass, and stands as it was left there."""
+    """The pipeline has ended its last pass, and stays in that state."""
     device = partial(DEVICE, num_workers=1, persistent_workers=True)
     make = PROCESSES[kind] if kind == "persistent" else device
     loader = make()
@@ -417,7 +417,7 @@ def test_an_interrupt_before_a_later_pass_is_started_passes_over_no_epoch(
 def test_an_interrupt_after_the_first_batch_is_made_moves_no_state(
     error: type[BaseException],
 ) -> None:
-    """The pass has begun, and its sampler has moved, but nothing is delivered."""
+    """The pass has begun and its sampler has advanced, but nothing is delivered."""
     make = KINDS["a sampler of counter"]
     assert_whole(make, at=0, error=error, of=lambda place: place.file == "engine/stats.py")
 
@@ -426,7 +426,7 @@ def test_an_interrupt_after_the_first_batch_is_made_moves_no_state(
 def test_no_lock_is_taken_in_a_function_of_python(
     kind: str, fake_gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A handler runs before ``Condition.__enter__`` returns, and the lock stays behind."""
+    """A handler could run before ``Condition.__enter__`` returns, and the lock would stay taken."""
     enter, found = threading.Condition.__enter__, list[str]()
 
     def noted(self: threading.Condition) -> bool:
@@ -439,7 +439,7 @@ def test_no_lock_is_taken_in_a_function_of_python(
 
 
 def test_an_interrupt_inside_a_wait_is_raised_itself() -> None:
-    """``Condition.wait`` has released its lock then, so that leaving the lock fails."""
+    """``Condition.wait`` has released its lock by then, so leaving the lock fails."""
     batches: Any = iter(THREADS(worker_type=FakeWorkers()))
     found = [copy_of(next(batches))]
     dispatch = batches._pipeline._dispatch
@@ -464,7 +464,7 @@ def test_an_interrupt_while_workers_end_leaves_no_thread_and_no_file(
     make = PROCESSES["map"]
     list(make())
     interrupts = [KeyboardInterrupt]
-    gc.collect()  # what other tests have left
+    gc.collect()  # left by other tests
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
     whole = getattr(owner, name)
 

@@ -28,7 +28,7 @@ def make(kind: type[PlainIterable], **arguments: Any) -> StatefulGPULoader[Any]:
 def test_batches_are_those_of_data_loader(
     num_workers: int, batch_size: int | None, drop_last: bool
 ) -> None:
-    """The samples and their order, workers of different lengths included."""
+    """Samples and order are the same, also with workers of different lengths."""
 
     class Numbers(PlainIterable):
         def __iter__(self) -> Any:
@@ -67,7 +67,7 @@ def test_reading_again_is_said_once_and_is_right_the_second_time(num_workers: in
 def test_another_number_of_workers_is_refused_with_both(
     kind: type[PlainIterable], saved: int, present: int
 ) -> None:
-    """The state of a worker's own objects belongs to one of as many."""
+    """Each worker needs the state of its own objects."""
     loader = make(kind, num_workers=saved)
     batches = iter(loader)
     next(batches)
@@ -78,7 +78,7 @@ def test_another_number_of_workers_is_refused_with_both(
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", [PlainIterable, StatefulIterable])
 def test_between_passes_the_number_of_workers_is_free(kind: type[PlainIterable]) -> None:
-    """Nothing of the workers lives on: they are built anew for the next pass."""
+    """Workers keep nothing after a pass, and the next pass builds them again."""
     loader = make(kind, num_workers=2)
     list(loader)
     other = loaded(make(kind, num_workers=3), loader.state_dict())
@@ -109,7 +109,7 @@ def test_a_longer_iterable_than_promised_warns_as_torch_does() -> None:
 
 
 def test_an_exception_of_an_iterable_is_raised_and_the_others_go_on() -> None:
-    """The iterator has moved on, and so has the state."""
+    """The iterator and the state have moved past the failed sample."""
     loader = StatefulGPULoader(Failing(10, 5), batch_size=2)
     batches = iter(loader)
     assert [next(batches).tolist(), next(batches).tolist()] == [[0, 1], [2, 3]]
@@ -157,7 +157,7 @@ def test_a_caught_exception_loses_no_batch(interval: int) -> None:
 
 
 class Failing(IterableDataset[int]):
-    """Raises for one of its samples, and goes on behind it."""
+    """Raises for one of its samples, and continues after it."""
 
     def __init__(self, length: int, failing: int) -> None:
         self.length, self.failing, self.i = length, failing, 0
@@ -181,7 +181,7 @@ class Failing(IterableDataset[int]):
 
 
 def test_ranks_and_workers_draw_differently() -> None:
-    """The key holds the worker; nobody shares another's draws."""
+    """The key contains the worker, so no two workers share draws."""
 
     class Drawing(IterableDataset[Any]):
         def __iter__(self) -> Any:

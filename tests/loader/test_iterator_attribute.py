@@ -23,7 +23,7 @@ KEPT: dict[str, Any] = {"num_workers": 2, "persistent_workers": True}
 
 
 def ours() -> list[str]:
-    """Threads that the package has started, and those by which processes are sent requests."""
+    """Return the names of threads started by the package or by multiprocessing's queues."""
     names = [thread.name for thread in threading.enumerate()]
     return [name for name in names if "stateful_gpu_loader" in name or "QueueFeeder" in name]
 
@@ -36,7 +36,7 @@ def all_batches(loader: StatefulGPULoader[Any]) -> list[Any]:
 @pytest.mark.parametrize("make", [make_map, make_stateful])
 @pytest.mark.parametrize("broken_off", [True, False])
 def test_none_ends_workers_that_are_kept(make: Callable[..., Any], broken_off: bool) -> None:
-    """Neither processes nor threads are left, and the next pass is what it would have been."""
+    """Neither processes nor threads are left, and the next pass is unchanged."""
     expected, _ = uninterrupted(make(**KEPT), 3)
     children_before, threads_before = children(), ours()
     loader = make(**KEPT)
@@ -61,7 +61,9 @@ def test_none_ends_workers_that_have_not_begun() -> None:
 
 
 def test_none_leaves_a_live_iterator_alone() -> None:
-    """As in torch, where the loader drops its reference. Its workers end with it."""
+    """The loader drops its reference, like torch's. The iterator's workers end with the
+    iterator.
+    """
     expected, _ = uninterrupted(make_map(), 2)
     before = children()
     loader = make_map(**KEPT)
@@ -74,7 +76,7 @@ def test_none_leaves_a_live_iterator_alone() -> None:
 
 
 def test_none_ends_threads_and_the_stage_of_the_device(photos: Path, fake_gpu: FakeGpu) -> None:
-    """Behind a pass that was broken off."""
+    """After a pass that was broken off."""
     expected, _ = uninterrupted(make_on_device(photos, batch_size=1), 2)
     before = ours()
     loader = make_on_device(photos, batch_size=1, prefetch_factor=1, **KEPT)
@@ -118,7 +120,7 @@ def test_programs_end_kept_workers_by_torchs_method(make: Callable[..., Any]) ->
 
 
 def test_a_program_keeps_its_own_iterator_there() -> None:
-    """One that asks for a batch at a time, and begins anew at the end."""
+    """The program takes one batch at a time, and starts again at the end."""
     expected, _ = uninterrupted(make_map(), 1)
     loader = make_map()
     loader._iterator = iter(loader)
@@ -128,6 +130,6 @@ def test_a_program_keeps_its_own_iterator_there() -> None:
 
 
 def test_an_iterator_by_torchs_private_method() -> None:
-    """It would be torchdata's, of another order, with other draws."""
+    """The inherited method would return torchdata's iterator, with other order and draws."""
     expected, _ = uninterrupted(make_map(), 1)
     assert same([copy_of(batch) for batch in make_map()._get_iterator()], expected[0])

@@ -28,7 +28,7 @@ def make(dataset: Any = None, **arguments: Any) -> Loader:
     "arguments", [{}, {"shuffle": False}, {"batch_size": None}, {"drop_last": True}], ids=str
 )
 def test_every_sample_comes_once(arguments: dict[str, Any]) -> None:
-    """In each epoch, each in another order if it is shuffled."""
+    """In each epoch; if shuffled, each epoch has another order."""
     loader = make(**arguments)
     epochs = [indices_of(loader) for _ in range(3)]
     for found in epochs:
@@ -39,7 +39,7 @@ def test_every_sample_comes_once(arguments: dict[str, Any]) -> None:
 
 
 def test_what_is_shuffled() -> None:
-    """Shards by the epoch, and samples within a window of a lane."""
+    """The epoch shuffles shards, and a window shuffles samples within a lane."""
     dataset = Numbers([40] * 6, lanes=2, buffer=16)
     loader = make(dataset, batch_size=8)
     first, second = indices_of(loader), indices_of(loader)
@@ -51,7 +51,7 @@ def test_what_is_shuffled() -> None:
 
 
 def test_set_epoch() -> None:
-    """A pass of an epoch that was asked for is that epoch's; a resumed one keeps its own."""
+    """A pass has the epoch that was set; a resumed pass keeps its own."""
     expected, states = uninterrupted(make(), 4)
     loader = make()
     loader.set_epoch(3)
@@ -66,7 +66,6 @@ def test_set_epoch() -> None:
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_another_batch_size_in_the_middle(shuffle: bool, counted: bool) -> None:
-    """Every sample once."""
     dataset = NoisyShards(lanes=4, buffer=12, counted=counted)
     expected, states = uninterrupted(make(dataset, shuffle=shuffle), 1)
     for (epoch, delivered), state in states.items():
@@ -79,7 +78,7 @@ def test_another_batch_size_in_the_middle(shuffle: bool, counted: bool) -> None:
 
 
 def test_the_length_is_that_of_the_epoch() -> None:
-    """Known where the samples of all shards are."""
+    """If the numbers of samples of all shards are known."""
     loader = make(NoisyShards(SIZES, lanes=3, counted=True))
     for _ in range(3):
         assert len(loader) == len(list(loader)) == 5
@@ -88,7 +87,7 @@ def test_the_length_is_that_of_the_epoch() -> None:
 
 
 def test_without_a_loader_of_this_package(tmp_path: Path) -> None:
-    """It is an iterable dataset, whose shards workers divide."""
+    """It is an iterable dataset, whose workers divide the shards."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for num_workers in (0, 2):

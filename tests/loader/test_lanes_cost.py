@@ -1,4 +1,4 @@
-"""What lanes cost: reads at a resume, open shards, the size of the state."""
+"""Costs of lanes: reads at a resume, open shards, size of the state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make(folder: Path, **arguments: Any) -> Loader:
 def test_every_shard_is_opened_and_read_once(
     tmp_path: Path, num_workers: int, shuffle: bool
 ) -> None:
-    """But for the rests of lanes, fewer than a batch each; and what is opened is closed."""
+    """Except the rests of lanes, each smaller than a batch. All opened shards are closed."""
     loader = make(tmp_path, shuffle=shuffle, num_workers=num_workers)
     for _ in range(2):
         assert len(indices_of(loader)) == sum(SIZES)
@@ -38,7 +38,7 @@ def test_every_shard_is_opened_and_read_once(
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_resume_reads_at_most_a_window_of_each_lane_again(tmp_path: Path, shuffle: bool) -> None:
-    """However far the epoch is: to its first two batches, one of each lane."""
+    """However far the epoch is. Reads are counted until two batches come, one of each lane."""
     _, states = uninterrupted(make(tmp_path, shuffle=shuffle), 1)
     for (epoch, delivered), state in states.items():
         if epoch or delivered >= 36:
@@ -55,7 +55,7 @@ def test_a_resume_reads_at_most_a_window_of_each_lane_again(tmp_path: Path, shuf
 
 
 def test_shards_are_closed_when_an_epoch_is_broken_off(tmp_path: Path) -> None:
-    """In the user's own thread."""
+    """Without workers."""
     loader = make(tmp_path)
     batches = iter(loader)
     next(batches)
@@ -69,7 +69,7 @@ def test_shards_are_closed_when_an_epoch_is_broken_off(tmp_path: Path) -> None:
 @pytest.mark.fuzz
 @pytest.mark.parametrize("lanes", [64, 10_000])
 def test_ten_thousand_shards(lanes: int) -> None:
-    """State: tens of bytes a lane, exact from the middle."""
+    """The state has tens of bytes for each lane, and is exact from the middle."""
     sizes = [3] * 10_000
 
     def build() -> Loader:

@@ -46,7 +46,7 @@ def make_photos(**arguments: Any) -> Loader:
 def test_raise_names_the_shard_and_goes_on_behind_it(
     shuffle: bool, batch_size: int, num_workers: int
 ) -> None:
-    """Each damage once, with its own type; all other samples come, none twice."""
+    """Each damage is raised once with its own type; each other sample comes exactly once."""
     loader = make(shuffle=shuffle, batch_size=batch_size, num_workers=num_workers)
     found, errors = delivered_with_errors(loader)
     assert sorted(indices_of(found)) == loader.dataset.sound()
@@ -61,7 +61,7 @@ def test_raise_names_the_shard_and_goes_on_behind_it(
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_a_resume_behind_an_error_loses_nothing(batch_size: int, shuffle: bool) -> None:
-    """What is met again is raised again; the batches are those of the run that went on."""
+    """Errors that are met again are raised again; batches equal those of the uninterrupted run."""
     build = partial(make, batch_size=batch_size, shuffle=shuffle)
     loader = build()
     batches, found, states = iter(loader), [], []
@@ -81,7 +81,7 @@ def test_a_resume_behind_an_error_loses_nothing(batch_size: int, shuffle: bool) 
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_drop_leaves_out_the_rest_with_a_record(shuffle: bool) -> None:
-    """A record of each, in the state."""
+    """The state records each dropped rest."""
     loader = make(on_bad_sample="drop", shuffle=shuffle)
     assert sorted(indices_of(loader)) == loader.dataset.sound()
     record = {bad.index: bad.reason for bad in loader.bad_samples.samples}
@@ -91,7 +91,7 @@ def test_drop_leaves_out_the_rest_with_a_record(shuffle: bool) -> None:
 
 
 def test_what_is_met_on_the_way_to_rests_that_are_left_out_is_recorded() -> None:
-    """Under drop_last no batch could tell it; in the order of the lanes."""
+    """Under drop_last no batch can report it. Records are in the order of the lanes."""
     loader = make(on_bad_sample="drop", drop_last=True, batch_size=30)
     assert list(loader) == []
     names = {str(bad.index) for bad in loader.bad_samples.samples}
@@ -99,7 +99,7 @@ def test_what_is_met_on_the_way_to_rests_that_are_left_out_is_recorded() -> None
 
 
 def test_any_number_of_workers_drops_the_same() -> None:
-    """Batches, states and records."""
+    """Batches, states and records are the same."""
     build = partial(make, on_bad_sample="drop")
     alone = build()
     wanted = [copy_of(batch) for batch in alone]
@@ -111,7 +111,7 @@ def test_any_number_of_workers_drops_the_same() -> None:
 
 @pytest.mark.parametrize("counted", [False, True])
 def test_a_rank_alone_repeats_nothing_for_what_was_dropped(counted: bool) -> None:
-    """Where the numbers of samples are known, too."""
+    """Also if the numbers of samples are known."""
     for batch_size in (1, 2):
         loader = make(on_bad_sample="drop", counted=counted, batch_size=batch_size)
         assert sorted(indices_of(loader)) == loader.dataset.sound()
@@ -123,7 +123,7 @@ def test_a_rank_alone_repeats_nothing_for_what_was_dropped(counted: bool) -> Non
 
 @pytest.mark.parametrize("mode", ["raise", "drop"])
 def test_storage_that_comes_back_changes_nothing(mode: str) -> None:
-    """An OSError is met again, and the draws are the same."""
+    """An OSError is retried with the same draws."""
     flaky = {0: (3, "flaky"), 2: (0, "flaky"), 5: (5, "flaky")}
     loader = make(flaky, on_bad_sample=mode)
     assert same([copy_of(b) for b in loader], [copy_of(b) for b in make({}, on_bad_sample=mode)])
@@ -134,7 +134,7 @@ def test_storage_that_comes_back_changes_nothing(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["raise", "drop"])
 def test_storage_that_stays_away_is_raised(mode: str) -> None:
-    """It is no bad sample; the samples before it and other lanes come."""
+    """It is no bad sample; earlier samples and other lanes are delivered."""
     loader = make({0: (3, "storage")}, on_bad_sample=mode, shuffle=False)
     batches = iter(loader)
     found = [next(batches), next(batches)]
@@ -150,7 +150,6 @@ def test_storage_that_stays_away_is_raised(mode: str) -> None:
 
 
 def test_a_mistake_in_the_program_is_raised_under_drop() -> None:
-    """A bad sample keeps its position."""
     loader = make({2: (4, "code")}, on_bad_sample="drop")
     found, errors = delivered_with_errors(loader)
     assert [type(error) for error in errors] == [TypeError]
@@ -159,7 +158,7 @@ def test_a_mistake_in_the_program_is_raised_under_drop() -> None:
 
 @pytest.mark.parametrize(("batch_size", "num_workers"), [(1, 0), (2, 2), (30, 0)])
 def test_undecodable_images_are_raised_by_name(batch_size: int, num_workers: int) -> None:
-    """The batch is lost, and no other; a rest behind it is what it was."""
+    """Only their batch is lost; the rest after it is unchanged."""
     loader = make_photos(batch_size=batch_size, num_workers=num_workers, shuffle=False)
     found, errors = delivered_with_errors(loader)
     assert errors
@@ -188,7 +187,7 @@ def test_undecodable_images_are_dropped(batch_size: int, fake_gpu: FakeGpu) -> N
 
 
 def test_damaged_records_of_images_are_bad_samples() -> None:
-    """With shard and cursor."""
+    """The records name shard and cursor."""
     dataset = PhotoShards((3, 6), damaged=frozenset({102}))
     loader = StatefulGPULoader(dataset, batch_size=2, transform=[T.Resize((8, 8))])
     found, errors = delivered_with_errors(loader)
@@ -203,7 +202,7 @@ def test_damaged_records_of_images_are_bad_samples() -> None:
 def test_a_wrong_number_of_samples_is_an_error(
     says: int, message: str, lanes: int, batch_size: int
 ) -> None:
-    """Nothing is cut off in silence, it is told once, and the epoch ends."""
+    """Samples are not cut silently. The error comes once, and the epoch ends."""
     dataset = WrongCount(says)
     dataset.num_lanes = lanes
     loader = StatefulGPULoader(dataset, batch_size=batch_size)
@@ -218,7 +217,7 @@ def test_a_wrong_number_of_samples_is_an_error(
 
 
 class WrongCount(Numbers):
-    """Says so many of its middle shard, which has 5."""
+    """Declares a wrong number of samples for its middle shard, which has 5."""
 
     def __init__(self, says: int) -> None:
         super().__init__((3, 5, 3), counted=True)
@@ -230,7 +229,7 @@ class WrongCount(Numbers):
 
 @pytest.mark.fuzz
 def test_a_malformed_sample_is_left_out_alone(tmp_path: Path) -> None:
-    """A tar where one image has no class, and another's is no number."""
+    """In a tar, one image has no class, and the class of another is no number."""
     entries = dict(photo_entries(0, 9))
     del entries["photos/0003.cls"]
     entries["photos/0006.cls"] = b"seven"

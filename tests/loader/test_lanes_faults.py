@@ -45,7 +45,7 @@ def test_a_process_that_hangs_in_a_shard(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_a_thread_that_hangs_in_a_shard(tmp_path: Path) -> None:
-    """It is abandoned, and the lane is opened anew by another."""
+    """It is abandoned, and another thread opens the lane again."""
 
     def build(**arguments: Any) -> Loader:
         dataset = PhotoShards(lives=arguments.pop("lives", None))
@@ -59,7 +59,7 @@ def test_a_thread_that_hangs_in_a_shard(tmp_path: Path) -> None:
 
 
 class Interrupted(NoisyShards):
-    """An interrupt of the user comes at one sample, once."""
+    """A user's interrupt comes once, at one sample."""
 
     at: int | None = None
 
@@ -72,7 +72,7 @@ class Interrupted(NoisyShards):
 
 @pytest.mark.parametrize(("at", "shuffle"), [(0, True), (2001, False), (3007, True)])
 def test_an_interrupt_in_the_users_thread_loses_nothing(at: int, shuffle: bool) -> None:
-    """The batch is made again, from where its lane stood."""
+    """The batch is made again from its lane's cursor."""
     expected = undisturbed(make, 1, shuffle=shuffle)
     dataset = Interrupted(SIZES, **LANES)
     dataset.at = at

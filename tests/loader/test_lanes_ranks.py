@@ -1,4 +1,4 @@
-"""Lanes on several ranks, and on another number of them."""
+"""Lanes on several ranks, and on a changed number of ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def make(dataset: Any, ranks: int, rank: int, **arguments: Any) -> Loader:
 
 
 class Ranks:
-    """One epoch of all ranks, from a state that they share or the beginning."""
+    """One epoch of all ranks, from the beginning or from a shared state."""
 
     def __init__(
         self, dataset: Any, ranks: int, states: State | list[State] | None = None, **arguments: Any
@@ -47,11 +47,11 @@ class Ranks:
         return max(map(len, self.batches))
 
     def states(self, step: int) -> list[State]:
-        """Of all ranks; a rank that had no batch at this step has ended its epoch."""
+        """Return all ranks' states; a rank without a batch at this step has ended its epoch."""
         return [states[min(step, len(states) - 1)] for states in self._states]
 
     def came(self, step: int | None = None) -> list[int]:
-        """All samples of so many steps."""
+        """Return all samples of the first ``step`` steps."""
         return [i for batches in self.batches for i in indices_of(batches[:step])]
 
 
@@ -60,7 +60,7 @@ class Ranks:
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_another_number_of_ranks_at_every_step(ranks: int, shuffle: bool, counted: bool) -> None:
-    """Every sample of the epoch comes; exactly once where nothing has to be wrapped."""
+    """Every sample of the epoch comes, exactly once unless ranks have to repeat lanes."""
     dataset = Numbers(lanes=4, buffer=12, counted=counted)
     before = Ranks(dataset, ranks, shuffle=shuffle)
     for step in range(before.steps + 1):
@@ -79,7 +79,7 @@ def test_another_number_of_ranks_at_every_step(ranks: int, shuffle: bool, counte
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("lanes", [4, 16])
 def test_the_same_ranks_go_on_exactly(lanes: int, counted: bool) -> None:
-    """Each rank from its own state, and from the merged one; more lanes than shards, too."""
+    """Each rank continues from its own or the merged state, also with more lanes than shards."""
     sizes = UNEVEN if not counted else (9, 5, 8, 7, 2, 6, 9, 3) * 2
     dataset = NoisyShards(sizes, lanes=lanes, buffer=12, counted=counted)
     run = Ranks(dataset, 4)
@@ -97,7 +97,7 @@ def test_the_same_ranks_go_on_exactly(lanes: int, counted: bool) -> None:
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_ranks_deliver_as_many_batches(drop_last: bool) -> None:
-    """Where the numbers of samples are known; each epoch has its own length."""
+    """If the numbers of samples are known. Each epoch has its own length."""
     dataset = Numbers((9, 5, 8, 7, 2, 6, 9, 3), lanes=4, counted=True)
     loaders = [make(dataset, 2, rank, drop_last=drop_last) for rank in range(2)]
     for _ in range(4):
@@ -120,7 +120,7 @@ def indices_of_all(loader: Loader) -> list[list[int]]:
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_a_small_rank_reads_its_lanes_again(drop_last: bool, num_workers: int) -> None:
-    """Several laps, exact at every step, with other draws in each lap."""
+    """Several laps are exact at every step, and each lap has other draws."""
     dataset = NoisyShards((30, 2, 0, 3), lanes=4, counted=True)
     arguments = {"batch_size": 2, "shuffle": False, "drop_last": drop_last}
     run = Ranks(dataset, 2, num_workers=num_workers, **arguments)
@@ -140,9 +140,9 @@ def test_a_small_rank_reads_its_lanes_again(drop_last: bool, num_workers: int) -
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_drops_do_not_change_the_number_of_batches(shuffle: bool) -> None:
-    """What a rank has lost it makes up for, from a merged state, too.
+    """A rank makes up for lost samples, also from a merged state.
 
-    Without shuffling both ranks have lost samples, and both read their lanes again at the end.
+    Without shuffling, both ranks have lost samples, and both read their lanes again at the end.
     """
     dataset = DamagedShards(
         {0: (2, "value"), 3: (1, "missing")}, (9, 9, 9, 9, 9, 9), lanes=2, counted=True
@@ -156,7 +156,7 @@ def test_drops_do_not_change_the_number_of_batches(shuffle: bool) -> None:
 
 
 def test_ranks_that_do_not_divide_the_lanes_are_refused() -> None:
-    """With the numbers that work."""
+    """The error names numbers that work."""
     dataset = Numbers(lanes=12)
     with pytest.raises(ValueError, match="5 ranks cannot share the 12 lanes") as refused:
         make(dataset, 5, 0)
@@ -165,7 +165,7 @@ def test_ranks_that_do_not_divide_the_lanes_are_refused() -> None:
 
 
 def test_a_rank_without_a_batch_is_refused_on_every_rank() -> None:
-    """It could not deliver as many as the others: all raise at once, none waits."""
+    """It could not deliver as many batches as the others: all ranks raise at once, none waits."""
     dataset = Numbers((9, 0, 9, 0), lanes=4, counted=True)
     for rank in range(2):
         loader = make(dataset, 2, rank, shuffle=False)
@@ -178,7 +178,7 @@ def test_a_rank_without_a_batch_is_refused_on_every_rank() -> None:
 
 
 def test_a_rank_of_damaged_shards_alone_ends_in_an_error() -> None:
-    """And not in reading them for ever."""
+    """It does not read them forever."""
     dataset = DamagedShards({1: (0, "value")}, (9, 9), lanes=2, counted=True)
     loader = make(dataset, 2, 1, shuffle=False, on_bad_sample="drop")
     with pytest.raises(ValueError, match="rank 1 has no batch in its lanes in epoch 0"):
@@ -186,7 +186,7 @@ def test_a_rank_of_damaged_shards_alone_ends_in_an_error() -> None:
 
 
 def test_own_states_of_another_batch_size_are_refused_where_ranks_end_together() -> None:
-    """One rank alone cannot know how many batches the others have left."""
+    """A single rank cannot know how many batches the others have left."""
     run = Ranks(Numbers(lanes=4, counted=True), 2)
     loader = make(Numbers(lanes=4, counted=True), 2, 0, batch_size=6)
     refusal(loader, run.states(1)[0], "global_batch_size")
@@ -196,7 +196,7 @@ def test_own_states_of_another_batch_size_are_refused_where_ranks_end_together()
 
 
 def serve_rank(rank: int) -> tuple[list[int], dict[str, Any]]:
-    """The samples of its first two batches, and the state of all ranks then."""
+    """Return the samples of a rank's first two batches, and the merged state after them."""
     dataset = Numbers(lanes=4, buffer=12)
     loader = StatefulGPULoader(dataset, batch_size=3, seed=3, shuffle=True, num_replicas="auto")
     batches = iter(loader)
@@ -205,7 +205,7 @@ def serve_rank(rank: int) -> tuple[list[int], dict[str, Any]]:
 
 
 def test_gathered_from_real_ranks() -> None:
-    """Each rank has the same merged state, and one process goes on from it."""
+    """Each rank has the same merged state, and a single process continues from it."""
     (ours, merged), (theirs, merged_there) = on_ranks(serve_rank, 2)
     assert merged == merged_there
     dataset = Numbers(lanes=4, buffer=12)

@@ -1,4 +1,4 @@
-"""What does not fit a sharded dataset is refused by name, and nothing changes."""
+"""Wrong sharded datasets and states are refused by name, and nothing changes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def dataset_with(**attributes: Any) -> Numbers:
 def test_a_dataset_that_cannot_be_read(
     attributes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    """With the values, at the loader or at its first batch."""
+    """The error has the values, and comes from the loader or at its first batch."""
     with pytest.raises(error, match=message):
         next(iter(StatefulGPULoader(dataset_with(**attributes), num_replicas=1, rank=0).__iter__()))
 
@@ -85,13 +85,13 @@ def test_encoded_shards_yield_encoded_samples() -> None:
         ("lane_00000", ""),
         ("lane_00001", "0/1:2:3"),
         ("lane_00001", "1:2:0:0:0"),  # no epoch
-        ("lane_00001", "1/1:2:0:0:0"),  # another one
+        ("lane_00001", "1/1:2:0:0:0"),  # another epoch
         ("lane_00001", "00/1:2:0:0:0"),
         ("lane_00001", "0/1:2:0:0:-1"),
-        ("lane_00002", "0/1:2:0:0:3"),  # more taken than came
+        ("lane_00002", "0/1:2:0:0:3"),  # more samples taken than delivered
         ("lane_00002", "0/1:9:0:0:3"),  # a window has 3
         ("lane_00000", "0/1:2:3:0:0"),  # the lane has 2 shards
-        ("lane_00000", "0/1:2:2:7:0"),  # behind the last
+        ("lane_00000", "0/1:2:2:7:0"),  # after the last
         ("lane_00000", "0/1:2:2:0:2"),
         ("lane_00002", "0/1:2:2:0:0"),  # this one has 1
         ("lane_00000", f"0/{1 << 41}:2:0:0:0"),
@@ -101,13 +101,13 @@ def test_encoded_shards_yield_encoded_samples() -> None:
     ],
 )
 def test_a_cursor_outside_its_lane(key: str, text: str) -> None:
-    """Named, and nothing is changed."""
+    """The error names the lane, and nothing changes."""
     loader = make()
     refusal(loader, {**state_in_the_middle(), key: text}, key)
 
 
 def test_lanes_that_are_missing_or_too_many() -> None:
-    """With the numbers."""
+    """The error has the numbers."""
     state = state_in_the_middle()
     loader = make()
     del state["lane_00001"]
@@ -129,7 +129,7 @@ def test_another_plan_is_refused_by_field() -> None:
 
 
 def test_states_of_map_style_data_and_of_torchdata() -> None:
-    """In both directions, and nothing is changed."""
+    """In both directions; nothing changes."""
     mapped = StatefulGPULoader(Indices(17), batch_size=2, seed=3, shuffle=True)
     lanes = make()
     plain = StatefulDataLoader(Indices(17), batch_size=2)
@@ -153,7 +153,7 @@ _cursor = st.one_of(
 @settings(max_examples=150)
 @given(cursors=st.lists(_cursor, min_size=3, max_size=3), counted=st.booleans())
 def test_fuzzed_cursors_are_refused_or_end(cursors: list[str], counted: bool) -> None:
-    """A named error, or a stream that ends; never a hang or a crash."""
+    """They raise a named error, or the stream ends; no hang and no crash."""
     keys = {f"lane_{lane:05d}": text for lane, text in enumerate(cursors)}
     loader = make(counted=counted)
     try:
@@ -171,7 +171,7 @@ def test_fuzzed_cursors_are_refused_or_end(cursors: list[str], counted: bool) ->
 
 
 def test_a_state_of_the_middle_is_none_of_those() -> None:
-    """What all this is changed from does load."""
+    """The unchanged original state loads."""
     loader = loaded(make(), state_in_the_middle())
     whole = make()
     assert indices_of(whole)[6:] == indices_of(loader)

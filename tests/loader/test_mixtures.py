@@ -1,4 +1,4 @@
-"""Mixtures through the loader: their order, images, and what is refused."""
+"""Mixtures in the loader: order, images, and refusals."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make(dataset: MixedDataset, /, **options: Any) -> StatefulGPULoader[Any]:
 
 
 def numbered(lengths: list[int], **options: Any) -> MixedDataset:
-    """A mixture in which a sample says where it lies in the concatenation."""
+    """Return a mixture whose samples are their places in the concatenation."""
     starts = np.cumsum([0, *lengths]).tolist()
     parts = [range(start, end) for start, end in itertools.pairwise(starts)]
     return MixedDataset(parts, **options)
@@ -49,7 +49,7 @@ def samples(loader: StatefulGPULoader[Any]) -> list[int]:
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_the_loader_draws_a_mixture_in_its_order(shuffle: bool) -> None:
-    """Without being told of a sampler, and shuffled only if asked."""
+    """Without an explicit sampler, and shuffled only on request."""
     mixed = numbered([20, 7, 3], weights=[0.6, 0.3, 0.1], num_samples=26)
     loader = make(mixed, shuffle=shuffle)
     assert isinstance(loader.sampler, MixtureSampler)
@@ -73,15 +73,12 @@ def test_the_loader_draws_a_mixture_in_its_order(shuffle: bool) -> None:
     ids=str,
 )
 def test_a_state_of_another_mixture_is_refused_by_name(changed: dict[str, Any], field: str) -> None:
-    """Identity is compared, position is adopted."""
     datasets = {"datasets": [range(20), range(7), range(3)]}
     state = make(mixture(**datasets)).state_dict()
     refusal(make(mixture(**{**datasets, **changed})), state, field)
 
 
 def test_bad_samples_are_replaced_by_others_of_the_mixture() -> None:
-    """A bad sample keeps its position."""
-
     class Damaged(Indices):
         def __getitem__(self, index: int) -> int:
             if index % 5 == 2:
@@ -103,7 +100,7 @@ def folders(tmp_path: Path) -> list[FolderSource]:
 
 
 def test_a_mixture_of_sources_is_decoded_like_a_source(folders: list[FolderSource]) -> None:
-    """Image stage, recipes and threads; a part may be a split."""
+    """Image stage, recipes and threads work; a part may be a split."""
     whole: list[Any] = [folders[0], Subset(folders[1], range(3, 12))]
     mixed = MixedDataset(whole, [0.5, 0.5], num_samples=14)
     recipes = [T.RandomResizedCrop(32), T.RandomHorizontalFlip()]

@@ -1,4 +1,4 @@
-"""What happens at odd moments: failures around snapshots, restarts and resumes."""
+"""Failures around snapshots, restarts and resumes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_batch_that_failed_is_not_made_again_behind_an_interrupt(sampler: Any)
 def test_an_iterator_whose_workers_could_not_start_tries_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Never the end of the epoch in silence."""
+    """The epoch does not end silently."""
     fork, failures = os.fork, [OSError(11, "try again")]
 
     def failing() -> int:
@@ -92,7 +92,7 @@ def test_an_iterator_whose_workers_could_not_start_tries_again(
 
 
 class Stumbling(StatefulDataset):
-    """Its state cannot be loaded the first time."""
+    """Loading its state fails the first time."""
 
     failures = 0
 
@@ -105,7 +105,7 @@ class Stumbling(StatefulDataset):
 
 @pytest.mark.parametrize("interval", [1, 5])
 def test_a_resume_that_fails_once_has_moved_nothing(interval: int) -> None:
-    """An exception before the first request touches no request, a replayed one neither."""
+    """An exception before the first request, or in a replayed one, moves nothing."""
 
     def build() -> StatefulGPULoader[Any]:
         return StatefulGPULoader(
@@ -127,7 +127,7 @@ def test_a_resume_that_fails_once_has_moved_nothing(interval: int) -> None:
 
 
 class FailsOnce(StatefulDataset):
-    """Reading fails while there is a certain file, which the failure removes."""
+    """Reading fails while a certain file exists; the failure removes the file."""
 
     file: Path | None = None
 
@@ -137,7 +137,7 @@ class FailsOnce(StatefulDataset):
 
 
 class IterableFailsOnce(StatefulIterable):
-    """Reading fails while there is a certain file, which the failure removes."""
+    """Reading fails while a certain file exists; the failure removes the file."""
 
     file: Path | None = None
 
@@ -157,7 +157,7 @@ def _fail_once(file: Path | None) -> None:
 def test_a_batch_that_fails_as_it_is_made_again_begins_no_epoch(
     dataset: Any, tmp_path: Path
 ) -> None:
-    """Batches after a snapshot are made again after a resume; they were delivered before."""
+    """A resume remakes the batches after a snapshot, which were delivered before."""
 
     def build() -> StatefulGPULoader[Any]:
         return StatefulGPULoader(
@@ -183,7 +183,7 @@ def test_a_batch_that_fails_as_it_is_made_again_begins_no_epoch(
 def test_workers_lost_before_the_first_batch_leave_the_sampler_where_it_was(
     name: str, tmp_path: Any
 ) -> None:
-    """The state is intact, and a new iterator goes on from it."""
+    """The state is intact, and a new iterator continues from it."""
 
     def build(count: int) -> StatefulGPULoader[Any]:
         dataset = KillsItself(N, 4, lives(tmp_path / str(count), count))
@@ -204,7 +204,7 @@ def test_workers_lost_before_the_first_batch_leave_the_sampler_where_it_was(
 
 
 def test_persistent_workers_that_were_lost_get_their_states_again() -> None:
-    """A pass on other workers than the ones before."""
+    """A pass after a pass on other workers."""
 
     def build() -> StatefulGPULoader[Any]:
         return StatefulGPULoader(
@@ -229,7 +229,7 @@ def test_persistent_workers_that_were_lost_get_their_states_again() -> None:
 
 
 def test_an_old_iterator_that_loses_its_workers_leaves_a_loaded_state_alone() -> None:
-    """It is not the one of which the state speaks."""
+    """The state does not belong to the old iterator."""
     loader = StatefulGPULoader(Indices(40), batch_size=2, num_workers=1, max_worker_restarts=0)
     old = iter(loader)
     next(old)
@@ -246,7 +246,7 @@ def test_an_old_iterator_that_loses_its_workers_leaves_a_loaded_state_alone() ->
 def test_an_iterator_that_only_raised_goes_on_from_a_loaded_state(
     name: str | None, num_workers: int
 ) -> None:
-    """As one that did nothing does; so does one that raises again, and one that delivers."""
+    """So does an iterator that did nothing, and one that raises again or delivers."""
     first = 0 if name is None else next(iter(samplers()[name]))
 
     def begun() -> tuple[StatefulGPULoader[Any], Any]:
@@ -269,7 +269,7 @@ def test_an_iterator_that_only_raised_goes_on_from_a_loaded_state(
 
 @pytest.mark.parametrize("length", [1, 4, 5])
 def test_an_iterator_that_only_raised_goes_on_though_its_function_had_ended(length: int) -> None:
-    """A batch that is not full tells that it is the last, before anybody asks again."""
+    """A short batch shows that it is the last one, before another is requested."""
 
     def refuse_the_first(sample: dict[str, Any]) -> dict[str, Any]:
         if sample["place"] == 0:
@@ -295,7 +295,7 @@ def test_an_iterator_that_only_raised_goes_on_though_its_function_had_ended(leng
 
 
 def test_an_iterator_from_before_a_load_does_not_enter_its_bad_samples() -> None:
-    """They are not of the stream that was loaded."""
+    """They do not belong to the loaded stream."""
     loader = StatefulGPULoader(Failing(N, {5}), batch_size=2, on_bad_sample="drop")
     old, state = iter(loader), loader.state_dict()
     next(old)
@@ -311,7 +311,7 @@ def test_an_iterator_from_before_a_load_does_not_enter_its_bad_samples() -> None
     ids=str,
 )
 def test_what_was_ahead_stays_ahead_when_it_is_saved_again(arguments: dict[str, Any]) -> None:
-    """In order or not; every sample exactly once after two resumes."""
+    """In order or not, every sample comes exactly once after two resumes."""
     plain = StatefulGPULoader(Indices(30), batch_size=2)
     ahead = [4, 8, 10, 22]
     state = {**plain.state_dict(), "position": 2, "ahead": json.dumps(ahead)}
@@ -325,7 +325,7 @@ def test_what_was_ahead_stays_ahead_when_it_is_saved_again(arguments: dict[str, 
 
 
 def test_torchs_own_batch_sampler_is_compared_by_its_batches() -> None:
-    """Its batch size where batches are counted, and its drop_last."""
+    """By the batch size, where batches are counted, and by drop_last."""
 
     def build(batch_size: int, *, drop_last: bool = False) -> StatefulGPULoader[Any]:
         batches = BatchSampler(StatefulSampler(N), batch_size, drop_last)
@@ -342,7 +342,7 @@ def test_torchs_own_batch_sampler_is_compared_by_its_batches() -> None:
 
 
 class Buffered(IterableDataset[int]):
-    """A shuffle buffer, whose draws go fetch by fetch."""
+    """A shuffle buffer that draws at each fetch."""
 
     def __iter__(self) -> Iterator[int]:
         buffer = list(range(10))
@@ -362,7 +362,7 @@ def test_a_plain_iterable_is_read_again_in_the_same_batches_only() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_sampler_that_was_refused_is_refused_again(num_workers: int) -> None:
-    """The same iterator does not go on with it."""
+    """The same iterator does not continue with it."""
     loader = StatefulGPULoader(Indices(N), batch_size=2, sampler=list(range(N)))
     next(iter(loader))
     other = StatefulGPULoader(
@@ -376,7 +376,7 @@ def test_a_sampler_that_was_refused_is_refused_again(num_workers: int) -> None:
 
 
 def test_a_state_that_could_not_be_taken_leaves_the_older_one() -> None:
-    """The batch raises, and what is saved then is whole."""
+    """The batch raises, and a state saved after that is complete."""
 
     class Forgetful(StatefulDataset):
         asked = 0
@@ -403,7 +403,6 @@ def test_a_state_that_could_not_be_taken_leaves_the_older_one() -> None:
 
 
 def test_a_refused_sampler_state_changes_nothing() -> None:
-    """Validation is complete before anything is changed."""
     loader = StatefulGPULoader(Indices(N), sampler=samplers()["generator"], seed=1)
     list(loader)
     state = loader.state_dict()
@@ -416,7 +415,7 @@ def test_a_refused_sampler_state_changes_nothing() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("failing", [set(), {19}])
 def test_the_end_of_an_epoch_counts_its_tail(failing: set[int]) -> None:
-    """Behind the last snapshot, or of a batch that failed; the sampler is proven by all."""
+    """Batches after the last snapshot count, and failed ones; the sampler is checked by all."""
 
     class Both(StatefulDataset):
         def __getitem__(self, index: int) -> tuple[int, int, float]:
@@ -452,7 +451,7 @@ def _deliver_all(batches: Any) -> list[Any]:
 
 
 def test_a_length_settles_no_seed() -> None:
-    """Trainers ask for it long before the first batch, and what is drawn in between counts."""
+    """Trainers ask for the length long before the first batch, and draws in between must count."""
     orders = []
     for asks in (False, True):
         torch.manual_seed(5)

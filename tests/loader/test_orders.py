@@ -1,4 +1,4 @@
-"""Seeds, epochs and samplers: who decides the order, and that all agree."""
+"""Seeds, epochs and samplers: what decides the order, and that all ways to ask for it agree."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.map_datasets import Indices, Noisy
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_the_callers_generators_are_drawn_from_once_in_a_life(num_workers: int) -> None:
-    """As much as torch's DataLoader for its first pass, and nothing ever again."""
+    """Like torch's DataLoader in its first pass, and never again."""
     torch.manual_seed(11)
     torch.empty((), dtype=torch.int64).random_()
     once = generators()
@@ -40,7 +40,7 @@ def test_the_callers_generators_are_drawn_from_once_in_a_life(num_workers: int) 
 def test_a_resumed_or_seeded_loader_draws_nothing_from_the_caller(asked_before: bool) -> None:
     """Otherwise a resumed run's dropout would differ from the uninterrupted run's.
 
-    A state that was asked for before the load has settled a seed, which the load replaces.
+    Asking for a state before the load settles a seed, which the load replaces.
     """
     state = StatefulGPULoader(Noisy(12), batch_size=4, shuffle=True).state_dict()
     before = generators()
@@ -71,7 +71,7 @@ def test_seed_none_is_zero_with_several_ranks() -> None:
 
 
 def test_default_samplers_are_what_trainers_ask_for() -> None:
-    """Trainers ask with isinstance."""
+    """Trainers check with isinstance."""
     assert isinstance(StatefulGPULoader(Indices(9), shuffle=True).sampler, RandomSampler)
     ranked = StatefulGPULoader(Indices(9), shuffle=True, num_replicas=2, rank=1).sampler
     assert isinstance(ranked, DistributedSampler)
@@ -79,7 +79,7 @@ def test_default_samplers_are_what_trainers_ask_for() -> None:
 
 
 def test_sampler_and_batch_sampler_yield_plain_indices_of_the_order() -> None:
-    """A call that is valid for torch's loaders works and means the same."""
+    """Calls that torch's loaders accept work and mean the same."""
     loader = StatefulGPULoader(Indices(9), batch_size=4, shuffle=True, seed=2)
     order = [index for batch in loader for index in batch.tolist()]
     assert list(loader.sampler) == order
@@ -131,7 +131,7 @@ def test_a_subclass_of_our_sampler_yields_what_it_likes() -> None:
 
 
 def test_an_empty_batch_sampler_yields_nothing() -> None:
-    """Falsy is not None."""
+    """An empty batch sampler is falsy, but not None."""
     assert list(StatefulGPULoader(Indices(4), batch_sampler=[])) == []
 
 
@@ -145,7 +145,7 @@ def test_the_loaders_sampler_yields_the_order_of_the_current_pass() -> None:
 
 
 def test_a_rebuilt_loader_takes_the_state_of_the_original() -> None:
-    """Trainers rebuild a loader from its public attributes, its sampler among them."""
+    """Trainers rebuild a loader from its public attributes, such as its sampler."""
     loader = StatefulGPULoader(Indices(9), batch_size=4, shuffle=True, seed=3)
     rebuilt = StatefulGPULoader(
         loader.dataset, batch_size=loader.batch_size, sampler=loader.sampler, seed=loader.seed
@@ -182,7 +182,7 @@ def test_set_epoch_of_the_loader_and_of_its_sampler_mean_the_same() -> None:
 
 
 def test_workers_are_seeded_anew_for_every_pass() -> None:
-    """Else what worker_init_fn derives from its seed would repeat in every epoch."""
+    """Otherwise values that worker_init_fn derives from its seed would repeat in every epoch."""
 
     class Seeded(Indices):
         def __getitem__(self, index: int) -> int:
@@ -218,7 +218,7 @@ def test_a_dataset_that_grows_keeps_the_order_of_a_pass_that_has_begun() -> None
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_the_loader_divides_the_order_of_a_given_sampler_among_its_ranks(rank: int) -> None:
-    """A sampler gives the order, and ranks share it as they share the loader's own."""
+    """Ranks share a given sampler's order as they share the loader's own order."""
     ranks = {"num_replicas": 3, "rank": rank, "batch_size": 4, "seed": 5}
     own = StatefulGPULoader(Indices(50), shuffle=True, **ranks)
     given = StatefulGPULoader(Indices(50), sampler=ShuffledSampler(Indices(50)), **ranks)

@@ -1,4 +1,4 @@
-"""Batches that overtake each other: all of them once, and every state exact."""
+"""Batches that overtake each other: each comes once, and every state is exact."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.map_datasets import Indices
 
 
 def closed_gate() -> Event:
-    """For datasets that forked workers inherit."""
+    """Return a closed gate for datasets that forked workers inherit."""
     return multiprocessing.get_context("fork").Event()
 
 
 class Gated(Indices):
-    """One index waits until a gate is opened, whoever reads it."""
+    """One index waits until a gate is opened."""
 
     def __init__(self, length: int, slow: int, gate: Event) -> None:
         super().__init__(length)
@@ -39,7 +39,7 @@ class Gated(Indices):
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_out_of_order_a_slow_worker_holds_back_nobody(num_workers: int) -> None:
-    """All other batches come first, counted; and at every place the state is exact."""
+    """All other batches are counted and come first; every state in between is exact."""
     gate = closed_gate()
     arguments: dict[str, Any] = {"num_workers": num_workers, "in_order": False}
     loader = StatefulGPULoader(Gated(30, 4, gate), batch_size=1, **arguments)
@@ -72,7 +72,7 @@ def test_out_of_order_a_slow_worker_holds_back_nobody(num_workers: int) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("make", [make_stateful, make_samplers, make_lazy])
 def test_out_of_order_with_objects_that_have_state(make: Make) -> None:
-    """Each sample of the epoch exactly once."""
+    """Each sample of the epoch comes exactly once."""
     everything = sorted(int(index) for batch in make(num_workers=0) for index in _indices_of(batch))
     loader = make(num_workers=2, in_order=False)
     delivered: list[int] = []
@@ -87,7 +87,7 @@ def test_out_of_order_with_objects_that_have_state(make: Make) -> None:
 
 
 class Backwards(Sampler[int]):
-    """Each pass over the same object is the reverse of the one before."""
+    """Each pass over the same object reverses the order of the pass before."""
 
     def __init__(self, length: int) -> None:
         self.indices = list(range(length))
@@ -98,7 +98,7 @@ class Backwards(Sampler[int]):
 
 
 def overtaken(slow: int, **arguments: Any) -> dict[str, Any]:
-    """The state behind two batches, when the one that holds ``slow`` is not delivered yet."""
+    """Return the state after two batches, while the batch that holds ``slow`` is not delivered."""
     gate = closed_gate()
     loader = StatefulGPULoader(
         Gated(12, slow, gate), num_workers=2, prefetch_factor=2, in_order=False, **arguments
@@ -114,7 +114,7 @@ def overtaken(slow: int, **arguments: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_what_overtook_is_compared_before_anything_is_delivered(num_workers: int) -> None:
-    """No index lies before the oldest batch that is missing, so nothing else can tell."""
+    """No index precedes the oldest missing batch, so no other check can notice."""
     sampler = Backwards(12)
     state = overtaken(11, batch_size=2, sampler=sampler)
     assert state["position"] == 0
@@ -132,7 +132,7 @@ def test_what_overtook_is_compared_before_anything_is_delivered(num_workers: int
 
 
 def test_what_overtook_lies_where_a_batch_begins() -> None:
-    """Of a batch sampler, whose batches need not be as long as they were."""
+    """A batch sampler's batches may have other lengths than before."""
     state = overtaken(0, batch_sampler=[[0, 1], [2, 3], [4, 5], [6, 7]])
     for other in ([[0, 1, 2], [3], [4, 5]], [[0, 1]]):
         loader = StatefulGPULoader(Indices(12), batch_sampler=other)
@@ -179,7 +179,7 @@ class SlowPart(IterableDataset[Any]):
 
 
 def test_out_of_order_what_is_drawn_for_a_batch_is_the_same_whenever_it_comes() -> None:
-    """A batch of an iterable is keyed by its worker and its number there."""
+    """A batch of an iterable is keyed by its worker and its number in that worker."""
 
     def draw(batch: torch.Tensor) -> tuple[int, float]:
         return int(batch), float(torch.rand(()))

@@ -1,4 +1,4 @@
-"""Generators of the user's own: albumentations' are keyed, others are warned of."""
+"""Private generators: albumentations' are keyed, others cause a warning."""
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ class Unchanged(Wrapped):
 
 
 def test_the_draws_of_several_transforms_are_not_the_same() -> None:
-    """set_random_seed would give each transform the same stream, and the dataset's own
-    draws from the global generator must be others, too."""
+    """set_random_seed would give each transform the same stream.
+
+    The dataset's own draws from the global generator must be different, too.
+    """
     data = Augmented(Compose([Flip(), Flip()]), Compose([Flip()]))
     for _, drawn in (
         sample for batch in with_augmentations(lambda: {"dataset": data}) for sample in batch
@@ -50,7 +52,7 @@ def test_the_draws_of_several_transforms_are_not_the_same() -> None:
 
 
 def test_albumentations_flips_are_independent_of_each_other() -> None:
-    """The package itself; each transform has a stream of its own."""
+    """With the real package; each transform has its own stream."""
     data = Albumentations("ReplayCompose")
     applied = {
         tuple(flags[:2])
@@ -61,7 +63,7 @@ def test_albumentations_flips_are_independent_of_each_other() -> None:
 
 
 class Holding(Indices):
-    """Holds whatever it is given, and draws nothing from it."""
+    """Holds the object that it is given, and draws nothing from it."""
 
     def __init__(self, held: Any) -> None:
         super().__init__(N)
@@ -100,7 +102,7 @@ class HoldingWithState(Holding):
 def test_a_generator_that_nobody_keys_is_warned_of_once(
     generator: Any, hold: Callable[[Any], dict[str, Any]], path: str
 ) -> None:
-    """The attribute and the remedies, at the first pass and at no other."""
+    """The warning has the attribute and the remedies, and comes only at the first pass."""
     loader = StatefulGPULoader(batch_size=4, **hold(generator))
     batches = iter(loader)
     with pytest.warns(UserWarning, match=rf"^{re.escape(path)}: .*set_sample_seed"):
@@ -261,7 +263,7 @@ class Seedable:
 
 
 def test_set_sample_seed_is_called_where_the_generator_is() -> None:
-    """A20: the remedy works inside torchvision's Compose, and each object draws its own numbers."""
+    """A20: the remedy works inside torchvision's Compose, and each object has its own draws."""
 
     def case() -> dict[str, Any]:
         steps = transforms.Compose([lambda index: [], Seedable(), Seedable()])
@@ -272,7 +274,7 @@ def test_set_sample_seed_is_called_where_the_generator_is() -> None:
 
 
 def test_what_could_not_be_searched_is_unverified() -> None:
-    """A20: by the argument that holds it; strict=True refuses it."""
+    """A20: the argument that holds it is reported; strict=True refuses it."""
 
     class Known(Indices):
         def __init__(self, held: Any) -> None:
@@ -338,7 +340,7 @@ QUIET: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.parametrize("kind", QUIET)
 def test_datasets_that_draw_nothing_private_are_not_warned_of(kind: str, tmp_path: Path) -> None:
-    """A20: warnings are errors here."""
+    """A20: warnings are errors in tests."""
     dataset = QUIET[kind](tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -368,7 +370,7 @@ class SeedableShards(ShardedDataset):
 
 
 class Calls:
-    """A function of a CallableSource, which draws from private generators."""
+    """A CallableSource function that draws from private generators."""
 
     def __init__(self, steps: Any) -> None:
         self.transform = steps
@@ -380,7 +382,7 @@ class Calls:
 @pytest.mark.parametrize("kind", ["shards", "calls"])
 @pytest.mark.parametrize("step", [Seedable, Flip])
 def test_private_generators_are_seeded_in_shards_and_calls(kind: str, step: Any) -> None:
-    """A20: as in a map-style dataset, so that the remedy of the warning works."""
+    """A20: like in a map-style dataset, so the warning's remedy works."""
 
     def build(**arguments: Any) -> StatefulGPULoader[Any]:
         steps = transforms.Compose([step(), step()])

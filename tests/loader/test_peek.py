@@ -1,6 +1,6 @@
-"""``loader.peek()``: the batch that comes next, made without moving anything.
+"""``loader.peek()``: the next batch, made without moving anything.
 
-A run that peeks before every batch is compared with one that never does.
+A run that peeks before every batch is compared with a run that never peeks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def delivered(batches: Iterator[Any]) -> Any:
 
 
 def assert_peeks(make: Callable[[], Loader], *, epochs: int = 2, every: int = 1) -> None:
-    """Before, in and after each pass, in fresh loaders of those states, too."""
+    """Peek before, in and after each pass, and in fresh loaders of those states."""
     alone, loader = make(), make()
     for epoch in range(epochs):
         expected, batches = iter(alone), iter(loader)
@@ -68,21 +68,21 @@ def assert_peeks(make: Callable[[], Loader], *, epochs: int = 2, every: int = 1)
 
 @pytest.mark.parametrize("name", KINDS)
 def test_it_is_the_batch_that_comes_next(name: str) -> None:
-    """Of every kind of dataset, sampler and shards, between passes and in them."""
+    """For every kind of dataset, sampler and shards, between passes and within them."""
     assert_peeks(KINDS[name], every=3)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", MAKERS)
 def test_worker_processes_have_a_copy(name: str) -> None:
-    """It is made by others than those that work ahead; states belong to as many."""
+    """Other workers make the batch, as many as the states belong to."""
     make = partial(MAKERS[name], num_workers=2, persistent_workers=True)
     assert_peeks(make, every=6)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_pixels_are_those_of_the_next_batch(num_workers: int, photos: Path) -> None:
-    """Of decoded and augmented images, with workers that are threads."""
+    """Decoded and augmented images, with worker threads."""
 
     def make() -> Loader:
         return StatefulGPULoader(
@@ -101,7 +101,7 @@ def test_pixels_are_those_of_the_next_batch(num_workers: int, photos: Path) -> N
 def test_on_a_device_it_has_a_stage_of_its_own(
     photos: Path, fake_gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one that works ahead is not asked, and the own one ends."""
+    """The stage that works ahead is not used, and the separate stage ends."""
     decoders: list[FakeDecoder] = []
 
     def make_batch_decoder(*arguments: Any) -> FakeDecoder:
@@ -122,7 +122,7 @@ def test_on_a_device_it_has_a_stage_of_its_own(
 
 @pytest.mark.parametrize("name", KINDS)
 def test_no_generator_of_the_callers_moves(name: str) -> None:
-    """The seed is not even settled; what is drawn later is what was due."""
+    """Peeking does not settle the seed, and later draws are unchanged."""
     loader = KINDS[name](seed=None)
     before = generators()
     loader.peek()
@@ -134,7 +134,7 @@ def test_no_generator_of_the_callers_moves(name: str) -> None:
 
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_a_given_generator_does_not_move(is_shared: bool) -> None:
-    """Not where the seed is still to be drawn from it, nor where a sampler has it as well."""
+    """Even if the seed is still to be drawn from it, or a sampler shares it."""
 
     def make(generator: torch.Generator) -> Loader:
         sampler = RandomSampler(range(20), generator=generator) if is_shared else None
@@ -153,7 +153,7 @@ def test_a_given_generator_does_not_move(is_shared: bool) -> None:
 
 
 def test_a_sampler_of_this_package_does_not_move() -> None:
-    """It is not told of the pass that only a copy begins."""
+    """Only a copy of it begins the pass."""
     sampler = ShuffledSampler(range(20))
     loader: Loader = StatefulGPULoader(Noisy(20), batch_size=4, sampler=sampler)
     loader.set_epoch(3)
@@ -164,7 +164,7 @@ def test_a_sampler_of_this_package_does_not_move() -> None:
 
 
 def test_what_a_sampler_is_told_in_the_middle_of_a_pass_is_of_the_next() -> None:
-    """As trainers tell it; without a warning that speaks of a load."""
+    """Trainers call set_epoch then. No warning speaks of a load."""
     loader, alone = KINDS["a sampler without state"](), KINDS["a sampler without state"]()
     expected, batches = iter(alone), iter(loader)
     assert same(next(batches), next(expected))
@@ -176,7 +176,7 @@ def test_what_a_sampler_is_told_in_the_middle_of_a_pass_is_of_the_next() -> None
 
 
 class Opened(Dataset[int]):
-    """Opens what it reads when it is first asked, as datasets of LMDB and HDF5 files do."""
+    """Opens its data at the first read, like datasets of LMDB and HDF5 files."""
 
     def __init__(self) -> None:
         self.file: object | None = None
@@ -192,14 +192,14 @@ class Opened(Dataset[int]):
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_a_dataset_of_worker_processes_is_not_touched_here(num_workers: int) -> None:
-    """What it opened here, the workers would inherit by their fork."""
+    """Workers would inherit by fork whatever it opened here."""
     loader: Loader = StatefulGPULoader(Opened(), batch_size=4, num_workers=num_workers)
     assert loader.peek().tolist() == [0, 1, 2, 3]
     assert loader.dataset.file is None
 
 
 def test_the_next_pass_is_that_of_the_epoch_that_is_asked_for() -> None:
-    """And the load's place comes before it."""
+    """A loaded place comes before the epoch that was set."""
     loader, other = KINDS["order"](), KINDS["order"]()
     loader.set_epoch(4)
     other.set_epoch(4)
@@ -214,7 +214,7 @@ def test_the_next_pass_is_that_of_the_epoch_that_is_asked_for() -> None:
 
 @pytest.mark.parametrize("boundary", ["empty", "next_epoch"])
 def test_between_the_last_batch_and_the_end(boundary: str) -> None:
-    """The iterator of the pass ends; a resumed one goes over, if that is asked for."""
+    """The iterator of the pass ends; a resumed one goes to the next epoch if so configured."""
     loader = KINDS["order"](on_epoch_boundary=boundary)
     batches = iter(loader)
     for _ in range(len(loader)):
@@ -229,7 +229,7 @@ def test_between_the_last_batch_and_the_end(boundary: str) -> None:
 
 
 def test_after_a_break_it_is_the_next_pass() -> None:
-    """``next(iter(loader))`` is a pass, which is broken off; peek() is none."""
+    """``next(iter(loader))`` is a pass that is broken off; peek() is no pass."""
     alone, loader = KINDS["order"](), KINDS["order"]()
     epochs = [[copy_of(batch) for batch in alone] for _ in range(2)]
     assert same(loader.peek(), epochs[0][0])
@@ -239,7 +239,7 @@ def test_after_a_break_it_is_the_next_pass() -> None:
 
 
 def test_bad_samples_are_recorded_when_they_are_met() -> None:
-    """And not when they are looked at."""
+    """Peeking does not record them."""
     loader = make_bad()
     while loader.bad_samples.total == 0:
         loader.set_epoch(loader.epoch)
@@ -253,7 +253,7 @@ def test_bad_samples_are_recorded_when_they_are_met() -> None:
 
 
 class HoldsAGenerator(IterableDataset[int]):
-    """Which nothing can copy."""
+    """An iterable that holds a generator, which cannot be copied."""
 
     def __init__(self) -> None:
         self.numbers = iter(number for number in range(20))
@@ -283,7 +283,7 @@ class SamplerOfAGenerator(Sampler[int]):
 def test_what_cannot_be_copied_is_refused_and_not_moved(
     make: Callable[[], Loader], name: str
 ) -> None:
-    """With its name, and what to do; the stream goes on as if nobody had asked."""
+    """The error has its name and a remedy; the stream is unchanged."""
     loader = make()
     batches = iter(loader)
     for first in range(0, 20, 4):

@@ -37,7 +37,7 @@ def loader_of(make: Make, **arguments: Any) -> StatefulGPULoader[Any]:
 
 @kinds
 def test_the_loader_delivers_the_samplers_order_with_a_key_for_each_position(make: Make) -> None:
-    """Two samples of one index are two draws: repeats are augmented differently."""
+    """Two samples of one index have separate draws, so repeats are augmented differently."""
     loader = loader_of(make)
     batches = list(loader)
     samples = [*flat(batches)]
@@ -63,7 +63,6 @@ def test_the_loader_delivers_the_samplers_order_with_a_key_for_each_position(mak
     ids=lambda value: value if isinstance(value, str) else " and ".join(value),
 )
 def test_a_state_of_another_order_is_refused(name: str, change: dict[str, Any]) -> None:
-    """Identity is compared, position is adopted."""
     state = loader_of(SAMPLERS[name]).state_dict()
     other = loader_of(partial(SAMPLERS[name], **change))
     refusal(other, state, "order")
@@ -72,13 +71,12 @@ def test_a_state_of_another_order_is_refused(name: str, change: dict[str, Any]) 
 
 @pytest.mark.parametrize("name", ["weighted", "with replacement", "part", "balanced", "repeated"])
 def test_a_state_of_another_number_of_samples_is_refused(name: str) -> None:
-    """Identity is compared, position is adopted."""
     state = loader_of(SAMPLERS[name]).state_dict()
     refusal(loader_of(partial(SAMPLERS[name], num_samples=29)), state, "length")
 
 
 def test_states_of_different_samplers_are_not_mistaken_for_each_other() -> None:
-    """None of them, nor the loader's own order."""
+    """Nor for the loader's own order."""
     loaders = {name: loader_of(make) for name, make in SAMPLERS.items()}
     loaders["own"] = StatefulGPULoader(Noisy(N), batch_size=4, shuffle=True, seed=5)
     loaders["in order"] = StatefulGPULoader(Noisy(N), batch_size=4, seed=5)
@@ -99,7 +97,7 @@ def test_states_of_different_samplers_are_not_mistaken_for_each_other() -> None:
     ids=["even blocks", "with replacement", "weighted", "subset"],
 )
 def test_a_loader_goes_on_far_inside_an_endless_epoch(sampler: Any) -> None:
-    """Constant time."""
+    """In constant time."""
     loader = StatefulGPULoader(Indices(10**12), batch_size=8, sampler=sampler, seed=1)
     position = 10**10
     loader.load_state_dict({**loader.state_dict(), "position": position})
@@ -111,7 +109,7 @@ def test_a_loader_goes_on_far_inside_an_endless_epoch(sampler: Any) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_bad_samples_place_is_taken_by_another_of_the_subset(num_workers: int) -> None:
-    """No sample outside the order ever appears."""
+    """No sample comes from outside the order."""
     bad = {3: partial(ValueError, "no label 3")}
     loader = StatefulGPULoader(
         Damaged(12, bad),

@@ -1,6 +1,6 @@
-"""``epoch``, ``batches_done`` and ``batches_left``: what a training script counts by.
+"""``epoch``, ``batches_done`` and ``batches_left``: the counters of a training script.
 
-They are compared with the count of a run that was never interrupted.
+They are compared with the counts of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def where(loader: Loader) -> Where:
 
 
 def counted(loader: Loader) -> list[int]:
-    """The batches of each epoch of an uninterrupted run that is asked nothing."""
+    """Return the number of batches of each epoch of an uninterrupted run."""
     return [sum(1 for _ in loader) for _ in range(EPOCHS)]
 
 
 def assert_knows_its_place(make: Callable[[], Loader], *, is_counted: bool) -> None:
-    """Before, in and after each epoch; in that run, and in fresh loaders of its states."""
+    """Check the counters before, in and after each epoch, and in fresh loaders of its states."""
     loader, numbers = make(), counted(make())
     found: list[tuple[Where, dict[str, Any]]] = [(where(loader), loader.state_dict())]
     wanted: list[Where] = []
@@ -64,7 +64,7 @@ def assert_knows_its_place(make: Callable[[], Loader], *, is_counted: bool) -> N
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_knows_its_place_as_an_uninterrupted_run_counts_it(name: str) -> None:
-    """Exact for each kind of dataset, sampler and shards; None where nobody knows."""
+    """Exact for each kind of dataset, sampler and shards, or None if unknown."""
     assert_knows_its_place(KINDS[name], is_counted=name in COUNTED)
 
 
@@ -86,13 +86,13 @@ def test_every_kind_knows_its_place_as_an_uninterrupted_run_counts_it(name: str)
     ids=str,
 )
 def test_workers_make_no_difference(name: str, arguments: dict[str, Any]) -> None:
-    """Not with batches ahead of a missing one, nor between two snapshots."""
+    """Neither with batches ahead of a missing one, nor between two snapshots."""
     make = partial(KINDS[name], num_workers=2, **arguments)
     assert_knows_its_place(make, is_counted=name in COUNTED)
 
 
 def test_batches_ahead_of_a_missing_one_are_done() -> None:
-    """Of a state with in_order=False."""
+    """In a state with in_order=False."""
     loader = COUNTED["order"]()
     next(iter(loader))
     state = loader.state_dict() | {"ahead": "[8, 16]"}
@@ -105,7 +105,7 @@ def test_batches_ahead_of_a_missing_one_are_done() -> None:
 def test_with_another_batch_size_the_two_make_up_a_whole_epoch(
     name: str, before: int, after: int
 ) -> None:
-    """What is left is counted, and the last batch has the number len(loader) - 1."""
+    """The rest is counted, and the last batch has the number len(loader) - 1."""
     loader = COUNTED[name](batch_size=before)
     for _ in loader:
         state = loader.state_dict()
@@ -119,7 +119,7 @@ def test_with_another_batch_size_the_two_make_up_a_whole_epoch(
 
 
 def test_another_number_of_ranks_at_one_global_batch_size() -> None:
-    """The same number on each of them."""
+    """The counters are the same on each rank."""
     loader = COUNTED["one of two ranks"]()
     batches = iter(loader)
     next(batches)
@@ -128,7 +128,7 @@ def test_another_number_of_ranks_at_one_global_batch_size() -> None:
 
 
 def test_shards_on_another_number_of_ranks() -> None:
-    """What is left of the largest rank is counted."""
+    """The rest of the largest rank is counted."""
     ranks = [COUNTED["shards, one of two ranks"](rank=rank) for rank in (0, 1)]
     batches = [iter(loader) for loader in ranks]
     for each in batches:
@@ -144,7 +144,7 @@ def test_shards_on_another_number_of_ranks() -> None:
 @pytest.mark.parametrize("boundary", ["empty", "next_epoch"])
 @pytest.mark.parametrize("name", COUNTED)
 def test_between_the_last_batch_and_the_end(name: str, boundary: str) -> None:
-    """There the pass is under way, and done; what is resumed there is what comes next."""
+    """The pass is still in progress, and done; a resume starts what comes next."""
     make = partial(COUNTED[name], on_epoch_boundary=boundary)
     loader, first, second = make(), *counted(make())[:2]
     batches = iter(loader)
@@ -164,7 +164,7 @@ def test_between_the_last_batch_and_the_end(name: str, boundary: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*after load_state_dict")
 @pytest.mark.parametrize("name", ["order", "dataset with state", "a sampler without state"])
 def test_an_epoch_that_is_asked_for_at_the_end_of_one(name: str) -> None:
-    """set_epoch() behind a load counts for the place as it does for the pass."""
+    """After a load, set_epoch() changes the counters as it changes the pass."""
     loader = COUNTED[name]()
     state = {}
     for _ in loader:
@@ -177,7 +177,7 @@ def test_an_epoch_that_is_asked_for_at_the_end_of_one(name: str) -> None:
 
 
 def test_a_broken_pass_is_not_under_way() -> None:
-    """The next pass begins at 0, and so must its count; the state stays that of the break."""
+    """The next pass begins at 0, and so do its counters; the state stays at the break."""
     loader = COUNTED["order"]()
     for epoch in range(3):
         assert where(loader) == (epoch, 0, 6)
@@ -194,7 +194,7 @@ def test_a_broken_pass_is_not_under_way() -> None:
 
 
 def test_an_epoch_that_is_asked_for_between_two_passes() -> None:
-    """Of the loader, or of its own sampler."""
+    """With the loader's set_epoch() or its own sampler's."""
     loader = COUNTED["order"]()
     loader.set_epoch(7)
     assert where(loader) == (7, 0, 6)
@@ -207,7 +207,7 @@ def test_an_epoch_that_is_asked_for_between_two_passes() -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_asking_changes_nothing(name: str) -> None:
-    """Nothing starts, nothing is drawn, no object of the user's is iterated."""
+    """Nothing starts or is drawn, and no user object is iterated."""
     asked, other = KINDS[name](seed=None), KINDS[name](seed=None)
     torch.manual_seed(3)
     asked.state_dict()
@@ -223,7 +223,7 @@ def test_asking_changes_nothing(name: str) -> None:
 
 
 def test_bad_samples_that_are_dropped() -> None:
-    """A batch that is left out whole is behind; what shards lack is not left."""
+    """A batch that is dropped whole is done; samples missing from shards are not left."""
 
     def call(info: SampleInfo) -> int:
         if 4 <= info.idx_in_epoch < 8:
@@ -257,7 +257,7 @@ def test_an_iterable_that_drops_bad_samples_counts_batches(name: str) -> None:
     ],
 )
 def test_a_state_of_torchdata(sampling: Callable[[], dict[str, Any]]) -> None:
-    """The epoch that it finishes counts as epoch 0."""
+    """The epoch that it finishes is epoch 0."""
     states, batches = torchdata_run(StatefulDataLoader(Indices(22), **sampling()))
     for delivered, state in enumerate(states[:-1]):
         resumed: Loader = StatefulGPULoader(Indices(22), **sampling())
@@ -282,7 +282,7 @@ def test_a_state_of_torchdata_of_an_iterable() -> None:
 
 
 def test_a_state_without_the_count_of_a_batch_sampler_says_that_it_does_not_know() -> None:
-    """As those that were saved before it was counted."""
+    """Old states lack this count."""
     loader = KINDS["a list of batches"]()
     batches = iter(loader)
     next(batches)
@@ -298,7 +298,7 @@ def test_a_state_without_the_count_of_a_batch_sampler_says_that_it_does_not_know
 
 
 def test_a_sampler_that_yields_more_than_its_length_is_counted_all_the_same() -> None:
-    """Its length was wrong, so nobody knows what is left."""
+    """Its length is wrong, so the rest is unknown."""
 
     class TooShort(RandomSampler):
         def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Samplers of the user's that take one rank's share, resumed from another rank's state."""
+"""Users' samplers that take one rank's share, resumed from another rank's state."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def build(case: Any, rank: int) -> StatefulGPULoader[Any]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_ranks_state_restores_every_rank(name: str) -> None:
-    """With its own augmentations, in the middle of an epoch, at its end and behind it."""
+    """Each rank has its own augmentations, in the middle, at the end and after an epoch."""
     runs = [uninterrupted(build(CASES[name], rank), 3) for rank in RANKS]
     for rank in RANKS:
         expected, own = runs[rank]
@@ -71,7 +71,7 @@ def test_one_ranks_state_restores_every_rank(name: str) -> None:
 
 
 def test_the_ranks_epoch_is_restored_with_it() -> None:
-    """What set_epoch told the saving rank."""
+    """The epoch that set_epoch gave to the saving rank."""
     loaders = [build(CASES["repeated augmentation"], rank) for rank in RANKS]
     rests = []
     for loader in loaders:
@@ -94,7 +94,7 @@ def test_the_ranks_epoch_is_restored_with_it() -> None:
     ],
 )
 def test_another_sampler_is_refused_on_another_rank(change: dict[str, Any], words: str) -> None:
-    """One rank's state proves what the sampler is on every rank."""
+    """One rank's state identifies the sampler on every rank."""
     loader = build(CASES["repeated augmentation"], 0)
     batches = iter(loader)
     for _ in range(3):
@@ -114,7 +114,7 @@ def test_another_sampler_is_refused_on_another_rank(change: dict[str, Any], word
 
 @pytest.mark.parametrize("kind", [DealtWhenBuilt])
 def test_a_sampler_that_cannot_be_taken_as_another_ranks_is_refused(kind: Any) -> None:
-    """The message says whose state it is, and what to do."""
+    """The message says which rank saved the state, and what to do."""
 
     def of(rank: int) -> StatefulGPULoader[Any]:
         return StatefulGPULoader(Noisy(N), batch_size=2, sampler=kind(N, 2, rank), seed=1)
@@ -136,7 +136,7 @@ def test_a_sampler_that_cannot_be_taken_as_another_ranks_is_refused(kind: Any) -
 
 
 def test_batches_of_changing_sizes_stand_elsewhere_on_another_rank() -> None:
-    """As many indices, in another number of batches, are another step."""
+    """The same number of indices is another number of batches there."""
 
     class InUnevenBatches(InBatches):
         def __iter__(self) -> Any:
@@ -157,7 +157,7 @@ def test_batches_of_changing_sizes_stand_elsewhere_on_another_rank() -> None:
 
 
 class Unnamed(Sampler[int]):
-    """Other indices on each rank, without telling any rank."""
+    """Has other indices on each rank, without naming the rank."""
 
     def __iter__(self) -> Any:
         rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -168,7 +168,7 @@ class Unnamed(Sampler[int]):
 
 
 def resume_on_two_ranks(rank: int) -> dict[str, Any]:
-    """Each way of bringing a state to a rank, for each kind of sampler: what came of it."""
+    """Return the result of each way to load a rank's state, for each kind of sampler."""
     found: dict[str, Any] = {}
     for name, case in {
         "repeated": CASES["repeated augmentation"],

@@ -1,4 +1,4 @@
-"""Ranks: their place from torch.distributed, and whose augmentations are alike."""
+"""Ranks: their number from torch.distributed, and ranks with the same augmentations."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def serve(rank: int, folder: Path, state: dict[str, Any] | None = None) -> dict[
 
 
 def test_ranks_share_one_order_and_one_state(tmp_path: Path) -> None:
-    """Two ranks, and then one alone from the state of either."""
+    """Two ranks, and then a single process from the state of either rank."""
     ranks = on_ranks(serve, 2, tmp_path)
     assert ranks[0]["states"] == ranks[1]["states"]
     assert [rank["length"] for rank in ranks] == [6, 6]
@@ -87,7 +87,7 @@ def test_two_ranks_go_on_from_the_state_of_one(tmp_path: Path) -> None:
 
 
 def serve_until_killed(rank: int, folder: Path) -> None:
-    """A job that saves behind every batch, until all its ranks are killed in the fourth."""
+    """Save after every batch, until all ranks are killed in the fourth batch."""
     loader = loader_of(2)
     for step, batch in enumerate(loader):
         if step == 3:
@@ -97,7 +97,7 @@ def serve_until_killed(rank: int, folder: Path) -> None:
 
 
 def test_a_job_that_is_killed_goes_on_exactly(tmp_path: Path) -> None:
-    """SIGKILL on both ranks; one rank finishes what an undisturbed job would have read."""
+    """Both ranks get SIGKILL. One rank finishes what an undisturbed job would have read."""
     on_ranks(serve_until_killed, 2, tmp_path, killed=True)
     wanted = [sorted(batch.tolist()) for batch in loader_of(1)]
     saved = [json.loads((tmp_path / f"2-{rank}.json").read_text()) for rank in range(2)]
@@ -106,14 +106,14 @@ def test_a_job_that_is_killed_goes_on_exactly(tmp_path: Path) -> None:
     assert [sorted(batch.tolist()) for batch in alone] == wanted[3:]
 
 
-# Ranks of one tensor- or pipeline-parallel group work on one batch: they need the same pixels.
+# Ranks of one tensor- or pipeline-parallel group work on one batch, so they need the same pixels.
 
 
 N = 12
 
 
 class Divided(Sampler[int]):
-    """Every so-manieth index; it says so by the names that DistributedSampler uses."""
+    """Every n-th index, with the attributes of DistributedSampler."""
 
     def __init__(self, num_replicas: int, rank: int) -> None:
         self.num_replicas, self.rank = num_replicas, rank
@@ -157,7 +157,7 @@ def serve_group(rank: int, group_size: int, num_replicas: int) -> list[list[Any]
 
 
 def test_ranks_of_one_group_see_the_same_pixels() -> None:
-    """Four processes, in two groups of two; each as one process of that rank alone would."""
+    """Four processes in two groups of two, each like a single process of its group's rank."""
     served = on_ranks(serve_group, 4, 2, 2)
     for rank in range(4):
         assert same(served[rank], delivered(2, rank // 2)), rank
@@ -166,7 +166,7 @@ def test_ranks_of_one_group_see_the_same_pixels() -> None:
 
 
 class Whole(Divided):
-    """All indices, whatever the attributes say."""
+    """All indices, whatever its attributes say."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(N))
@@ -176,7 +176,7 @@ class Whole(Divided):
 
 
 def test_ranks_of_numpy_ints_divide_the_order_of_a_given_sampler() -> None:
-    """They were taken for no ranks, so that each rank delivered the whole dataset."""
+    """Otherwise each rank would deliver the whole dataset."""
     shares = [
         StatefulGPULoader(
             Indices(8),
@@ -192,13 +192,13 @@ def test_ranks_of_numpy_ints_divide_the_order_of_a_given_sampler() -> None:
 
 @pytest.mark.parametrize("ranks", [(1, 3), (2.5, 0), (None, None), (True, False), ("2", "0")])
 def test_names_that_are_no_ranks_count_as_none(ranks: tuple[Any, Any]) -> None:
-    """An attribute of that name may mean something else."""
+    """Such an attribute may mean something else."""
     loader = StatefulGPULoader(Noisy(N), batch_size=2, seed=5, sampler=Whole(*ranks))
     assert same([copy_of(batch) for batch in loader], delivered(1, 0)[0])
 
 
 class Joining(Whole):
-    """Its rank is that of a process group which does not exist yet."""
+    """Its rank is that of a process group that does not exist yet."""
 
     @property
     def num_replicas(self) -> int:
@@ -209,12 +209,12 @@ class Joining(Whole):
 
 
 def test_a_rank_that_cannot_be_told_yet_counts_as_none() -> None:
-    """Reading it must not fail a loader that works."""
+    """Reading the rank must not break a loader that works."""
     loader = StatefulGPULoader(Noisy(N), batch_size=2, seed=5, sampler=Joining(1, 0))
     assert same([copy_of(batch) for batch in loader], delivered(1, 0)[0])
 
 
-# Scripts that seed torch by rank, and save what rank 0 has.
+# Scripts that seed torch by rank, and save rank 0's state.
 
 
 def seeded_by_rank(rank: int, kind: str) -> StatefulGPULoader[Any]:
@@ -261,7 +261,7 @@ DRAWN = ("undivided", "torch's random sampler")
 
 
 def interrupted_by_rank(rank: int, kind: str) -> tuple[Any, Any, Any]:
-    """The whole epoch of a rank, its state after two batches, and the rest from rank 0's state."""
+    """Return a rank's epoch, its state after two batches, and the rest from rank 0's state."""
     loader = seeded_by_rank(rank, kind)
     batches = iter(loader)
     epoch = [copy_of(next(batches)), copy_of(next(batches))]
@@ -279,7 +279,7 @@ def interrupted_by_rank(rank: int, kind: str) -> tuple[Any, Any, Any]:
 
 
 def served_by_rank(rank: int) -> dict[str, Any]:
-    """All that these tests want of two ranks, which take a second to start."""
+    """Return everything that these tests need of two ranks, which take a second to start."""
     plain = StatefulGPULoader(Noisy(N), batch_size=2, seed=5, sampler=range(N))
     return {
         "unnamed": [copy_of(batch) for batch in plain],
@@ -294,7 +294,7 @@ def served() -> list[dict[str, Any]]:
 
 
 def test_a_sampler_that_names_no_ranks_is_told_apart_by_process(served: Any) -> None:
-    """The same index on two ranks draws differently."""
+    """The same index has other draws on another rank."""
     one, other = (of_rank["unnamed"] for of_rank in served)
     assert same([batch["index"] for batch in one], [batch["index"] for batch in other])
     assert not any(
@@ -303,7 +303,7 @@ def test_a_sampler_that_names_no_ranks_is_told_apart_by_process(served: Any) -> 
 
 
 def test_workers_of_different_ranks_have_different_seeds(served: Any) -> None:
-    """A5: ranks that draw shards by ``get_worker_info().seed`` draw different ones."""
+    """A5: ranks that choose shards by ``get_worker_info().seed`` choose different ones."""
     assert len({seed for of_rank in served for seed in of_rank["seeds"]}) == 4
 
 
@@ -311,14 +311,14 @@ def test_workers_of_different_ranks_have_different_seeds(served: Any) -> None:
 def test_ranks_that_divide_the_data_have_one_seed_whatever_torch_was_seeded_with(
     kind: str, served: Any
 ) -> None:
-    """A12, B6: rank 0's state brings back the augmentations of every rank."""
+    """A12, B6: rank 0's state restores the augmentations of every rank."""
     for epoch, state, rest in (of_rank[kind] for of_rank in served):
         assert state["seed"] == 0
         assert same(rest, epoch[2:])
 
 
 def test_an_iterable_has_one_seed_and_draws_by_rank(served: Any) -> None:
-    """A14: its digest tells the ranks apart."""
+    """A14: its digest distinguishes the ranks."""
     (epoch, state, rest), (other, others, refusal) = (each["an iterable"] for each in served)
     assert state["seed"] == others["seed"] == 0
     assert same(rest, epoch[2:])
@@ -328,7 +328,7 @@ def test_an_iterable_has_one_seed_and_draws_by_rank(served: Any) -> None:
 
 @pytest.mark.parametrize("kind", DRAWN)
 def test_a_seed_that_each_rank_drew_is_refused_on_another_rank(kind: str, served: Any) -> None:
-    """A12: every rank shuffles by its own generator, as DataLoader does, and says so."""
+    """A12: every rank shuffles by its own generator, like DataLoader, and the error says so."""
     (epoch, state, rest), (other, others, refusal) = (of_rank[kind] for of_rank in served)
     assert state["seed"] != others["seed"]
     assert not same([batch["index"] for batch in epoch], [batch["index"] for batch in other])
@@ -341,7 +341,7 @@ def test_a_seed_that_each_rank_drew_is_refused_on_another_rank(kind: str, served
 
 
 def resumed_with_a_drawn_seed(rank: int, states: list[Any]) -> list[Any]:
-    """Load its own state, then the other rank's with the difference accepted."""
+    """Load the rank's own state, then the other rank's, with the difference accepted."""
     own, other = seeded_by_rank(rank, "undivided"), seeded_by_rank(rank, "undivided")
     own.load_state_dict(states[rank])
     other.load_state_dict(states[1 - rank], accept={"seed"})
@@ -350,7 +350,7 @@ def resumed_with_a_drawn_seed(rank: int, states: list[Any]) -> list[Any]:
 
 
 def test_each_rank_goes_on_from_its_own_state_and_from_one_that_was_accepted(served: Any) -> None:
-    """One process alone takes any rank's state."""
+    """A single process takes any rank's state."""
     runs = [of_rank["undivided"] for of_rank in served]
     states = [state for _, state, _ in runs]
     for rank, (own, other, again) in enumerate(on_ranks(resumed_with_a_drawn_seed, 2, states)):

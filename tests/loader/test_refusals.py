@@ -1,4 +1,4 @@
-"""What a loader refuses by name, and that nothing is changed by it."""
+"""Arguments and states that a loader refuses by name, and that a refusal changes nothing."""
 
 from __future__ import annotations
 
@@ -104,13 +104,12 @@ def test_a_wrong_epoch_is_refused(epoch: Any) -> None:
 def test_a_wrong_argument_is_refused_at_once(
     arguments: dict[str, Any], error: type[Exception], text: str
 ) -> None:
-    """Bad input: as torch does, or better."""
+    """The error is torch's, or a better one."""
     with pytest.raises(error, match=text):
         StatefulGPULoader(Indices(8), **arguments)
 
 
 def test_a_state_of_another_loader_changes_nothing() -> None:
-    """Validation is complete before anything is changed."""
     good = StatefulGPULoader(Indices(20), batch_size=4, shuffle=True, seed=1)
     state = {**good.state_dict(), "position": 8}
     others: dict[str, StatefulGPULoader[Any]] = {
@@ -159,7 +158,7 @@ def test_a_position_behind_a_shorter_epoch_is_refused() -> None:
 
 
 def test_states_of_objects_from_behind_the_position_are_refused() -> None:
-    """Found by the fuzzer of inputs: the sampler would have been asked for places beyond int64."""
+    """Found by the fuzzer of inputs: the sampler was asked for places beyond int64."""
     sampler = DistributedSampler(Indices(8), 1, 0)
     loader = StatefulGPULoader(Indices(8), sampler=sampler, batch_size=2)
     next(iter(loader))
@@ -184,7 +183,7 @@ def test_states_of_objects_from_behind_the_position_are_refused() -> None:
     ],
 )
 def test_attributes_that_no_sampler_had_are_refused(attributes: Any) -> None:
-    """Found by the fuzzer of inputs: they would have been set, whatever they are."""
+    """Found by the fuzzer of inputs: all attributes of the state were set."""
     sampler = DistributedSampler(Indices(8), 1, 0)
     loader = StatefulGPULoader(Indices(8), sampler=sampler, batch_size=2)
     next(iter(loader))
@@ -198,7 +197,7 @@ def test_attributes_that_no_sampler_had_are_refused(attributes: Any) -> None:
 
 @pytest.mark.parametrize("field", ["fetches", "samples", "steps"])
 def test_counts_that_nobody_has_counted_are_refused(field: str) -> None:
-    """Found by the fuzzer of inputs: the seeds of later batches would not have been int64."""
+    """Found by the fuzzer of inputs: seeds of later batches exceeded int64."""
     loader = StatefulGPULoader(PlainIterable([8]), batch_size=2)
     next(iter(loader))
     state = loader.state_dict()
@@ -211,7 +210,7 @@ def test_counts_that_nobody_has_counted_are_refused(field: str) -> None:
 
 
 def test_a_samplers_state_that_cannot_be_copied_is_refused() -> None:
-    """Found by the fuzzer of inputs: it was a LoaderError that spoke of the sampler."""
+    """Found by the fuzzer of inputs: the error was a LoaderError about the sampler."""
     nested: Any = []
     for _ in range(5000):
         nested = [nested]
@@ -239,7 +238,7 @@ def test_an_accepted_seed_keeps_the_loaders_own() -> None:
 
 @pytest.mark.parametrize("saved_by", ["order", "sampler"])
 def test_states_of_the_two_kinds_of_loader_are_not_mistaken(saved_by: str) -> None:
-    """One counts positions, the other has torchdata's iterator."""
+    """One counts positions, the other holds torchdata's iterator."""
     own = StatefulGPULoader(Indices(4))
     inherited = StatefulGPULoader(Indices(4), sampler=[3, 1, 0, 2])
     saving, loading = (own, inherited) if saved_by == "order" else (inherited, own)
@@ -249,7 +248,7 @@ def test_states_of_the_two_kinds_of_loader_are_not_mistaken(saved_by: str) -> No
 
 
 def test_a_samplers_own_seed_is_compared_as_the_loaders() -> None:
-    """Another explicit seed is refused, wherever it was given."""
+    """Another explicit seed is refused, wherever it is passed."""
     state = StatefulGPULoader(Indices(8), sampler=ShuffledSampler(Indices(8), seed=4)).state_dict()
     other = StatefulGPULoader(Indices(8), sampler=ShuffledSampler(Indices(8), seed=5))
     refused = refusal(other, state, "seed")
@@ -258,7 +257,7 @@ def test_a_samplers_own_seed_is_compared_as_the_loaders() -> None:
     assert undecided.state_dict() == state
 
 
-# Errors that people run into in their first hour: they say what to do.
+# Common mistakes of new users: the error says what to do.
 
 
 SIZES = ((20, 30), (20, 30), (25, 30))
@@ -276,7 +275,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("kind", [str, Path])
 def test_a_path_for_a_dataset_is_answered_with_the_source(kind: Any, folder: Path) -> None:
-    """Without this, the letters of the path would be the samples."""
+    """Otherwise the letters of the path would be the samples."""
     with pytest.raises(TypeError, match=r"is a path, not a dataset\. Remedy: FolderSource\('/"):
         StatefulGPULoader(kind(folder))
 
@@ -317,7 +316,7 @@ def test_image_folders_that_give_images_alone_take_recipes(folder: Path) -> None
 )
 @pytest.mark.filterwarnings("ignore:.*ToTensor... is deprecated")
 def test_to_tensor_for_a_source_says_what_takes_its_place(transform: Any, folder: Path) -> None:
-    """v2's would leave uint8 images as they are, in silence, and v1's fail on each."""
+    """v2's ToTensor would silently leave uint8 images unchanged, and v1's would fail on each."""
     with pytest.raises(TypeError, match=r"tensors already.*ToDtype\(torch\.float32, scale=True\)"):
         StatefulGPULoader(FolderSource(folder), transform=transform())
 
@@ -330,7 +329,7 @@ def test_to_tensor_among_recipes_says_what_takes_its_place() -> None:
 
 
 def test_what_takes_the_place_of_to_tensor_does(folder: Path) -> None:
-    """As an ImageFolder with ToTensor in torch's own loader."""
+    """The result is that of an ImageFolder with ToTensor in torch's own loader."""
     crop = [T.CenterCrop(8), T.ToDtype(torch.float32, scale=True)]
     (ours,) = StatefulGPULoader(FolderSource(folder), batch_size=3, transform=crop)
     old = v1.Compose([v1.CenterCrop(8), v1.ToTensor()])
@@ -387,11 +386,11 @@ def test_samples_without_files_are_named_by_their_indices() -> None:
 
 @pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_an_iterator_is_no_thing_to_pickle(copied: Callable[[Any], Any]) -> None:
-    """Nor to be copied: two would count for one loader."""
+    """Nor can it be copied: two iterators would count for one loader."""
     loader = StatefulGPULoader(Indices(8), batch_size=2)
     batches = iter(loader)
     for _ in range(2):
-        # torch's iterator raises this one; a trainer's test expects it.
+        # torch's iterator raises this type; a trainer's test expects it.
         with pytest.raises(NotImplementedError, match=r"cannot be pickled.*loader\.state_dict\(\)"):
             copied(batches)
         next(batches)

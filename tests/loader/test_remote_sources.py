@@ -1,4 +1,4 @@
-"""Sources by URL: the same stream as from local files, in fewer requests and exactly resumed."""
+"""Sources by URL: the stream of local files, in fewer requests and exactly resumed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LENGTHS = (8, 8, 8, 8)
 
 
 class CountedStorage(MemoryFileSystem):  # type: ignore[misc]
-    """Object storage whose requests are counted, and that fails when it is told to."""
+    """Object storage that counts its requests, and fails on command."""
 
     protocol = "counted"
     cachable = False
@@ -100,7 +100,7 @@ def test_worker_processes_read_the_same(tars: list[Path], tmp_path: Path, order:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_blocks_are_read_whole_and_once(urls: list[str], tmp_path: Path, num_workers: int) -> None:
-    """A request a tar, in each of two epochs."""
+    """One request for each tar, in each of two epochs."""
     loader = make(urls, tmp_path, "blocks", num_workers=num_workers)
     CountedStorage.requests.clear()
     for _ in range(2):
@@ -132,7 +132,7 @@ def test_the_next_window_is_asked_for_while_one_is_read(urls: list[str], tmp_pat
 
 
 def test_samples_in_order_share_requests(urls: list[str], tmp_path: Path) -> None:
-    """Neighbours of a batch are one request, and the next batch is asked for as well."""
+    """Neighbours in a batch share a request, and the next batch is requested as well."""
     loader = make(urls, tmp_path, "in order", batch_size=8)
     CountedStorage.requests.clear()
     assert len(list(loader)) == 4
@@ -140,7 +140,7 @@ def test_samples_in_order_share_requests(urls: list[str], tmp_path: Path) -> Non
 
 
 def test_several_ranks_read_their_own_samples_alone(urls: list[str], tmp_path: Path) -> None:
-    """Whole blocks would be read by all of them."""
+    """Otherwise every rank would read whole blocks."""
     for rank in range(2):
         CountedStorage.requests.clear()
         loader = make(urls, tmp_path, "blocks", rank=rank, num_replicas=2)
@@ -173,7 +173,7 @@ def test_what_a_broken_pass_expected_is_forgotten_as_the_next_begins(
 
 
 def test_parts_of_several_sources_are_expected_of_each(urls: list[str], tmp_path: Path) -> None:
-    """Of a subset, a concatenation and a mixture as of the sources themselves."""
+    """Parts of a subset, a concatenation and a mixture."""
     first, second = (TarSource(half, cache_dir=tmp_path / "i") for half in (urls[:2], urls[2:]))
     whole = ConcatDataset([Subset(first, range(2, 16)), second])
     loader = StatefulGPULoader(whole, 6, transform=RECIPES, seed=1)
@@ -187,7 +187,7 @@ def test_parts_of_several_sources_are_expected_of_each(urls: list[str], tmp_path
 def test_a_failure_is_retried_and_then_raised(
     tars: list[Path], urls: list[str], tmp_path: Path, order: str
 ) -> None:
-    """Also one of a request that was made ahead; only what the bytes decide is bad."""
+    """Also a failed request made ahead. A bad sample depends on its bytes alone."""
     wanted, _ = uninterrupted(make(tars, tmp_path, order), 1)
     loader = make(urls, tmp_path, order, on_bad_sample="replace" if order != "shards" else "drop")
     CountedStorage.to_fail = 2

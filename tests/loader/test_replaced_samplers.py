@@ -1,4 +1,4 @@
-"""Programs that put another sampler in the place of a loader's, after it was built."""
+"""Programs that replace a loader's sampler after the loader was built."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ N, PER_EPOCH = 12, 3
 
 
 class Forever:
-    """Iterates a sampler again and again, as the samplers of timm, ultralytics and yolov5."""
+    """Iterates a sampler again and again, like the samplers of timm, ultralytics and yolov5."""
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
@@ -58,7 +58,7 @@ class Endless(StatefulGPULoader[Any]):
 
 
 class Unlocked(Endless):
-    """By torch's own lock."""
+    """Replaces it despite torch's lock."""
 
     def replace(self) -> None:
         self._DataLoader__initialized = False
@@ -67,7 +67,7 @@ class Unlocked(Endless):
 
 
 class Overriding(Endless):
-    """By a property of the class."""
+    """Replaces it by a property of the class."""
 
     def replace(self) -> None:
         self.forever = Forever(self.batch_sampler)
@@ -92,7 +92,7 @@ def endless(kind: type[Endless], **arguments: Any) -> Any:
 def test_an_endless_loader_goes_on_for_epochs_and_resumes_exactly(
     kind: type[Endless], num_workers: int
 ) -> None:
-    """A19: each lap is all samples in another order, from one iterator."""
+    """A19: one iterator; each lap has all samples in another order."""
     loader = endless(kind, num_workers=num_workers)
     batches, states = [], []
     for _ in range(3):
@@ -111,7 +111,7 @@ def test_an_endless_loader_goes_on_for_epochs_and_resumes_exactly(
 
 
 def test_an_endless_loader_without_a_seed_is_shuffled_by_the_settled_one() -> None:
-    """A19: torch.manual_seed decides the order, and the state brings it back."""
+    """A19: torch.manual_seed decides the order, and the state restores it."""
 
     def lap(loader: Any) -> list[Any]:
         return [copy_of(batch) for batch in loader]
@@ -139,7 +139,7 @@ def test_an_iterator_that_is_reset_begins_a_new_pass() -> None:
 
 
 class Backwards:
-    """A batch sampler that is no sampler of torch's."""
+    """A batch sampler that does not inherit from torch's."""
 
     def __iter__(self) -> Iterator[list[int]]:
         return iter([list(range(i, i - 4, -1)) for i in range(N - 1, 0, -4)])
@@ -192,7 +192,7 @@ REPLACED: dict[str, tuple[Callable[[Any], None], dict[str, Any], dict[str, Any]]
 
 @pytest.mark.parametrize("name", REPLACED)
 def test_a_replaced_sampler_counts_as_one_that_was_given(name: str) -> None:
-    """A19: what DataLoader delivers, and every state of it resumes."""
+    """A19: batches equal DataLoader's, and every state resumes."""
     replace, built, like = REPLACED[name]
 
     def make() -> StatefulGPULoader[Any]:
@@ -226,7 +226,7 @@ def was_loaded(loader: StatefulGPULoader[Any]) -> None:
 
 @pytest.mark.parametrize("before", [begun, was_loaded])
 def test_one_that_is_replaced_too_late_is_refused(before: Callable[[Any], None]) -> None:
-    """A19: its place belongs to the other sampler."""
+    """A19: the loader's place belongs to the earlier sampler."""
     loader = StatefulGPULoader(Noisy(N), batch_size=4, shuffle=True, seed=5)
     before(loader)
     object.__setattr__(loader, "batch_sampler", Backwards())
@@ -249,7 +249,7 @@ class Items(IterableDataset[int]):
     ],
 )
 def test_what_cannot_be_taken_is_refused_by_name(dataset: Any, name: str, value: Any) -> None:
-    """A19: never other data in silence."""
+    """A19: the loader never silently delivers other data."""
     loader = StatefulGPULoader(dataset, batch_size=4, seed=5)
     object.__setattr__(loader, name, value)
     with pytest.raises(LoaderError, match=f"{name} of the loader was replaced.*{name}="):
@@ -257,7 +257,7 @@ def test_what_cannot_be_taken_is_refused_by_name(dataset: Any, name: str, value:
 
 
 def test_a_property_that_returns_another_sampler_each_time_is_refused() -> None:
-    """A19: nothing can tell whether it is the same."""
+    """A19: nothing shows whether they are the same."""
 
     class Fickle(StatefulGPULoader[Any]):
         @property

@@ -1,4 +1,4 @@
-"""Lives of a loader: several iterators, kept workers, empty epochs, and places far away."""
+"""Several iterators of a loader, persistent workers, empty epochs, and distant places."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def make_noisy(**changes: Any) -> StatefulGPULoader[Any]:
 
 
 def test_a_subset_is_read_item_by_item() -> None:
-    """So that its items do not depend on the batch they are in."""
+    """Its items must not depend on their batch."""
     whole = StatefulGPULoader(Subset(Noisy(30), range(5, 25)), batch_size=20, seed=7)
     parts = StatefulGPULoader(Subset(Noisy(30), range(5, 25)), batch_size=3, seed=7)
     for key in ("random", "numpy", "torch"):
@@ -40,7 +40,7 @@ def test_a_subset_is_read_item_by_item() -> None:
     ids=["subset", "concat", "stack", "subset of stack"],
 )
 def test_a_private_generator_is_reached_inside_torchs_wrappers(wrap: Any) -> None:
-    """random_split is a Subset."""
+    """random_split returns a Subset."""
     orders = [
         list(StatefulGPULoader(wrap(OwnGenerator(22)), batch_size=None, seed=7, num_workers=w))
         for w in (0, 2)
@@ -64,7 +64,7 @@ def test_persistent_workers_stay_over_passes_and_broken_ones() -> None:
 
 
 def test_two_live_iterators_do_not_disturb_each_other() -> None:
-    """A live iterator when another is made."""
+    """One iterator is live when another is made."""
     for persistent in (False, True):
         loader = make_noisy(num_workers=2, persistent_workers=persistent)
         expected, _ = uninterrupted(make_noisy(), 2)
@@ -79,7 +79,7 @@ def test_two_live_iterators_do_not_disturb_each_other() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", ["iterable with state", "plain iterable", "dataset with state"])
 def test_another_live_iterator_takes_the_state_and_leaves_the_first_alone(kind: str) -> None:
-    """Each iterator is a pass; workers' objects are each pass's own."""
+    """Each iterator is a pass; each pass has its own objects in workers."""
     make = KINDS[kind]
     expected, states = uninterrupted(make(num_workers=2), 2)
     built = make(num_workers=2)
@@ -114,7 +114,7 @@ def test_loading_leaves_an_older_iterator_running_without_moving_the_state() -> 
 
 
 def test_an_epoch_without_a_whole_batch_is_one_epoch_after_a_resume_too() -> None:
-    """``on_epoch_boundary="next_epoch"`` with ``drop_last``: each pass moves by one epoch."""
+    """``on_epoch_boundary="next_epoch"`` with ``drop_last``: each pass advances by one epoch."""
     arguments: dict[str, Any] = {"drop_last": True, "on_epoch_boundary": "next_epoch"}
     loader = StatefulGPULoader(Indices(10), batch_size=8, **arguments)
     batches = iter(loader)
@@ -141,7 +141,7 @@ def test_a_dropped_tail_counts_as_the_end_of_the_epoch() -> None:
 
 @pytest.mark.parametrize("position", [0, 5 * 10**8, 9 * 10**8])
 def test_a_billion_samples_resume_in_place(position: int) -> None:
-    """Nothing is skipped through to get there."""
+    """No samples are skipped one by one."""
     read: list[int] = []
 
     class Counted(Indices):

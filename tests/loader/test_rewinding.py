@@ -1,4 +1,4 @@
-"""A used loader goes back to any of its states as a fresh one would, user objects included."""
+"""A used loader, with user objects, returns to any of its states as a fresh one would."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EPOCHS = 3
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_epochs_behind_a_resume_of_hugging_faces_dataset_are_whole(num_workers: int) -> None:
-    """Their IterableDataset keeps what it loaded (issue 7447 there)."""
+    """Hugging Face's IterableDataset keeps its loaded state (issue 7447 there)."""
     import datasets
 
     def make() -> StatefulGPULoader[Any]:
@@ -47,7 +47,7 @@ def test_epochs_behind_a_resume_of_hugging_faces_dataset_are_whole(num_workers: 
 
 
 class Unknown(Dataset[int]):
-    """Has a state only once something was read."""
+    """Has a state only after a read."""
 
     def __len__(self) -> int:
         return 4
@@ -79,7 +79,7 @@ class OneWay(IterableDataset[int]):
 
 @pytest.mark.parametrize("dataset", [Unknown, OneWay])
 def test_where_nobody_knows_the_way_back_the_load_is_refused(dataset: Any) -> None:
-    """By the dataset's name, and nothing has changed."""
+    """The error names the dataset, and nothing changes."""
     loader = StatefulGPULoader(dataset(), batch_size=1)
     start = loader.state_dict()
     batches = iter(loader)
@@ -91,7 +91,7 @@ def test_where_nobody_knows_the_way_back_the_load_is_refused(dataset: Any) -> No
 @pytest.mark.parametrize("own_class", [True, False])
 @pytest.mark.parametrize("has_generator", [True, False])
 def test_a_failed_batch_is_no_batch_ago(own_class: bool, has_generator: bool) -> None:
-    """``batches_ago`` counts what was delivered, under a batch sampler of the user's, too."""
+    """``batches_ago`` counts delivered batches, also under a user's batch sampler."""
 
     class Fails(Dataset[int]):
         def __len__(self) -> int:
@@ -136,7 +136,7 @@ def test_a_failed_batch_is_no_batch_ago(own_class: bool, has_generator: bool) ->
 
 
 class Wrapped:
-    """A batch sampler that is not torch's own."""
+    """A batch sampler that does not inherit from torch's."""
 
     def __init__(self, batches: BatchSampler) -> None:
         self.batches = batches
@@ -149,7 +149,7 @@ class Wrapped:
 
 
 class Interrupting(IterableDataset[int]):
-    """Has a state, and is interrupted once while it is read."""
+    """Has a state, and is interrupted once during a read."""
 
     def __init__(self, at: int) -> None:
         self.i, self.at = 0, at
@@ -216,7 +216,7 @@ def test_nodes_of_torchdata_that_were_asked_for_their_state_take_a_load() -> Non
 
 
 def test_a_rest_of_failed_batches_is_not_empty() -> None:
-    """``on_epoch_boundary="next_epoch"``: the pass that raised them ends before the next one."""
+    """``on_epoch_boundary="next_epoch"``: the pass that raised ends before the next one."""
 
     class Fails(Dataset[int]):
         def __len__(self) -> int:

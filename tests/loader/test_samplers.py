@@ -1,4 +1,4 @@
-"""Samplers of the user's: with state, and without."""
+"""Users' samplers, with and without state."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def make(**given: Any) -> StatefulGPULoader[Any]:
 
 
 def test_torchdatas_own_random_sampler_is_one_with_state() -> None:
-    """Its iterator's state is a tensor, which the user's object put there."""
+    """Its iterator's state holds a tensor."""
 
     def build() -> StatefulGPULoader[Any]:
         return make(sampler=TorchdataRandomSampler(range(N), generator=torch.Generator()))
@@ -53,7 +53,7 @@ def test_torchdatas_own_random_sampler_is_one_with_state() -> None:
 @pytest.mark.parametrize("calls_set_epoch", [False, True])
 @pytest.mark.parametrize("kind", [DistributedSampler, StatefulDistributedSampler])
 def test_a_distributed_sampler_keeps_its_epoch(kind: Any, calls_set_epoch: bool) -> None:
-    """Whether the user calls set_epoch or forgot it, before and after the resume."""
+    """With and without calls of set_epoch, before and after the resume."""
     state: dict[str, Any] = {}
 
     def run(loader: StatefulGPULoader[Any], first: int) -> list[list[Any]]:
@@ -100,7 +100,7 @@ def test_a_resumed_pass_keeps_the_samplers_epoch_and_warns_of_another() -> None:
 def test_the_epoch_told_ahead_of_an_empty_rest_counts_for_the_pass_behind_it(
     on_epoch_boundary: str,
 ) -> None:
-    """Trainers that resume at an epoch's last batch tell the next epoch, and iterate."""
+    """Trainers that resume at an epoch's last batch set the next epoch, and iterate."""
 
     def build() -> StatefulGPULoader[Any]:
         return make(
@@ -126,7 +126,7 @@ def test_the_epoch_told_ahead_of_an_empty_rest_counts_for_the_pass_behind_it(
 
 
 def test_an_epoch_that_failed_is_told_again_behind_a_reload() -> None:
-    """The sampler has the next epoch already when the state behind the last one is loaded."""
+    """The sampler has the next epoch already when the state of the last batch is loaded."""
 
     def epochs_of(loader: StatefulGPULoader[Any], numbers: range) -> list[Any]:
         found = []
@@ -156,7 +156,7 @@ def test_an_epoch_that_failed_is_told_again_behind_a_reload() -> None:
     "changes", [{"dataset": Indices(N + 1)}, {"num_replicas": 3}, {"seed": 1}, {"shuffle": False}]
 )
 def test_another_distributed_sampler_is_refused_with_its_arguments(changes: dict[str, Any]) -> None:
-    """Of another length of the dataset, too, that is padded to the same number."""
+    """Also if the lengths of both datasets are padded to the same number."""
 
     def build(**arguments: Any) -> StatefulGPULoader[Any]:
         given = {"dataset": Indices(N), "num_replicas": 2, "rank": 0, **arguments}
@@ -172,7 +172,7 @@ def test_another_distributed_sampler_is_refused_with_its_arguments(changes: dict
 
 
 def test_the_loaders_epoch_reaches_the_sampler_inside_a_batch_sampler() -> None:
-    """An epoch of the loader is one of its sampler."""
+    """One epoch of the loader is one epoch of its sampler."""
     inner = DistributedSampler(Indices(N), 2, 0)
     loader = make(batch_sampler=BatchSampler(inner, 4, drop_last=False), batch_size=1)
     loader.set_epoch(3)
@@ -180,7 +180,7 @@ def test_the_loaders_epoch_reaches_the_sampler_inside_a_batch_sampler() -> None:
 
 
 def test_a_sampler_that_cannot_be_iterated_again_is_refused() -> None:
-    """Never wrong in silence, in the middle of an epoch or between two."""
+    """Neither in the middle of an epoch nor between two is the order silently wrong."""
     loader = make(sampler=ShufflingOutOfSight(N))
     states = []
     for epoch in range(3):
@@ -192,13 +192,13 @@ def test_a_sampler_that_cannot_be_iterated_again_is_refused() -> None:
         resumed = make(sampler=ShufflingOutOfSight(N))
         if epoch == 0 or (epoch == 1 and state["position"] == 0):
             resumed.load_state_dict(state)
-            next(iter(resumed))  # what a fresh one shuffles is the same
+            next(iter(resumed))  # a fresh sampler shuffles the same order
             continue
         refusal_at_next(resumed, state, "sampler")
 
 
 def test_a_large_list_that_a_sampler_shuffles_in_place_is_warned_of_when_it_is_saved() -> None:
-    """A12: once, and not where a new loader can still resume."""
+    """A12: once, and only where a new loader could not resume."""
     length = 5000
 
     def of() -> StatefulGPULoader[Any]:
@@ -247,7 +247,7 @@ def test_a_dataset_that_a_sampler_holds_is_not_kept_or_changed() -> None:
     ],
 )
 def test_a_damaged_container_of_a_state_is_refused(form: dict[str, Any]) -> None:
-    """G6, B7: and nothing is changed."""
+    """G6, B7: and nothing changes."""
     loader = make(sampler=ShufflingInPlace(N))
     list(loader)
     next(iter(loader))
@@ -277,7 +277,7 @@ def test_one_sample_comes_twice_and_is_drawn_twice() -> None:
 
 
 def test_a_samplers_own_objects_reach_the_dataset() -> None:
-    """Keys that are no ints, as a dict-style dataset has them."""
+    """Keys that are not integers, as in a dict-style dataset."""
     data = {"cat": 1, "dog": 2, ("a", 1): 3}
     loader = StatefulGPULoader(data, batch_size=2, sampler=["dog", ("a", 1), "cat"])  # type: ignore[arg-type]
     batches = iter(loader)
@@ -289,7 +289,7 @@ def test_a_samplers_own_objects_reach_the_dataset() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_exception_of_a_sampler_is_raised_at_its_turn(num_workers: int) -> None:
-    """Batches before it are delivered, and it is asked again."""
+    """Batches before it are delivered, and the sampler is called again."""
 
     class Stumbling:
         def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""States that were saved before the package was rebuilt load for ever, and go on exactly.
+"""States of earlier versions always load, and resume exactly.
 
-``python -m tests.loader.test_saved_states`` writes the states of kinds that have none yet.
+``python -m tests.loader.test_saved_states`` writes states of kinds that have none yet.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def added(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def callables(root: Path) -> StatefulGPULoader[Any]:
-    """Two of them, which the loader calls one after the other."""
+    """Return a loader of two callables, called in turn."""
     return StatefulGPULoader(
         Noisy(23), batch_size=4, shuffle=True, seed=1, transform=[added, add_noise]
     )

@@ -47,7 +47,7 @@ def test_every_place_resumes_exactly_on_any_workers(photos: Path) -> None:
 
 
 def test_the_batch_size_changes_no_pixel(photos: Path) -> None:
-    """Each image is scaled by its own header and numbers."""
+    """Each image is scaled by its own header and draws."""
     expected = torch.cat([images for images, _ in make(photos)])
     for batch_size in (1, 5):
         images = torch.cat([images for images, _ in make(photos, batch_size=batch_size)])
@@ -55,7 +55,7 @@ def test_the_batch_size_changes_no_pixel(photos: Path) -> None:
 
 
 def test_the_crops_and_flips_are_those_of_whole_images(photos: Path) -> None:
-    """With pixels close to theirs."""
+    """The pixels are close."""
     scaled, whole = make(photos), make(photos, scaled_decoding=False, decoder="torchvision")
     differences = []
     for (images, targets), (wanted, wanted_targets) in zip(scaled, whole, strict=True):
@@ -137,7 +137,7 @@ def test_prepared_images_are_filled_at_the_smaller_scale(tmp_path: Path) -> None
 
 
 def test_large_photographs_are_decoded_small(tmp_path: Path) -> None:
-    """An eighth of 2000 x 1500 is what a crop to 128 pixels sees."""
+    """An eighth of 2000 x 1500 is enough for a crop to 128 pixels."""
     path = tmp_path / "large.jpg"
     photograph("china").resize((2000, 1500), Image.Resampling.BICUBIC).save(path, quality=90)
     data = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)

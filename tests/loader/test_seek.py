@@ -1,4 +1,4 @@
-"""seek() leads to any place of a stream, as an uninterrupted run does; or it is refused."""
+"""seek() reaches any place of a stream like an uninterrupted run, or is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hugging Face's ``IterableDataset.shuffle()``, whose state leaves out its shuffle buffer."""
+"""Hugging Face's ``IterableDataset.shuffle()``, whose state omits its shuffle buffer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def make(num_workers: int, *, buffer_size: int | None = 10) -> StatefulGPULoader
 
 
 def test_the_first_save_within_a_pass_warns_of_what_its_state_leaves_out() -> None:
-    """A14: once, and with the size of the buffer."""
+    """A14: once, with the size of the buffer."""
     loader = make(0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -45,7 +45,7 @@ def test_one_that_does_not_shuffle_is_not_warned_of() -> None:
 @pytest.mark.filterwarnings("ignore:.*shuffle buffer")
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_its_state_can_be_loaded_where_one_process_reads_it(num_workers: int) -> None:
-    """A3: the rest comes without what was in the buffer."""
+    """A3: the rest lacks the samples that were in the buffer."""
     loader = make(num_workers)
     batches = iter(loader)
     taken = {row for _ in range(3) for row in next(batches)["row"].tolist()}
@@ -58,7 +58,7 @@ def test_its_state_can_be_loaded_where_one_process_reads_it(num_workers: int) ->
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:.*shuffle buffer")
 def test_a_state_that_it_cannot_use_in_workers_is_refused_by_name() -> None:
-    """A3: each time, and the loader's state stays what was loaded."""
+    """A3: each time; the loader's state stays the loaded one."""
     loader = make(2)
     batches = iter(loader)
     for _ in range(3):

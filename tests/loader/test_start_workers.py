@@ -1,4 +1,4 @@
-"""start_workers: before the GPU is touched, and without any trace in the stream."""
+"""start_workers: before the GPU is used, and without effect on the stream."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_first_pass_is_served_by_the_workers_that_wait(build: Any, persisten
 
 
 def test_workers_that_wait_end_with_their_loader() -> None:
-    """A loader that is never iterated leaves none behind."""
+    """A loader that is never iterated leaves no workers."""
     loader = make()
     start_workers(loader)
     waiting = loader._engine.workers.idle.workers  # type: ignore[union-attr]
@@ -101,7 +101,6 @@ def test_a_state_that_is_loaded_after_it_counts(build: Any) -> None:
 
 
 def test_workers_that_died_while_they_waited_are_replaced() -> None:
-    """Recovery is resume."""
     expected = [copy_of(batch) for batch in make()]
     loader = make()
     start_workers(loader)
@@ -120,7 +119,6 @@ def test_workers_that_died_while_they_waited_are_replaced() -> None:
 def test_workers_of_several_loaders_start_before_the_device_is_touched(
     fake_gpu: FakeGpu, tmp_path: Path
 ) -> None:
-    """The issue's order of starting."""
     loaders = [make(device="cuda"), make(), make(num_workers=0, device="cuda")]
     start_workers(*loaders)
     assert len(pids(loaders[0])) == len(pids(loaders[1])) == 2
@@ -131,7 +129,7 @@ def test_workers_of_several_loaders_start_before_the_device_is_touched(
 
 
 def test_forking_behind_cuda_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """This alone refuses it; a loader by itself forks as torch does."""
+    """Only start_workers refuses; a loader itself forks as torch does."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     for context in ("fork", multiprocessing.get_context("fork")):
         loader = make(multiprocessing_context=context)
@@ -152,7 +150,7 @@ class DiesAtOnce(Noisy):
 
 
 def test_workers_that_die_while_they_start_are_reported() -> None:
-    """At the start, or, where that does not wait for them, by the pass that would use them."""
+    """At the start or, if the start does not wait for them, by the pass that needs them."""
     loader = make(DiesAtOnce(8), multiprocessing_context="forkserver", max_worker_restarts=0)
     with pytest.raises(WorkerLost, match="Remedy"):
         _start_and_use(loader)

@@ -1,4 +1,4 @@
-"""Worker processes that cannot start: one start, a message that says why, and the remedy."""
+"""Worker processes that cannot start: one attempt, a reason and a remedy."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def as_command(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
 
 
 def as_notebook(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
-    """A ``__main__`` without a file, whose cells are executed by a kernel."""
+    """Run a script like a notebook: a kernel executes it in a ``__main__`` without a file."""
     (folder / "cell.txt").write_text(script)
     kernel = (
         "import sys, __main__\n"
@@ -114,7 +114,7 @@ def test_a_script_that_workers_cannot_import(way: str, method: str, tmp_path: Pa
 def test_a_process_that_imports_the_main_script_starts_no_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """G8: as a worker does whose script has no guard."""
+    """G8: like a worker whose script has no guard."""
     monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
     loader: StatefulGPULoader[Any] = StatefulGPULoader(Indices(8), num_workers=1)
     with pytest.raises(LoaderError, match="__main__"):
@@ -122,14 +122,14 @@ def test_a_process_that_imports_the_main_script_starts_no_workers(
 
 
 class Aborts(Indices):
-    """Cannot be unpickled without ending the process."""
+    """Unpickling it ends the process."""
 
     def __setstate__(self, state: Any) -> None:
         signal.raise_signal(signal.SIGKILL)
 
 
 class Misses(Indices):
-    """Is of a module that the worker does not find."""
+    """Its module is missing in the worker."""
 
     def __reduce__(self) -> Any:
         return __import__, ("stateful_gpu_loader_is_not_here",)
@@ -171,7 +171,7 @@ def test_a_worker_that_ends_while_it_starts(
     expected: str,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """G8: reported at the first batch, also of workers that were started ahead; one start each."""
+    """G8: reported at the first batch, also for workers started ahead; one start each."""
     loader: StatefulGPULoader[Any] = StatefulGPULoader(
         dataset(8),
         batch_size=2,
@@ -199,7 +199,7 @@ def test_a_worker_that_ends_while_it_starts(
 
 
 def test_a_worker_that_was_interrupted_while_it_started_is_replaced() -> None:
-    """Ctrl-C goes to all processes of a terminal, and says nothing about what they can do."""
+    """Ctrl-C reaches all processes of a terminal, and does not show that workers cannot start."""
     reader, writer = os.pipe()
     os.write(writer, b"1")
     os.set_blocking(reader, False)
@@ -251,7 +251,7 @@ def test_a_worker_that_is_killed_right_after_it_was_forked_is_replaced() -> None
 def test_a_worker_that_is_interrupted_right_after_it_was_forked_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Ctrl-C goes to all processes of a terminal; torch ends the worker with exit code 0."""
+    """Ctrl-C reaches all processes of a terminal; torch ends the worker with exit code 0."""
     reader, writer = os.pipe()
     os.write(writer, b"1")
     os.close(writer)
@@ -273,7 +273,7 @@ def test_a_worker_that_is_interrupted_right_after_it_was_forked_is_replaced(
 
 
 class Once(Indices):
-    """Its worker processes are killed at their start, once there is a file."""
+    """Its workers are killed at their start once a file exists."""
 
     def __init__(self, length: int, file: Path) -> None:
         super().__init__(length)
@@ -311,7 +311,7 @@ def test_a_replacement_that_is_killed_while_it_starts_is_replaced(tmp_path: Path
 def test_a_system_that_has_no_room_for_a_process(
     number: int, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """G8: the type and number of the error stay, and it names the remedy."""
+    """G8: type and errno of the error stay, and the message names the remedy."""
     calls = []
 
     def fork() -> int:
@@ -344,7 +344,7 @@ print(len(os.listdir("/proc/self/fd")) <= used + 2)  # multiprocessing itself le
 
 
 def test_a_process_that_may_open_no_more_files(tmp_path: Path) -> None:
-    """G8: a real limit; what was opened is closed again."""
+    """G8: with a real limit; all opened files are closed again."""
     script = tmp_path / "script.py"
     script.write_text(FILES)
     done = run_script(script, folder=tmp_path)

@@ -1,4 +1,4 @@
-"""Map-style datasets that carry state, in each worker their own."""
+"""Map-style datasets with state, separate in each worker."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_another_number_of_workers_is_refused_with_both(saved: int, present: int
 
 
 def test_a_state_of_generators_beside_keyed_ones(tmp_path: Path) -> None:
-    """The tutorial's datasets keep torch's generator; the sample's key wins over it."""
+    """The tutorial's datasets save torch's generator; the sample's key overrides it."""
 
     class KeepsGenerator(Indices):
         def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
@@ -69,7 +69,7 @@ class _Rand(Indices):
 
 
 def test_a_state_is_a_copy() -> None:
-    """A dataset that returns its own list does not change what was saved."""
+    """A dataset that returns its own list does not change a saved state."""
 
     class Listing(Indices):
         def __init__(self) -> None:
@@ -157,7 +157,7 @@ def test_damaged_user_states_are_refused_and_nothing_changes() -> None:
 
 
 def with_snapshots(dataset: Any, **arguments: Any) -> StatefulGPULoader[Any]:
-    """A loader whose states count one batch behind a snapshot after three batches."""
+    """Return a loader whose states, after three batches, are one batch after a snapshot."""
     given = {"num_workers": 1, "snapshot_every_n_steps": 2, **arguments}
     return StatefulGPULoader(dataset, **given)
 
@@ -189,7 +189,7 @@ def test_more_batches_behind_a_snapshot_than_the_position_allows(kind: str, more
 
 @pytest.mark.parametrize("kind", ["sampler", "batch sampler", "iterable"])
 def test_an_epoch_that_ends_before_the_batches_behind_the_snapshot(kind: str) -> None:
-    """They would be passed over in silence, and the epoch be empty."""
+    """Otherwise they would be skipped silently, and the epoch would be empty."""
     state = after_three_batches(COUNTS_STEPS[kind](40))
     state["user"]["steps"] += 20
     state["position"] += 20 * (4 if kind == "sampler" else 1)

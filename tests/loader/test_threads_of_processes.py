@@ -1,4 +1,4 @@
-"""Worker processes of several threads: the stream is that of one thread, whatever dies."""
+"""Worker processes of several threads: the stream is that of one thread, whichever worker dies."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def make(dataset: Any, **arguments: Any) -> StatefulGPULoader[Any]:
 def test_num_workers_counts_the_threads(
     photos: Path, arguments: dict[str, Any], num_processes: int
 ) -> None:
-    """As many in each process, so that all are in use; with none they are threads of this one."""
+    """Each process has equally many; without processes they are threads of this process."""
     loader = make(FolderSource(photos), **arguments)
     batches: Any = iter(loader)
     assert same(copy_of(next(batches)), next(iter(make(FolderSource(photos)))))
@@ -69,7 +69,7 @@ def test_num_workers_counts_the_threads(
 
 
 class Own(FolderSource):
-    """A user's, which may hold what no forked child may use."""
+    """A user's source, which may hold objects that a forked child must not use."""
 
 
 class Suited(FolderSource):
@@ -77,7 +77,7 @@ class Suited(FolderSource):
 
 
 def test_many_workers_of_a_users_source_are_processes_only_if_it_says_so(photos: Path) -> None:
-    """So are those of a part of it."""
+    """The same holds for parts of it."""
     for kind, num_processes in ((Own, 0), (Suited, 2)):
         for source in (kind(photos), Subset(kind(photos), range(24))):
             batches: Any = iter(make(source, num_workers=8))
@@ -96,7 +96,7 @@ def test_many_workers_stay_threads_where_processes_are_not_forked(
 
 
 class Meeting(FolderSource):
-    """A read returns only once another thread of its process reads as well."""
+    """A read returns only when another thread of its process reads too."""
 
     both = threading.Barrier(2)
 
@@ -113,7 +113,7 @@ def test_the_threads_of_a_process_work_at_a_time(photos: Path) -> None:
 
 
 class KillsItself(FolderSource):
-    """One read kills its process, always."""
+    """One read always kills its process."""
 
     def read(self, index: int) -> EncodedSample:
         if index == 7 and os.getpid() != _MAIN:
@@ -136,7 +136,7 @@ def test_a_batch_that_kills_its_process_is_told_from_those_beside_it(
 
 
 class EndsItsThread(FolderSource):
-    """One read raises what no answer can carry."""
+    """One read raises an exception that no answer can carry."""
 
     def read(self, index: int) -> EncodedSample:
         if index == 7 and threading.current_thread() is not threading.main_thread():
@@ -151,7 +151,7 @@ def test_a_thread_that_ends_is_a_lost_process(photos: Path) -> None:
 
 
 def test_a_pass_that_is_left_leaves_the_threads_to_the_next_one(photos: Path) -> None:
-    """Turns of lanes that nobody wants any more keep no thread."""
+    """Abandoned turns of lanes occupy no thread."""
     for dataset in (FolderSource(photos), PhotoShards()):
         expected = undisturbed(partial(make, dataset), 1)
         loader = make(dataset, persistent_workers=True, **TWO_OF_TWO)
@@ -162,20 +162,20 @@ def test_a_pass_that_is_left_leaves_the_threads_to_the_next_one(photos: Path) ->
 
 
 def test_a_segment_that_was_never_sent_can_be_given_up() -> None:
-    """Its batch failed, and later ones are larger."""
+    """Its batch failed, and later batches are larger."""
     segments = MappedSegments()
     segments.unmap((SegmentId(0, 5),))
     assert segments.to_return(0) == ()
 
 
 def test_a_worker_thread_takes_one_thread_of_torch(photos: Path) -> None:
-    """As torch's worker processes do."""
+    """Like torch's worker processes."""
     loader = make(CountsThreads(photos), transform=None, batch_size=1, **TWO_OF_TWO)
     assert {int(batch[1]) for batch in loader} == {1}
 
 
 class CountsThreads(FolderSource):
-    """Its targets are the number of torch's threads where they are read."""
+    """Its targets are the number of torch threads where they are read."""
 
     def read(self, index: int) -> EncodedSample:
         assert os.getpid() != _MAIN

@@ -1,6 +1,6 @@
-"""States that torchdata's loader wrote finish their epoch in ours: its own orders, samplers.
+"""States of torchdata's loader finish their epoch here: its own orders, and samplers.
 
-What is refused, and datasets with state, are in test_torchdata_states_of_datasets.py.
+Refusals and datasets with state are in test_torchdata_states_of_datasets.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SEED = 5
 EXECUTIONS: list[dict[str, Any]] = [
     {"num_workers": 0},
     {"num_workers": 2},
-    {"num_workers": 2, "snapshot_every_n_steps": 4},  # a short batch behind the last snapshot
+    {"num_workers": 2, "snapshot_every_n_steps": 4},  # a short batch after the last snapshot
 ]
 Make = Callable[..., Any]
 executions = pytest.mark.parametrize(
@@ -41,19 +41,19 @@ def assert_finishes_the_epoch(
     execution: dict[str, Any],
     resumed_on: tuple[dict[str, Any], ...] = ({},),
 ) -> None:
-    """From every state of one of torchdata's passes, ours delivers what it would have delivered.
+    """Check that from every state of a torchdata pass our loader delivers the rest of that pass.
 
-    The epoch after it is ours, and a second resume in the same epoch is as exact as the first.
+    The following epoch is ours, and a second resume in the same epoch is as exact as the first.
 
     Args:
-        theirs, ours: make a loader; each has the same dataset and sampler, built anew.
+        theirs, ours: make a loader; each call builds dataset and sampler again.
         execution: torchdata's workers.
-        resumed_on: ours. All but the first at one place in the middle.
+        resumed_on: our workers. All but the first resume only at one place in the middle.
     """
     interrupted, fresh = theirs(**execution), ours()
     states, batches = torchdata_run(interrupted)
     if fresh.shuffle is None:
-        whole = [plain(batch) for batch in interrupted]  # the user's sampler goes on by itself
+        whole = [plain(batch) for batch in interrupted]  # the user's sampler continues by itself
     else:
         fresh.set_epoch(1)
         whole = [plain(batch) for batch in fresh]
@@ -81,7 +81,7 @@ def _assert_second_resume(
         assert [plain(batch) for batch in again] == rest[taken:], taken
 
 
-# The orders that torchdata draws itself.
+# Orders that torchdata draws itself.
 
 
 @pytest.mark.processes
@@ -96,7 +96,7 @@ def _assert_second_resume(
 def test_every_state_of_its_own_orders(
     order: str, batch_size: int | None, drop_last: bool, execution: dict[str, Any]
 ) -> None:
-    """Into any number of workers: no worker has a state. Each pair of values once."""
+    """On any number of workers, since workers have no state. Each pair of values comes once."""
     arguments: dict[str, Any] = {"batch_size": batch_size, "drop_last": drop_last}
 
     def theirs(**execution: Any) -> Any:
@@ -134,7 +134,7 @@ def test_its_second_epoch_is_finished_as_our_first() -> None:
 
 
 def test_a_failed_fetch_was_a_request_and_no_batch() -> None:
-    """What came after it comes, and it is not tried again: as torchdata goes on."""
+    """Later batches are delivered and the failed one is not retried, as in torchdata."""
 
     class Broken(Indices):
         def __getitem__(self, index: int) -> int:
@@ -151,7 +151,7 @@ def test_a_failed_fetch_was_a_request_and_no_batch() -> None:
 
 
 def test_the_rest_may_come_in_other_batches() -> None:
-    """What is left is an order of indices, however they are batched."""
+    """The rest is an order of indices, however they are batched."""
     theirs = StatefulDataLoader(Indices(LENGTH), batch_size=3, shuffle=True)
     batches = iter(theirs)
     next(batches)
@@ -182,11 +182,11 @@ def test_a_seed_is_ours_and_no_state_of_theirs_decides_it() -> None:
     assert loader.state_dict()["seed"] == SEED
 
 
-# Samplers of the user's.
+# Users' samplers.
 
 
 def both(sampler: Callable[[], Any], **arguments: Any) -> tuple[Make, Make]:
-    """Makers of a loader of torchdata's, and of ours, each with a sampler of its own."""
+    """Return makers of a torchdata loader and of ours, each with its own sampler."""
 
     def make(kind: Any, **execution: Any) -> Any:
         if arguments.get("batch_sampler"):
@@ -270,7 +270,7 @@ def test_another_batch_size_adds_no_pass_after_a_users_sampler() -> None:
 
 
 def test_a_sampler_whose_state_torchdata_has_left_out_is_refused() -> None:
-    """It asks neither torch's BatchSampler nor what is inside it."""
+    """torchdata asks neither torch's BatchSampler nor the sampler inside it."""
     theirs, ours = both(lambda: BatchSampler(StatefulSampler(LENGTH), 2, False), batch_sampler=True)
     states, batches = torchdata_run(theirs())
     for state in states[1:]:
@@ -281,7 +281,7 @@ def test_a_sampler_whose_state_torchdata_has_left_out_is_refused() -> None:
 
 @executions
 def test_every_state_of_torchs_own_shuffler_with_a_generator(execution: dict[str, Any]) -> None:
-    """Its generator is built as it was: the sampler is iterated again from there."""
+    """Its generator is seeded as before, and the sampler is iterated again from there."""
     theirs, ours = both(generated, batch_size=2)
     states, batches = torchdata_run(theirs(**execution))
     for delivered, state in enumerate(states[:-1]):
@@ -291,7 +291,7 @@ def test_every_state_of_torchs_own_shuffler_with_a_generator(execution: dict[str
 
 @pytest.mark.parametrize("kind", [DistributedSampler, StatefulDistributedSampler])
 def test_the_epoch_that_a_distributed_sampler_was_set_to(kind: type[Any]) -> None:
-    """torchdata's state does not hold it: the script tells the sampler, as it did before."""
+    """torchdata's state does not hold it: the script sets it again."""
 
     def loader_of(loader_class: Any, epoch: int) -> Any:
         sampler = kind(range(LENGTH), num_replicas=2, rank=1)

@@ -1,4 +1,4 @@
-"""torchdata's states with those of datasets in them, and what is refused by name."""
+"""torchdata states that contain dataset states, and refusals by name."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ pytestmark = [
 def assert_finishes(
     make: Callable[..., Any], states: list[dict[str, Any]], batches: Batches
 ) -> None:
-    """From each state, and a second time a batch later."""
+    """Check each state, and a second resume a batch later."""
     for delivered, state in enumerate(states[:-1]):
         loader = loaded(make(), through_torch(state))
         found, second = [], None
@@ -91,7 +91,7 @@ def test_an_iterable(kind: type[Stream], batch_size: int | None, execution: dict
     assert_finishes(partial(make, StatefulGPULoader), states, batches)
     finished = loaded(make(StatefulGPULoader), states[-1])
     assert (finished.state_dict()["epoch"], finished.state_dict()["position"]) == (1, 0)
-    if kind in (Stream, IteratorStream):  # the others' epoch goes on from their own end
+    if kind in (Stream, IteratorStream):  # the others' epoch continues from their own end
         assert [plain(batch) for batch in finished] == batches
 
 
@@ -117,7 +117,7 @@ def state_of(loader: Any, delivered: int = 2) -> dict[str, Any]:
 
 
 class Pairs(Sampler[list[int]]):
-    """A batch sampler of batches of its own sizes, without state."""
+    """A batch sampler with batches of its own sizes, without state."""
 
     def __init__(self) -> None:
         pass
@@ -172,10 +172,10 @@ def test_what_the_state_does_not_tell_is_refused_by_name(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*in_order")
 def test_batches_that_overtook_each_other_are_refused() -> None:
-    """A state of in_order=False does not tell which were delivered."""
+    """A state of in_order=False does not say which batches were delivered."""
     theirs = StatefulDataLoader(Indices(LENGTH), num_workers=2, in_order=False)
     state = state_of(theirs, 3)
-    # What is written when the second batch was delivered before the first, without the race.
+    # The state when the second batch was delivered before the first, without the race.
     state["_snapshot"]["_main_snapshot"]["_sampler_iter_yielded"] = 2
     state["_snapshot"]["_snapshot_step"], state["_steps_since_snapshot"] = 3, 0
     refused = refusal(StatefulGPULoader(Indices(LENGTH)), state)
@@ -193,7 +193,7 @@ class Uneven(IterableDataset[int]):
 @pytest.mark.processes
 @pytest.mark.parametrize("batch_size", [1, None])
 def test_a_worker_that_has_ended_before_the_others(batch_size: int | None) -> None:
-    """Without a state nothing tells what each has read: it is refused, and never guessed."""
+    """Without a state nothing says how far each worker has read, so the load is refused."""
     make = partial(StatefulDataLoader, Uneven(), batch_size=batch_size, num_workers=2)
     ours = partial(StatefulGPULoader, Uneven(), batch_size=batch_size, num_workers=2)
     states, batches = torchdata_run(make())
@@ -244,7 +244,7 @@ def test_garbage_is_refused_by_name_and_nothing_changes(
     "sampler", [SubsetSampler(range(5, 15)), WeightedSampler([1.0] * 10, 10)], ids=lambda s: type(s)
 )
 def test_an_order_that_torchdata_has_not_is_refused(sampler: Any) -> None:
-    """Its state tells positions of a permutation of the whole dataset."""
+    """Its state holds positions in a permutation of the whole dataset."""
     theirs = StatefulDataLoader(Indices(10), batch_size=2, shuffle=True)
     next(iter(theirs))
     ours = StatefulGPULoader(Indices(20), batch_size=2, sampler=sampler)

@@ -1,4 +1,4 @@
-"""An iterable without state is proven by a digest while it is read again."""
+"""An iterable without state is checked by a digest while it is read again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*samples of the iterable datase
 
 
 class Shuffled(IterableDataset[Any]):
-    """Shuffles with a generator of its own, seeded or not."""
+    """Shuffles with a private generator, seeded or not."""
 
     def __init__(self, seed: int | None, length: int = 12, kind: str = "tensor") -> None:
         self.seed, self.length, self.kind = seed, length, kind
@@ -53,7 +53,7 @@ def make(dataset: Any, **arguments: Any) -> StatefulGPULoader[Any]:
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", ["tensor", "array", "bytes", "pair"])
 def test_one_that_gives_other_samples_is_refused(kind: str, num_workers: int) -> None:
-    """With the remedies; the state is what it was, and can be accepted as it is."""
+    """The error has the remedies; the state is unchanged and can be accepted."""
     interval = 1 if kind == "tensor" else 3
     arguments = {"num_workers": num_workers, "snapshot_every_n_steps": interval}
     loader = make(Shuffled(None, kind=kind), **arguments)
@@ -70,7 +70,7 @@ def test_one_that_gives_other_samples_is_refused(kind: str, num_workers: int) ->
 
 @pytest.mark.parametrize("kind", ["tensor", "array", "bytes", "pair"])
 def test_one_that_repeats_is_not(kind: str) -> None:
-    """In a fresh loader and in a used one, a second time, too."""
+    """In a fresh loader and in a used one, and a second time."""
     undisturbed = make(Shuffled(7, kind=kind))
     expected = [[copy_of(batch) for batch in undisturbed] for _ in range(2)]
     for stop in range(7):
@@ -86,7 +86,7 @@ def test_one_that_repeats_is_not(kind: str) -> None:
 
 
 def test_one_that_has_become_shorter_is_refused() -> None:
-    """Its end comes before the place."""
+    """It ends before the loaded place."""
     loader = make(Shuffled(7))
     batches = iter(loader)
     for _ in range(5):
@@ -119,7 +119,7 @@ def test_a_state_without_digest_is_read_again_as_before(interval: int) -> None:
 
 
 def test_a_worker_that_is_lost_is_not_replaced_by_one_that_reads_otherwise() -> None:
-    """Recovery is a resume, and nothing else tells that the stream would go on wrongly."""
+    """Recovery is a resume, and no other check would notice the wrong stream."""
     loader = make(Shuffled(None, length=40), num_workers=1)
     batches = iter(loader)
     for _ in range(5):
@@ -136,7 +136,7 @@ def test_a_worker_that_is_lost_is_not_replaced_by_one_that_reads_otherwise() -> 
 def test_the_shuffle_of_webdataset_is_refused_unless_it_has_a_seed(
     tmp_path: Path, seed: int | None
 ) -> None:
-    """Its buffer has a generator of its own, without a seed by default."""
+    """Its buffer has a private generator, without a seed by default."""
     import webdataset
 
     path = tmp_path / "samples.tar"
@@ -162,14 +162,14 @@ def test_the_shuffle_of_webdataset_is_refused_unless_it_has_a_seed(
     else:
         assert same([copy_of(batch) for batch in resumed], [copy_of(batch) for batch in batches])
     del loader, batches, resumed
-    gc.collect()  # its files are closed here, where the warning is expected
+    gc.collect()  # closes its files here, where the warning is expected
 
 
 class Flaky(IterableDataset[Any]):
-    """Raises an error of the storage at some of its samples, and goes on when it is asked again.
+    """Raises storage errors at some samples, and continues when called again.
 
     Args:
-        errors: by sample, how often it raises; -1 is always, and passes the sample over.
+        errors: number of errors by sample; -1 raises always and skips the sample.
         draws: whether samples are noise.
     """
 
@@ -193,7 +193,7 @@ class Flaky(IterableDataset[Any]):
 
 
 def delivered(loader: StatefulGPULoader[Any]) -> Iterator[Any]:
-    """All batches, with the state after each, and None for one that failed."""
+    """Yield all batches, each with the state after it, and None for a failed batch."""
     batches = iter(loader)
     while True:
         try:
@@ -212,7 +212,7 @@ def delivered(loader: StatefulGPULoader[Any]) -> Iterator[Any]:
 def test_an_error_of_the_storage_that_was_caught_spoils_no_later_state(
     times: int, first: int, draws: bool, num_workers: int
 ) -> None:
-    """A14: the storage has recovered by the resume, or fails at the same samples again."""
+    """A14: at the resume the storage has recovered, or fails at the same samples again."""
 
     def make(errors: dict[int, int]) -> StatefulGPULoader[Any]:
         dataset = Flaky(errors, draws=draws)
@@ -229,7 +229,7 @@ def test_an_error_of_the_storage_that_was_caught_spoils_no_later_state(
 
 
 def test_a_sample_that_a_caught_error_has_lost_is_refused_if_it_comes_again() -> None:
-    """A14: the iterator has passed over it, and gives it when it is read again."""
+    """A14: the iterator skipped the sample, but yields it when it is read again."""
     loader = StatefulGPULoader(Flaky({6: -1}, draws=False), batch_size=4, seed=5)
     *_, (_, state), _ = delivered(loader)
     resumed = StatefulGPULoader(Flaky({}, draws=False), batch_size=4, seed=5)
@@ -237,7 +237,7 @@ def test_a_sample_that_a_caught_error_has_lost_is_refused_if_it_comes_again() ->
 
 
 def test_damaged_counts_of_failed_fetches_are_refused() -> None:
-    """G6: nothing of a state is taken unread."""
+    """G6: every field of a state is checked."""
     loader = StatefulGPULoader(Flaky({6: 1}, draws=False), batch_size=4, seed=5)
     *_, (_, state), _ = delivered(loader)
     for failed in ([[1]], [[1, -1]], [[1, True]], [["1", 2]], [3], 7):

@@ -1,4 +1,4 @@
-"""One intra-op thread where a request runs, and nowhere else."""
+"""Requests run with one intra-op thread; all other code keeps its threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stats() counts and where it says the time went, for every kind of worker."""
+"""Counts and times of stats(), for every kind of worker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORK = ("read", "decode", "augment", "collate", "transfer")
 
 
 class Numbers:
-    """Items 0 to n - 1; those in ``bad`` cannot be used."""
+    """Items 0 to n - 1; items in ``bad`` fail."""
 
     def __init__(self, n: int, bad: tuple[int, ...] = ()) -> None:
         self.n = n
@@ -45,7 +45,7 @@ def double(sample: int) -> int:
 
 
 def spent(loader: StatefulGPULoader[Any]) -> LoaderStats:
-    """Return what one pass took."""
+    """Return the statistics of one pass."""
     before = loader.stats()
     for _ in loader:
         pass
@@ -192,7 +192,7 @@ def test_a_signal_handler_may_ask_while_its_thread_asks() -> None:
     assert all(each == found[0] for each in found)
 
 
-# What profilers see.
+# Ranges in profilers.
 
 
 def ranges(profiler: profile) -> dict[str, int]:
@@ -225,6 +225,6 @@ def test_a_profiler_may_start_and_stop_inside_a_stage() -> None:
         inner.__enter__()
         profiler.stop()
         inner.__exit__(None, None, None)
-    # Some versions of torch leave out a range that ends after the profiler does.
+    # Some versions of torch omit a range that ends after the profiler does.
     assert ranges(profiler) in ({}, {"stateful_gpu_loader.decode": 1})
     assert work.stage is None

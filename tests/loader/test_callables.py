@@ -60,7 +60,7 @@ def test_an_epoch_ends_at_the_same_place_on_all_workers(
 
 
 def test_every_sample_draws_anew_in_every_epoch_under_every_seed() -> None:
-    """The draws are exact and random."""
+    """All draws are different."""
     drawn = [
         draw
         for seed in (1, 2)

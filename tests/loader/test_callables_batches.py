@@ -119,9 +119,7 @@ def test_ranks_take_turns_at_whole_batches() -> None:
 def test_images_are_those_of_a_source_pixel_by_pixel(
     photos: Path, form: str, image: int | str
 ) -> None:
-    """Decoded and augmented the same way; the target is the other output, or a list of all
-    others.
-    """
+    """Decoded and augmented the same way; the target is the other output, or a list of others."""
     folder = StatefulGPULoader(FolderSource(photos), batch_size=5, seed=3, transform=RECIPES)
     wanted = [copy_of(batch) for batch in folder]
     files = files_of(photos)

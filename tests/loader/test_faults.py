@@ -101,9 +101,7 @@ def test_a_worker_that_dies_at_a_sample_while_next_waits(
 
 
 def test_a_poison_sample_is_named_and_the_state_is_intact(tmp_path: Path) -> None:
-    """WorkerLost is raised after max_worker_restarts; state_dict() works, a new iterator
-    continues.
-    """
+    """WorkerLost comes after max_worker_restarts; state_dict() works, a new iterator continues."""
     expected = undisturbed(lambda: StatefulGPULoader(Noisy(N), batch_size=4, seed=1), 1)[0]
     dataset = KillsItself(N, 13, lives(tmp_path / "lives", 100))
     loader = StatefulGPULoader(dataset, batch_size=4, seed=1, num_workers=2)

@@ -61,9 +61,7 @@ def test_none_ends_workers_that_have_not_begun() -> None:
 
 
 def test_none_leaves_a_live_iterator_alone() -> None:
-    """The loader drops its reference, like torch's. The iterator's workers end with the
-    iterator.
-    """
+    """The loader drops its reference, like torch's. The workers end with the iterator."""
     expected, _ = uninterrupted(make_map(), 2)
     before = children()
     loader = make_map(**KEPT)

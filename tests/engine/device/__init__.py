@@ -1,1 +1,1 @@
-"""Tests of the device stage, on a device that the CPU plays."""
+"""Tests of the device stage, on a device simulated by the CPU."""

@@ -1,4 +1,4 @@
-"""A decoder for each thread of the stage: copies of one, kept for the life of the threads."""
+"""One decoder for each thread of the stage: copies that live as long as the threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.patience import seconds
 
 
 class Asking:
-    """A thread that asks for its decoder when it is told to."""
+    """A thread that requests its decoder on command."""
 
     def __init__(self, decoder: Any) -> None:
         self.found: list[Any] = []
@@ -42,13 +42,13 @@ class Asking:
 
     def _work(self) -> None:
         while self._asked.acquire() and not self._ends:
-            decoders = ThreadDecoders.of(self._decoder)  # as each pass does
+            decoders = ThreadDecoders.of(self._decoder)  # as at the start of each pass
             self.found.append(decoders.for_this_thread(self._decoder))
             self._answered.release()
 
 
 def test_each_thread_keeps_its_decoder_from_pass_to_pass() -> None:
-    """Making one anew costs nvImageCodec as much as many batches."""
+    """Making an nvImageCodec decoder costs as much as many batches."""
     decoder = FakeDecoder()
     first, second = Asking(decoder), Asking(decoder)
     found = [first.ask(), second.ask(), second.ask(), first.ask()]

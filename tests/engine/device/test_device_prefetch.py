@@ -1,4 +1,4 @@
-"""DevicePrefetch: ahead of the user, in turn, and nothing lost."""
+"""DevicePrefetch works ahead of the user, in order, and loses nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.patience import seconds
 
 
 class Scripted:
-    """A pipeline whose answers are given; an exception among them is raised at its turn."""
+    """A pipeline with given answers. An exception among them is raised in its turn."""
 
     def __init__(self, answers: Sequence[Any], *, ready: bool = True) -> None:
         self.answers = list(answers)
@@ -120,7 +120,7 @@ def test_the_next_batches_are_made_while_the_user_works() -> None:
 
 
 def test_exceptions_keep_their_turn_and_the_inner_pipeline_is_asked_again() -> None:
-    """Whatever was read before is delivered first; behind the exception the stream goes on."""
+    """Earlier batches are delivered first; after the exception the stream continues."""
     inner = Scripted(
         [torch.tensor(1), torch.tensor(2), KeyError("order"), torch.tensor(3), WorkersDied("x", 1)]
     )
@@ -162,7 +162,7 @@ def test_what_a_worker_and_the_stage_say_of_a_batch_is_kept() -> None:
     ],
 )
 def test_full_memory_is_reported_with_sizes_and_the_batch_is_tried_again(error: Exception) -> None:
-    errors = [error] * 4  # it is tried twice before the user is told
+    errors = [error] * 4  # tried twice before the user gets the error
 
     def finish(batch: torch.Tensor) -> torch.Tensor:
         if errors and batch[0] == 1:
@@ -182,7 +182,7 @@ def test_full_memory_is_reported_with_sizes_and_the_batch_is_tried_again(error: 
 
 
 def test_a_stage_that_hangs_is_given_up_after_the_timeout() -> None:
-    """As a worker that hangs."""
+    """Like a worker that hangs."""
     go_on = threading.Event()
 
     def hang(payload: Any) -> Any:
@@ -198,7 +198,7 @@ def test_a_stage_that_hangs_is_given_up_after_the_timeout() -> None:
 
 
 def test_the_first_batch_may_take_longer_than_the_timeout() -> None:
-    """Its decoder is started and its kernels are compiled meanwhile."""
+    """Meanwhile its decoder starts and its kernels are compiled."""
     timeouts: list[float] = []
     device = pipeline(Scripted([torch.tensor(i) for i in range(3)]), ahead=1, timeout=seconds(2))
     submit = device._stage.submit
@@ -278,7 +278,7 @@ def test_full_memory_frees_what_was_made_of_the_batch() -> None:
 
 
 def test_a_new_start_and_a_close_abandon_what_is_in_flight() -> None:
-    """Nothing stale is delivered afterwards."""
+    """No stale batch is delivered later."""
     inner = Scripted([torch.tensor(i) for i in range(3)])
     device = pipeline(inner, ahead=3)
     next(device)
@@ -293,7 +293,7 @@ def test_a_new_start_and_a_close_abandon_what_is_in_flight() -> None:
 
 @pytest.mark.parametrize("forks", [True, False])
 def test_the_device_is_touched_after_workers_were_forked(forks: bool) -> None:
-    """No process is forked behind the first touch of the device."""
+    """No process is forked after the device was first used."""
     inner = Scripted([])
     pipeline(inner, forks=forks)
     assert inner.was_open is not forks

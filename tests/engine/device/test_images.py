@@ -1,4 +1,4 @@
-"""DeviceImages by itself: what it leaves to be done when it returns."""
+"""DeviceImages alone, and the work that it leaves for later."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["fake_gpu"]
 
 
 class CpuDecoded:
-    """A decoder of the GPU that leaves the files of these lengths to the CPU, and refuses some."""
+    """A GPU decoder that refuses files of some lengths, and leaves files of others to the CPU."""
 
     family = "fake-cuda"
     acts_on_exif = False
@@ -81,7 +81,7 @@ def test_pixels_of_the_cpu_are_copied_in_the_augmenting_step(
 
 
 class Given:
-    """A decoder of JPEGs whose pixels, and whose arguments, the test knows."""
+    """A decoder of JPEGs with given pixels, which notes its arguments."""
 
     family = "fake-cuda"
     acts_on_exif = True
@@ -109,7 +109,7 @@ class Given:
 
 
 def write_mixed_folder(root: Path, num_images: int) -> None:
-    """Write JPEGs of all orientations with EXIF and XMP, and a PNG after each two of them."""
+    """Write JPEGs of all orientations with EXIF and XMP, and a PNG after every second JPEG."""
     folder = root / "class"
     folder.mkdir()
     picture = photograph("coffee").resize((60, 40))
@@ -129,7 +129,7 @@ def write_mixed_folder(root: Path, num_images: int) -> None:
 
 
 def test_readers_take_exif_out_of_what_the_gpu_decodes(tmp_path: Path) -> None:
-    """And what decides which decoder it is sees the file as it is."""
+    """The choice of decoder sees the file unchanged."""
     write_mixed_folder(tmp_path, 9)
     place, decoder = FakePlace(), Given()
     place.open()
@@ -149,7 +149,7 @@ def test_readers_take_exif_out_of_what_the_gpu_decodes(tmp_path: Path) -> None:
 
 
 class Calls(TorchFunctionMode):
-    """Counts the calls of torch, but for those that only look at a tensor."""
+    """Counts the calls of torch, except those that only inspect a tensor."""
 
     LOOKS = frozenset(
         {"__get__", "stride", "data_ptr", "numel", "size", "__len__", "dim", "is_contiguous"}
@@ -168,7 +168,7 @@ class Calls(TorchFunctionMode):
 
 @pytest.fixture
 def no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of the fused launch is done but the kernel."""
+    """Run the fused launch without its kernel."""
 
     def resample(images: Any, placement: Any, pointwise: Any, memory_format: Any) -> torch.Tensor:
         out = torch.empty((len(images), 3, *placement.sizes[0].tolist()), dtype=pointwise.dtype)
@@ -195,7 +195,7 @@ def calls_of_the_stage(maker: EncodedMaker, steps: DeviceImages, num_images: int
 def test_the_stage_calls_torch_as_often_for_any_number_of_images(
     recipes: T.Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each call may hand Python's lock to a reader: for each image, that takes milliseconds."""
+    """Each call may hand Python's lock to a reader; for each image, that takes milliseconds."""
     write_mixed_folder(tmp_path, 24)
     place, decoder = FakePlace(), Given()
     place.open()
@@ -208,7 +208,7 @@ def test_the_stage_calls_torch_as_often_for_any_number_of_images(
 
 
 def write_objects(folder: Path, num_images: int) -> CocoSource:
-    """Write photographs that have one to three objects each, with masks."""
+    """Write photographs with one to three objects each, and their masks."""
     images: list[Any] = []
     objects: list[Any] = []
     for i in range(num_images):
@@ -244,7 +244,7 @@ def test_the_stage_calls_torch_as_often_for_the_objects_of_any_number_of_images(
 def test_objects_move_once_whatever_replaces_their_images(
     tmp_path: Path, fake_gpu: FakeGpu
 ) -> None:
-    """One batch has an image without a header, another one whose pixels cannot be decoded."""
+    """One batch has an image without a header, another has an image with undecodable pixels."""
     source = write_objects(tmp_path, 16)
     whole = (tmp_path / "000.jpg").read_bytes()
     (tmp_path / "001.jpg").write_bytes(b"no photograph")

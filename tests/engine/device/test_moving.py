@@ -71,7 +71,7 @@ def test_an_object_that_can_be_moved_is_not_looked_into() -> None:
 def test_tensors_that_differ_in_length_alone_are_copied_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Unless they are large, or of another type or layout."""
+    """Except large tensors, and tensors of another dtype or layout."""
     place, copied = FakePlace(), []
     monkeypatch.setattr(place, "copy_in", lambda given: copied.append(given) or given.clone())
     boxes = [torch.rand(n, 4) for n in (3, 0, 1)]

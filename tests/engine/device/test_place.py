@@ -1,4 +1,4 @@
-"""CudaPlace where there is no GPU, and which device it takes; see also tests/pretend_gpu."""
+"""CudaPlace without a GPU, and its choice of device; see also tests/pretend_gpu."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_gpu_that_is_not_there_is_named_at_the_first_batch(tmp_path: Any) -> N
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Have a GPU of index 3, and note what is asked of it."""
+    """Simulate a GPU of index 3, and note the calls to it."""
     log: list[Any] = []
 
     def streams(owner: CudaPlace, device: torch.device) -> tuple[str, str]:
@@ -73,7 +73,7 @@ def test_streams_that_cannot_be_created_are_reported(
 def test_where_no_memory_can_be_locked_plain_memory_does(
     log: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The copy from it is slower, and the batch is the same."""
+    """The copy from plain memory is slower, but the batch is the same."""
     place = CudaPlace(torch.device("cuda"))
     place.open()
     real = torch.empty
@@ -90,7 +90,7 @@ def test_where_no_memory_can_be_locked_plain_memory_does(
 def test_an_allocator_that_reuses_memory_in_stream_order_is_refused(
     log: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """nvJPEG's hardware engine keeps no such order."""
+    """nvJPEG's hardware engine does not keep stream order."""
     monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "cudaMallocAsync")
     with pytest.raises(LoaderError, match=r"cudaMallocAsync.*PYTORCH_CUDA_ALLOC_CONF"):
         CudaPlace(torch.device("cuda")).open()

@@ -1,4 +1,4 @@
-"""The stage: its threads, the order of its batches and its ends; see also tests/pretend_gpu."""
+"""The stage: its threads, the order of its batches, and how it ends; see also tests/pretend_gpu."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_batches_are_taken_in_order_and_received(place: FakePlace) -> None:
 
 
 def test_a_batch_is_begun_while_the_one_before_it_is_ended(place: FakePlace) -> None:
-    """Two are in the stage, and no third: so many decoded pixels are in memory."""
+    """At most two batches are in the stage, so memory holds the decoded pixels of two."""
     stage = Stage(place)
     begun: list[int] = []
     ended: list[int] = []
@@ -107,7 +107,7 @@ def test_a_cancelled_batch_is_not_made(place: FakePlace) -> None:
 
 
 def test_no_finished_batch_is_held(place: FakePlace) -> None:
-    """Neither by the thread, which waits for the next task, nor by the task it was taken from."""
+    """Neither by the thread, which waits for the next task, nor by the finished task."""
     stage = Stage(place)
     task = stage.submit(partial(filled, 1))
     assert task.wait(20)
@@ -149,7 +149,7 @@ def test_a_thread_that_cannot_be_started_is_tried_again(
 
 
 def test_a_pause_waits_for_what_is_under_way(place: FakePlace) -> None:
-    """Nobody forks while the stage holds a lock."""
+    """No process is forked while the stage holds a lock."""
     stage = Stage(place)
     stage.pause()
     done: list[int] = []
@@ -160,7 +160,7 @@ def test_a_pause_waits_for_what_is_under_way(place: FakePlace) -> None:
 
 
 def test_decoded_batches_in_memory_are_bounded(place: FakePlace) -> None:
-    """One that is augmented, and one that is decoded, also behind steps that failed."""
+    """One batch is decoded and one augmented, also after failed steps."""
     stage, lock = Stage(place), threading.Lock()
     decoded: set[int] = set()
     most = [0]

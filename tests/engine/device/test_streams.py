@@ -1,4 +1,4 @@
-"""Private streams are handed out again, one owner at a time; streams are stand-ins."""
+"""Private streams are reused, by one owner at a time. Streams are stand-ins."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_each_gpu_has_its_own_pairs() -> None:
 
 
 def test_a_forked_child_takes_no_pair_of_its_parent() -> None:
-    """Neither one that is spare at the fork, nor one whose owner goes in the child."""
+    """Neither a pair that is spare at the fork, nor one whose owner is freed in the child."""
     owner, gone = Owner(), Owner()
     theirs = {*private_streams(owner, GPU), *private_streams(gone, GPU)}
     del gone

@@ -1,4 +1,4 @@
-"""Which exceptions are a bad sample's, and which position takes its place."""
+"""Exceptions that make a sample bad, and the position that replaces it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def gzip_error() -> Exception:
 
 
 class ClientError(OSError):
-    """As requests' and urllib's errors: an OSError without an errno."""
+    """Like errors of requests and urllib: an OSError without an errno."""
 
 
 PHOTO = bytes(encode(photograph("coffee")).numpy())
@@ -124,7 +124,7 @@ def test_what_code_machine_and_storage_decide_is_not(error: BaseException) -> No
 
 
 def test_pillows_own_errors_are_among_them() -> None:
-    """They are OSErrors, and without this would be raised as failures of the storage."""
+    """Pillow raises OSErrors, which would otherwise count as failures of the storage."""
     truncated, text = pillow_error(PHOTO[: len(PHOTO) // 2]), pillow_error(b"no photograph")
     assert (type(truncated), type(text)) == (OSError, UnidentifiedImageError)
 
@@ -147,7 +147,7 @@ def test_another_mode_is_refused(mode: Any) -> None:
 
 
 def first_candidates(n: int, num_keys: int, which: int = 0) -> list[tuple[int, int]]:
-    """Own position and a candidate's, over many keys."""
+    """Return a position and its candidate, for many keys."""
     policy = BadSamplePolicy(mode="replace", order=SequentialOrder(range(n)))
     pairs = []
     for start in range(num_keys):
@@ -176,7 +176,7 @@ def test_candidates_are_uniform_over_a_huge_order() -> None:
 @pytest.mark.fuzz
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 9, 10, 100])
 def test_no_candidate_comes_twice(n: int) -> None:
-    """So a small dataset is searched to its end."""
+    """A small dataset is searched completely."""
     policy = BadSamplePolicy(mode="replace", order=ShuffledOrder(range(n)))
     for request in requests_of(n, 4):
         for number, own in enumerate(request.index_list()):
@@ -188,7 +188,7 @@ def test_no_candidate_comes_twice(n: int) -> None:
 
 
 def test_candidates_do_not_depend_on_batch_or_rank() -> None:
-    """Seen from the key, whoever serves it."""
+    """Candidates depend on the key alone."""
     policy = BadSamplePolicy(mode="replace", order=ShuffledOrder(range(20)))
     found = {
         (ranks, batch_size): {
@@ -205,7 +205,7 @@ def test_candidates_do_not_depend_on_batch_or_rank() -> None:
 
 
 def test_golden_candidates() -> None:
-    """They are part of the stream: a change breaks every saved state."""
+    """They are part of the stream: a change would break every saved state."""
     policy = BadSamplePolicy(mode="replace", order=ShuffledOrder(range(1000)))
     request = Request(ordinal=0, seed=42, epoch=3, start=5, step=2, indices=[0, 0], end=9)
     golden = [41, 523, 611, 208, 853, 369, 259, 882]
@@ -217,7 +217,7 @@ def test_golden_candidates() -> None:
 
 
 def shuffled_whole(others: list[int], position: int) -> list[int]:
-    """The plain Fisher-Yates shuffle, of which the policy makes the first steps."""
+    """Return the full Fisher-Yates shuffle, whose first steps the policy makes."""
     drawn = words(SEED, EPOCH, [position], Stream.REPLACEMENT, 4 * MAX_TRIES)[0].tolist()
     for step in range(MAX_TRIES):
         number = sum(drawn[4 * step + place] << 32 * place for place in range(4))
@@ -261,7 +261,7 @@ def test_a_policy_remembers_within_bounds_and_travels() -> None:
 
 
 def test_a_dataset_with_state_is_read_again() -> None:
-    """Whatever is read moves its state, and skipping it would make another stream."""
+    """Each read moves its state, and skipping a read would change the stream."""
     policy = BadSamplePolicy(mode="drop", known={3: "empty"}, reads_again=True)
     policy.remember(FoundBad(4, 0, 0, "text"))
     assert policy.known_reason(3) is policy.known_reason(4) is None

@@ -1,4 +1,4 @@
-"""Bad samples, maker by maker: what no run of a loader shows by itself."""
+"""Bad samples in each maker: properties that no run of a loader shows."""
 
 from __future__ import annotations
 
@@ -104,13 +104,13 @@ ANY = {**PLAIN, **{name: partial(_of_images, make) for name, make in IMAGES.item
     "name", [*PLAIN, *(pytest.param(name, marks=pytest.mark.fuzz) for name in IMAGES)]
 )
 def test_a_batch_depends_on_nothing_but_its_request(photos: Path, name: str, mode: str) -> None:
-    """Whatever was met before, by whatever worker, at whatever stage, and what is known."""
+    """Earlier requests, the worker, the stage and known bad samples make no difference."""
     requests = [r for epoch in range(3) for r in requests_of(N, 4, epoch=epoch)]
     make = partial(ANY[name], photos, mode)
     alone = [run(make(), request) for request in requests]
     in_turn, backwards = make(), make()
     if name in PLAIN:
-        backwards = pickle.loads(pickle.dumps(backwards))  # as to a worker
+        backwards = pickle.loads(pickle.dumps(backwards))  # as when it is sent to a worker
     assert_same([run(in_turn, request) for request in requests], alone)
     assert_same([run(backwards, request) for request in requests[::-1]], alone[::-1])
     record = BadSamples()
@@ -124,7 +124,7 @@ def test_a_batch_depends_on_nothing_but_its_request(photos: Path, name: str, mod
 
 
 def test_threads_share_a_maker(photos: Path) -> None:
-    """Whose recipes touch no global generator."""
+    """With recipes that use no global generator."""
     before = generators()
     source = FolderSource(photos)
     requests = [r for epoch in range(4) for r in requests_of(N, 4, epoch=epoch)]
@@ -137,7 +137,7 @@ def test_threads_share_a_maker(photos: Path) -> None:
 
 @pytest.mark.parametrize("name", ANY)
 def test_the_generators_are_put_back_around_a_maker(photos: Path, name: str) -> None:
-    """In the user's own thread, whether or not bad samples were met."""
+    """In the user's thread, with and without bad samples."""
     pipeline = InlinePipeline(ANY[name](photos, "drop"))
     pipeline.start(iter(requests_of(N, 11)))
     before = generators()
@@ -146,7 +146,7 @@ def test_the_generators_are_put_back_around_a_maker(photos: Path, name: str) -> 
         assert generators() == before
 
 
-# What takes the place.
+# Replacements.
 
 
 @kinds
@@ -164,9 +164,9 @@ def test_a_batch_left_empty_keeps_a_replacement_of_its_first(kind: type[Damaged]
 
 
 def test_dropping_from_native_batches_asks_for_the_sound_ones_alone() -> None:
-    """All at once and anew, as draws may be shared; for one known to be bad it never asks.
+    """All at once and again, because samples may share draws. Known bad samples are not requested.
 
-    What the transform draws stays each place's own.
+    Each position keeps its transform's draws.
     """
     asked: list[list[int]] = []
 
@@ -190,7 +190,7 @@ def test_dropping_from_native_batches_asks_for_the_sound_ones_alone() -> None:
 
 
 def test_without_batches_drop_is_a_replacement(photos: Path) -> None:
-    """There is no smaller batch than one sample."""
+    """No batch is smaller than one sample."""
     alone: dict[str, Any] = {"collate_fn": default_convert, "batched": False}
     source = Redirected(FolderSource(photos))
     for make, dataset in ((sample_maker, Damaged(N, OF_BYTES)), (image_maker, source)):
@@ -205,10 +205,10 @@ def test_without_batches_drop_is_a_replacement(photos: Path) -> None:
 
 @pytest.mark.parametrize("known", [(), (0, 1), (0, 1, 2, 3)])
 def test_an_image_batch_left_empty_keeps_a_replacement(known: tuple[int, ...]) -> None:
-    """At whatever stage the last one is lost; here all but two indices are undecodable."""
+    """At whichever stage the last sample is lost; here all but two indices are undecodable."""
     source = InMemory([(20, 20)] * 4 + [(40, 30)] * 2, broken={0, 1, 2, 3})
     policy = policy_for(source, "drop", known=dict.fromkeys(known, "undecodable"))
-    for recipes in (RECIPES, []):  # without recipes, the batch takes the replacement's size
+    for recipes in (RECIPES, []):  # without recipes, the replacement decides the batch's size
         for request in requests_of(6, 1):
             (images, targets), _ = run(image_maker(source, policy, recipes=recipes), request)
             index = int(targets)
@@ -246,7 +246,7 @@ def test_replacements_that_are_bad_themselves_are_recorded() -> None:
 
 
 def test_a_subset_replaces_from_itself() -> None:
-    """No sample outside the order ever appears."""
+    """No sample comes from outside the order."""
     subset = Subset(Damaged(100, {10: ValueError, 12: ValueError}), range(10, 20))
     for request in requests_of(10, 5):
         batch, found = run(sample_maker(subset, "replace"), request)
@@ -256,7 +256,7 @@ def test_a_subset_replaces_from_itself() -> None:
 
 @modes
 def test_under_a_users_sampler_another_sample_of_the_batch_takes_the_place(mode: str) -> None:
-    """Names as indices, one of which comes twice."""
+    """The indices are names, one of which comes twice."""
     request = request_of(["a", "b", "c", "b", "e"], start=10)
     policy = BadSamplePolicy(mode=mode)
     batch, found = run(sample_maker(Named("b"), policy), request)
@@ -268,7 +268,7 @@ def test_under_a_users_sampler_another_sample_of_the_batch_takes_the_place(mode:
     others = [replacement_of(policy, request, number, {"b"})[1] for number in (1, 3)]
     assert batch["name"] == ["a", others[0], "c", others[1], "e"]
     sound, _ = run(sample_maker(Named(), BadSamplePolicy(mode=mode)), request)
-    assert_same(batch["torch"], sound["torch"])  # each place keeps its draws
+    assert_same(batch["torch"], sound["torch"])  # each position keeps its draws
     record = BadSamples()
     record.add(found)
     assert not record.known
@@ -276,7 +276,7 @@ def test_under_a_users_sampler_another_sample_of_the_batch_takes_the_place(mode:
 
 
 def test_a_sample_is_not_tried_in_its_own_place() -> None:
-    """Under a user's sampler it may come at several positions."""
+    """A user's sampler may yield it at several positions."""
     policy = BadSamplePolicy(mode="replace")
     batch, found = run(sample_maker(Named("b"), policy), request_of([*"bbbbbb", "a"]))
     assert batch["name"] == ["a"] * 7
@@ -306,7 +306,7 @@ def test_indices_that_cannot_be_hashed_or_compared_do_no_harm() -> None:
         assert [type(bad.index) for bad in found] == [str]
 
 
-# What draws decide.
+# Errors that depend on draws.
 
 
 class Draws(Dataset[int]):
@@ -328,7 +328,7 @@ class Draws(Dataset[int]):
     "draw", [random.random, np.random.rand, lambda: torch.rand(()), lambda: random.seed(5)]
 )
 def test_draws_from_any_generator_count(draw: Callable[[], Any]) -> None:
-    """But not against a BadSample, which says itself that the content is to blame."""
+    """Except for a BadSample, which blames the content."""
 
     def kinds_of(draw: Callable[[], Any], error: Any = ValueError) -> set[bool]:
         maker = sample_maker(Draws(draw, error), "replace")
@@ -340,7 +340,7 @@ def test_draws_from_any_generator_count(draw: Callable[[], Any]) -> None:
 
 
 def test_draws_that_fail_for_every_sample_are_no_samples_fault() -> None:
-    """A replacement draws what the bad sample would have drawn, so this is seen and raised."""
+    """A replacement has the bad sample's draws, so the failure is recognised and raised."""
 
     class Unlucky(Damaged):
         def __getitem__(self, index: int) -> dict[str, Any]:
@@ -367,7 +367,7 @@ def test_of_a_private_generator_nothing_is_known() -> None:
     assert {bad.always for _, found in fresh for bad in found} == {False}
 
 
-# What is tried again, and what is raised.
+# Retries, and raised errors.
 
 
 def test_an_error_of_the_system_in_a_batch_that_was_mended_is_tried_again() -> None:
@@ -387,7 +387,7 @@ def test_an_error_of_the_system_in_a_batch_that_was_mended_is_tried_again() -> N
 
 
 def test_a_replacement_that_the_system_fails_to_read_is_raised_too() -> None:
-    """Another one in its stead would make the stream depend on the storage's weather."""
+    """Otherwise the stream would depend on failures of the storage."""
     request = requests_of(N, 5)[0]
     dataset = Damaged(N)
     policy = policy_for(dataset, "replace")
@@ -455,7 +455,7 @@ class AllOrNothing(DamagedBatches):
 
 @modes
 def test_what_is_no_samples_fault_is_raised(photos: Path, mode: str) -> None:
-    """A batch whose samples are sound alone, a collate function, the transform of an image."""
+    """Errors of a batch of sound samples, of a collate function, and of an image's transform."""
     source = FolderSource(photos)
     for maker, message in (
         (sample_maker(AllOrNothing(9), mode), "too much at once"),
@@ -493,7 +493,7 @@ def test_one_bad_image_costs_no_second_decoding_of_the_others(photos: Path, mode
 def test_the_size_that_a_damaged_header_claims_is_no_reason_to_stop(
     recipes: list[T.Recipe], mode: str, known: tuple[int, ...]
 ) -> None:
-    """The recipes would refuse it, unless it had been known to be bad."""
+    """The recipes would refuse that size, unless the sample is already known to be bad."""
     sizes = [(32, 32), (16, 60), (32, 32), (20, 20), (32, 32), (32, 32), (32, 32)]
     source = InMemory(sizes, broken={1, 3})
     (request,) = requests_of(7, 7)
@@ -522,7 +522,7 @@ def test_sound_images_of_different_sizes_are_refused_as_ever(mode: str) -> None:
 
 
 def test_a_replacement_of_another_size_is_refused_by_name() -> None:
-    """Where the recipes fix no size, and only the damaged image had the batch's."""
+    """When the recipes fix no size, and only the damaged image had the batch's size."""
     source = InMemory([(32, 32), (40, 40)], broken={0})
     (images, _), _ = run(image_maker(source, "replace", recipes=[]), request_of([0, 1]))
     assert images.shape == (2, 3, 40, 40)
@@ -533,7 +533,7 @@ def test_a_replacement_of_another_size_is_refused_by_name() -> None:
 
 
 def test_images_left_out_leave_a_batch_like_any_other(photos: Path) -> None:
-    """Its memory is laid out as that of one of as many images."""
+    """Its memory layout is that of a batch of as many images."""
     source = FolderSource(photos)
     for request in requests_of(N, 6):
         (images, _), _ = run(image_maker(source, "drop"), request)

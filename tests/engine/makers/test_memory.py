@@ -1,4 +1,4 @@
-"""Batch memory is taken again only when nobody can see it any more."""
+"""Batch memory is reused only when nothing refers to it any more."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ BYTES = torch.uint8
 
 @pytest.fixture
 def locked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sizes of what was page-locked; plain memory plays it."""
+    """Return the sizes of page-locked memory, which plain memory simulates."""
     sizes: list[int] = []
 
     def empty_pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -103,7 +103,7 @@ def locked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_beyond_the_bound_memory_is_pageable(locked: list[int]) -> None:
-    """Many batches in flight must not take the machine's memory away."""
+    """Many batches in flight must not lock all of the machine's memory."""
     memory = PinnedMemory(4096)
     batches = [memory.empty((1000,), BYTES) for _ in range(6)]
     assert [batch.shape for batch in batches] == [(1000,)] * 6

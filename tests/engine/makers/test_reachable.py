@@ -1,4 +1,4 @@
-"""The search for what user code reaches while it makes a sample."""
+"""The search for objects that user code reaches while it makes a sample."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class RandFlip(Randomizable):
 
 
 class RandCompose(Randomizable):
-    """Draws nothing, as MONAI's Compose, which is Randomizable all the same."""
+    """Draws nothing, but is Randomizable, like MONAI's Compose."""
 
     def __init__(self, *transforms: Any) -> None:
         self.transforms = transforms
@@ -109,7 +109,7 @@ class RandCompose(Randomizable):
 
 
 class Jitter(v2.Transform):
-    """torchvision's code calls this method, and no code of the user's."""
+    """Only torchvision's code calls this method, no user code."""
 
     R = random.Random(1)
 
@@ -328,14 +328,14 @@ def test_what_no_sample_is_drawn_from_is_not_found(dataset: Any) -> None:
 
 
 def test_a_seeded_object_whose_code_draws_nothing_is_not_found() -> None:
-    """MONAI gives its Compose a generator of its own when it is built."""
+    """MONAI gives its Compose a private generator when it is built."""
     transform = RandCompose(RandFlip())
     for each in (transform, *transform.transforms):
         each.set_random_state(3)
     assert paths(Items(transform=transform)) == ["dataset.transform.transforms[0].R"]
 
 
-# Bounds
+# Limits.
 
 
 def test_a_million_paths_are_not_looked_at_one_by_one() -> None:
@@ -383,7 +383,7 @@ def test_an_object_that_is_called_in_native_code_is_said() -> None:
 
 
 class Hostile:
-    """Raises from everything that a search might call."""
+    """Raises from every method that a search might call."""
 
     def fail(self, *arguments: Any) -> Any:
         raise AssertionError("it calls code of the user's")

@@ -1,4 +1,4 @@
-"""Samples are seeded from the first batch on in which one draws: the stream is as if all were."""
+"""From the first batch with a draw, samples are seeded, and the stream is as if all were."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DRAWS: dict[str, Draw] = {
 
 
 class Rarely(Indices):
-    """One sample draws; all note that they were asked for."""
+    """One sample draws. All reads are noted."""
 
     def __init__(self, draw: Draw, draws: bool | None = None) -> None:
         super().__init__(LENGTH)
@@ -50,7 +50,7 @@ class Rarely(Indices):
 
 
 class RarelyInShards(ShardedDataset):
-    """The same samples, in shards; notes where these were opened."""
+    """The same samples, in shards. Opened shards and cursors are noted."""
 
     num_lanes = 2
     shuffle_buffer = 8
@@ -91,7 +91,7 @@ def asked_of(loader: Any) -> list[Any]:
 @kinds
 @pytest.mark.parametrize("name", DRAWS)
 def test_a_sample_that_draws_is_that_of_a_loader_that_seeds_all(kind: Any, name: str) -> None:
-    """In every epoch, and from every place."""
+    """In every epoch and from every place."""
     draw = DRAWS[name]
     given = {"shuffle": name != "random"}
     always, loader = loader_of(kind, draw, draws=True, **given), loader_of(kind, draw, **given)
@@ -116,7 +116,7 @@ def test_a_sample_that_draws_is_that_of_a_loader_that_seeds_all(kind: Any, name:
 
 @kinds
 def test_workers_make_what_the_callers_thread_makes(kind: Any) -> None:
-    """One of them meets the sample that draws, the other does not."""
+    """Only one worker meets the sample that draws."""
     expected = loader_of(kind, DRAWS["numpy"], draws=True)
     loader = loader_of(kind, DRAWS["numpy"], num_workers=2, multiprocessing_context="fork")
     for _ in range(2):
@@ -135,7 +135,7 @@ def test_no_sample_is_made_twice_where_an_early_one_draws(kind: Any) -> None:
 def test_a_late_draw_is_made_again_with_seeds_and_reported(
     kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A turn of a lane from its cursor, as a resume reads it; afterwards nothing is."""
+    """A lane's turn is read again from its cursor, as in a resume; later nothing is read again."""
     monkeypatch.setattr(draw_rule, "EVIDENCE", 8)
     monkeypatch.setattr(global_generators, "others_alive", lambda: False)
     expected, loader = (loader_of(kind, random.random, draws=draws) for draws in (True, None))
@@ -148,7 +148,7 @@ def test_a_late_draw_is_made_again_with_seeds_and_reported(
 
 
 class Keeping(Rarely):
-    """A table of noise that the first sample makes, and a cache of augmented samples."""
+    """Its first sample makes a table of noise; it caches augmented samples."""
 
     table: Any = None
 
@@ -168,7 +168,7 @@ class KeepingInShards(RarelyInShards):
 def test_what_a_dataset_keeps_from_its_first_call_depends_on_the_samples(
     kind: Any, shuffle: bool
 ) -> None:
-    """Two runs of one seed are equal, and so is a cache after a resume."""
+    """Two runs with one seed are equal, and so is a cache after a resume."""
     found, states = [], []
     for spoil in (1, 2):
         random.seed(spoil)
@@ -189,7 +189,7 @@ def test_what_a_dataset_keeps_from_its_first_call_depends_on_the_samples(
 
 @kinds
 def test_a_thread_that_iterates_a_quiet_dataset_leaves_the_generators_alone(kind: Any) -> None:
-    """Though the main thread draws while a batch is made."""
+    """Even if the main thread draws while a batch is made."""
     turn, done, seen_there = threading.Event(), threading.Event(), list[Any]()
 
     def wait() -> float:
@@ -257,7 +257,7 @@ def test_a_collate_function_draws_from_its_own_key_whether_or_not_samples_do() -
 
 
 class Failing(Rarely):
-    """Some samples fail; another one draws."""
+    """Some samples fail; another sample draws."""
 
     def sample(self, index: int) -> Any:
         if index in (9, 18):
@@ -279,7 +279,7 @@ class FailingInShards(RarelyInShards):
     ],
 )
 def test_a_sample_that_fails_is_dealt_with_as_if_all_were_seeded(kind: Any, mode: str) -> None:
-    """It is passed, and does not raise again because a later sample draws."""
+    """It is passed over, and does not raise again when a later sample draws."""
     found = []
     for draws in (None, True):
         loader = loader_of(kind, random.random, draws=draws, on_bad_sample=mode)
@@ -311,7 +311,7 @@ RESEEDS: dict[str, Callable[[], Any]] = {
 def test_a_seed_from_the_system_is_reported_once(
     name: str, evidence: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The call is named, in a sample with seeds and in one without."""
+    """The report names the call, in samples with and without seeds."""
     monkeypatch.setattr(draw_rule, "EVIDENCE", evidence)
     monkeypatch.setattr(global_generators, "others_alive", lambda: False)
 
@@ -342,7 +342,7 @@ def test_a_seed_by_argument_is_not_reported() -> None:
 def test_a_bad_sample_in_another_thread_leaves_the_generators_alone(
     draws: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing may be seeded there, though the batch is made again, sample by sample."""
+    """Nothing may be seeded there, although the batch is made again sample by sample."""
 
     def fail() -> float:
         raise ValueError("no sample")
@@ -365,7 +365,7 @@ def test_a_bad_sample_in_another_thread_leaves_the_generators_alone(
 def test_a_late_draw_beside_other_threads_restores_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever drew, the generators go on from there."""
+    """The generators continue from there, whichever thread drew."""
     monkeypatch.setattr(draw_rule, "EVIDENCE", 0)
     monkeypatch.setattr(global_generators, "others_alive", lambda: True)
     random.seed(3)

@@ -1,4 +1,4 @@
-"""A lane's samples, from any cursor on, are those of the lane read at once."""
+"""From any cursor, the rest of a lane equals the rest of the lane read at once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def reader_of(
 
 
 def rest_of(reader: LaneReader, size: int = 1) -> list[Any]:
-    """Samples and keys, until fewer than ``size`` are left."""
+    """Return samples and keys, until fewer than ``size`` are left."""
     found = []
     while (taken := reader.take(size, never_stopped, turns=0)) is not None:
         samples = [sample.sample for sample in taken.samples]
@@ -53,7 +53,7 @@ def rest_of(reader: LaneReader, size: int = 1) -> list[Any]:
 @pytest.mark.parametrize("window", [0, 1, 4, 100])
 @pytest.mark.parametrize("size", [1, 3])
 def test_from_every_cursor_the_rest_is_the_same(window: int, size: int) -> None:
-    """In two laps, whose keys differ."""
+    """In two laps with different keys."""
     whole = rest_of(reader_of(window=window))
     assert sorted(sample for sample, _ in whole) == Numbers(SIZES).all()
     assert [key for _, key in whole] == [(3 << 40) + i for i in range(TOTAL)]
@@ -76,7 +76,7 @@ def test_from_every_cursor_the_rest_is_the_same(window: int, size: int) -> None:
 
 @pytest.mark.parametrize("window", [2, 5, 300])
 def test_each_window_has_the_permutation_of_its_first_key(window: int) -> None:
-    """Whether it is drawn alone or together with the next ones."""
+    """Drawn alone or together with the next windows."""
     reader = reader_of(window=window, dataset=Numbers((700,)))
     drawn = [sample for sample, _ in rest_of(reader)]
     for start in range(0, 700, window):
@@ -87,7 +87,7 @@ def test_each_window_has_the_permutation_of_its_first_key(window: int) -> None:
 
 
 def test_small_windows_are_drawn_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where thousands of ranks share a shuffle buffer, windows of two samples are the rule."""
+    """When thousands of ranks share a shuffle buffer, most windows have two samples."""
     calls: list[int] = []
 
     def noted(n: int, seeds: list[int]) -> Any:
@@ -101,7 +101,7 @@ def test_small_windows_are_drawn_together(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("window", [0, 6])
 def test_what_was_read_before_an_exception_is_kept(window: int) -> None:
-    """And the window is cut as if the damage were not there."""
+    """The damage does not change how the window is cut."""
     dataset = DamagedShards({0: (3, "value")}, SIZES)
     reader = reader_of(window=window, dataset=dataset)
     with pytest.raises(ValueError, match="checksum"):
@@ -114,7 +114,7 @@ def test_what_was_read_before_an_exception_is_kept(window: int) -> None:
 
 
 def test_whoever_is_stopped_takes_nothing() -> None:
-    """Between samples."""
+    """The reader is stopped between samples."""
     calls = iter([None] * 3)
 
     def check() -> None:
@@ -128,7 +128,7 @@ def test_whoever_is_stopped_takes_nothing() -> None:
 
 
 class OddShards(Numbers):
-    """Where a sample has an entry in ``odd``, that is yielded, or raised if it is an OSError."""
+    """Yields the entries of ``odd`` in place of samples, or raises those that are an OSError."""
 
     def __init__(self, odd: dict[int, Any], *, counted: bool = False) -> None:
         super().__init__(SIZES, counted=counted)
@@ -165,7 +165,7 @@ ODD: dict[str, dict[int, Any]] = {
 def test_samples_that_are_taken_together_are_those_taken_one_by_one(
     odd: dict[int, Any], drops_bad: bool
 ) -> None:
-    """With seeds each is read by itself."""
+    """With seeds, each sample is read alone."""
 
     def seen(size: int, counted: bool, is_seeded: bool) -> list[Any]:
         dataset = OddShards(odd, counted=counted)

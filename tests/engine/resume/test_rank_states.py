@@ -1,4 +1,4 @@
-"""Merging the states of ranks: what fits, and what is refused by name."""
+"""Merging the states of ranks, and refusals by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.map_datasets import Indices
 
 
 def states_of(steps: int = 2, ranks: int = 2, **arguments: Any) -> list[dict[str, Any]]:
-    """Of ranks that have delivered so many batches."""
+    """Return the states of ranks that have delivered ``steps`` batches each."""
     states = []
     for rank in range(ranks):
         loader = StatefulGPULoader(
@@ -30,7 +30,7 @@ def states_of(steps: int = 2, ranks: int = 2, **arguments: Any) -> list[dict[str
 
 
 def test_the_order_of_the_ranks_does_not_matter() -> None:
-    """All lanes of all ranks, and nothing else is added."""
+    """The merged state holds all lanes of all ranks, and nothing else is added."""
     states = states_of()
     merged = merge_state_dicts(states)
     assert merged == merge_state_dicts(states[::-1])
@@ -40,7 +40,7 @@ def test_the_order_of_the_ranks_does_not_matter() -> None:
 
 
 def test_a_rank_that_has_ended_its_epoch() -> None:
-    """It is one epoch ahead; its lanes have nothing left."""
+    """The rank is one epoch ahead, and its lanes are empty."""
     states = states_of()
     (over,) = (
         {
@@ -74,7 +74,7 @@ def test_a_rank_that_has_ended_its_epoch() -> None:
     ],
 )
 def test_states_that_do_not_belong_together(changes: dict[str, Any], field: str) -> None:
-    """By field, with both values."""
+    """The error names the field and both values."""
     first, second = states_of()
     for states in ([first, {**second, **changes}], [{**second, **changes}, first]):
         with pytest.raises(StateMismatch, check=differing(field)):
@@ -93,15 +93,17 @@ def test_one_state_twice() -> None:
 
 
 def test_a_rank_that_is_missing() -> None:
-    """Before anything is loaded, with the numbers."""
+    """The error comes before anything is loaded, and has the numbers."""
     states = states_of(ranks=4)
     with pytest.raises(StateMismatch, match=r"3 of 4 .* 3 .*\[2\]"):
         merge_state_dicts([states[0], states[1], states[3]])
 
 
 def test_lanes_of_an_epoch_that_a_rank_has_ended_are_not_mixed_with_those_of_others() -> None:
-    """As torch.distributed.checkpoint hands them to another number of ranks: one rank's epoch
-    and position, and every rank's lanes."""
+    """torch.distributed.checkpoint gives another number of ranks such states.
+
+    They have one rank's epoch and position, and every rank's lanes.
+    """
     behind = states_of(steps=5, ranks=1)[0]
     ahead = {**behind, "epoch": 1, "position": 0}
     lanes = {key: f"1/{text.partition('/')[2]}" for key, text in behind.items() if "lane" in key}
@@ -113,7 +115,7 @@ def test_lanes_of_an_epoch_that_a_rank_has_ended_are_not_mixed_with_those_of_oth
 
 
 def test_records_of_bad_samples_are_united() -> None:
-    """Of map-style data, too."""
+    """Records of map-style data, too."""
     ranks = []
     for rank in range(2):
         loader = StatefulGPULoader(Indices(8), num_replicas=2, rank=rank, seed=1)
@@ -128,8 +130,10 @@ def test_records_of_bad_samples_are_united() -> None:
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_a_lane_is_missing(ranks: int, counted: bool) -> None:
-    """The lanes of three of four ranks: refused where the missing lane would be read, before it
-    is, and on all ranks where they need each other's lanes."""
+    """Lanes of three of four ranks: refused before the missing lane would be read.
+
+    All ranks refuse if they need each other's lanes.
+    """
     dataset = Numbers((9, 4, 7, 8), lanes=4, counted=counted)
     states = []
     for rank in range(4):
@@ -147,7 +151,7 @@ def test_a_lane_is_missing(ranks: int, counted: bool) -> None:
 
 
 def test_cursors_of_another_number_of_ranks_lose_no_samples() -> None:
-    """As a DCP checkpoint hands them out: own lanes, a position of other ranks."""
+    """A DCP checkpoint gives each rank its own lanes and other ranks' position."""
     dataset = Numbers((9, 4, 7, 8), lanes=4, counted=True)
 
     def build(ranks: int, rank: int) -> StatefulGPULoader[Any]:
@@ -176,7 +180,7 @@ def test_cursors_of_another_number_of_ranks_lose_no_samples() -> None:
 
 
 def shards(loader: StatefulGPULoader[Any]) -> set[int]:
-    """Of a shard a lane: those that the rank has read in its epoch, which is over."""
+    """Return the shards that the rank read in its finished epoch, one lane each."""
     (key,) = [key for key in loader.state_dict() if key.startswith("lane_")]
     fresh = StatefulGPULoader(loader.dataset, batch_size=99, seed=1, shuffle=True)
     lanes = fresh._engine.plan.lanes
@@ -185,7 +189,7 @@ def shards(loader: StatefulGPULoader[Any]) -> set[int]:
 
 
 def test_tensors_in_states_of_own_objects() -> None:
-    """Compared by their values: equal ones merge, others are refused by name."""
+    """They are compared by value: equal tensors merge, others are refused by name."""
     states = states_of(ranks=2)
     for seeds, fits in (((1, 1), True), ((1, 2), False)):
         for state, seed in zip(states, seeds, strict=True):
@@ -201,7 +205,7 @@ def test_tensors_in_states_of_own_objects() -> None:
 
 
 class Opaque:
-    """An object of the user's that has no form in JSON."""
+    """A user's object without a JSON form."""
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -1,4 +1,4 @@
-"""Which batch of lanes is asked for next, and what the state says behind it."""
+"""The next batch of lanes to request, and the state after it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def schedule_of(
     place: Address | None = None,
     drop_last: bool = False,
 ) -> LaneSchedule:
-    """Lanes of one shard each, in batches of 2."""
+    """Return the schedule of lanes of one shard each, in batches of 2."""
     return LaneSchedule(
         place or Address(0, 0),
         plan=LanePlan(
@@ -42,7 +42,7 @@ def schedule_of(
 
 
 class Worker:
-    """Answers as the maker does, from the sizes of the lanes."""
+    """Answers like the maker, from the sizes of the lanes."""
 
     def __init__(self, sizes: tuple[int, ...] = SIZES) -> None:
         self.sizes = sizes
@@ -80,7 +80,7 @@ class Worker:
 def run(
     schedule: LaneSchedule, ahead: int, sizes: tuple[int, ...] = SIZES
 ) -> tuple[list[Any], list[Address]]:
-    """What is delivered, and the places behind it, with so many requests under way."""
+    """Return the delivered batches and the place after each, with ``ahead`` requests in flight."""
     worker, requests = Worker(sizes), schedule.requests()
     waiting: deque[tuple[Any, Answer]] = deque()
     delivered: list[Any] = []
@@ -107,7 +107,7 @@ def run(
 
 @pytest.mark.parametrize("ahead", [1, 2, 7])
 def test_lanes_take_turns_and_their_rests_come_last(ahead: int) -> None:
-    """Whatever is asked for ahead."""
+    """For any number of requests in flight."""
     delivered, places = run(schedule_of(), ahead)
     assert delivered == [
         (0, 0, 0), (1, 0, 0), (2, 0, 0), (0, 1, 0), (2, 1, 0), (0, 2, 0), [(0, 0, 1), (2, 0, 1)],
@@ -119,7 +119,7 @@ def test_lanes_take_turns_and_their_rests_come_last(ahead: int) -> None:
 
 
 def test_the_fewest_turns_are_next_and_then_the_lowest_lane() -> None:
-    """From cursors alone."""
+    """The order follows from cursors alone."""
     cursors = {0: LaneCursor(turns=3), 1: LaneCursor(turns=1), 2: LaneCursor(turns=1)}
     requests = schedule_of(place=Address(0, 5, lanes=cursors)).requests()
     asked = [next(requests) for _ in range(6)]
@@ -129,7 +129,7 @@ def test_the_fewest_turns_are_next_and_then_the_lowest_lane() -> None:
 
 
 def test_the_first_request_of_a_lane_carries_its_cursor() -> None:
-    """And each lane has its worker, whatever the rank."""
+    """Each lane has its worker, whatever the rank."""
     schedule = schedule_of((9, 9, 9, 9), ranks=2, rank=1)
     requests = schedule.requests()
     asked = [next(requests) for _ in range(4)]
@@ -155,7 +155,7 @@ def test_no_batch_is_asked_for_beyond_those_that_are_due(ahead: int) -> None:
 
 
 def test_a_failed_batch_counts_with_the_next_one() -> None:
-    """And the rests are cut behind it."""
+    """The rests are cut after it."""
     schedule, worker = schedule_of((4, 3)), Worker((4, 3))
     requests = schedule.requests()
     first, second = next(requests), next(requests)
@@ -169,7 +169,7 @@ def test_a_failed_batch_counts_with_the_next_one() -> None:
 
 
 def test_a_restart_forgets_what_has_failed() -> None:
-    """It is asked for again, and may succeed."""
+    """It is requested again, and may succeed."""
     schedule, worker = schedule_of((4, 3)), Worker((4, 3))
     requests = schedule.requests()
     first = next(requests)
@@ -184,7 +184,7 @@ def test_a_restart_forgets_what_has_failed() -> None:
 
 
 def test_keys_are_those_of_the_first_sample() -> None:
-    """Of turns and of rests."""
+    """For turns and for rests."""
     schedule, worker = schedule_of(), Worker()
     requests, keys = schedule.requests(), []
     for request in requests:

@@ -1,4 +1,4 @@
-"""How an epoch is divided into steps and ranks."""
+"""Division of an epoch into steps and ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user tells a sampler between two passes is in the states from there on."""
+"""States contain settings that the user gives a sampler between two passes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ N = 20
 
 
 class Counting(Sampler[int]):
-    """Its state is how far it is, and not the epoch that decides its order."""
+    """Its state is its progress, without the epoch that decides its order."""
 
     def __init__(self) -> None:
         self.epoch = self.given = 0
@@ -52,7 +52,7 @@ SAMPLERS: dict[str, Any] = {
 def test_an_epoch_that_is_set_between_two_passes_is_in_their_states(
     name: str, given: dict[str, Any]
 ) -> None:
-    """Before the pass has begun, before its first snapshot, and behind that."""
+    """Before the pass begins, before its first snapshot, and after the snapshot."""
 
     def make() -> StatefulGPULoader[Any]:
         sampler = SAMPLERS[name]()

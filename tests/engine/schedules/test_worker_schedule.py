@@ -1,4 +1,4 @@
-"""Which snapshots travel, and where a pass goes on from them."""
+"""Snapshots that workers send, and how a pass continues from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stateful_gpu_loader.state.user_states import freeze, thaw, worker_state
 def test_a_snapshot_holds_the_last_batch_of_each_worker_before_it(
     interval: int, num_workers: int
 ) -> None:
-    """What travels is enough for the next snapshot, and none of it is stale."""
+    """The sent snapshots suffice for the next complete snapshot, and none is stale."""
     ledger = WorkerLedger([None] * num_workers, interval=interval)
     for ordinal in range(40):
         worker = ordinal % num_workers
@@ -48,7 +48,7 @@ def turns(num_workers: int, interval: int = 1, **arguments: Any) -> WorkerSchedu
 
 
 def play(schedule: WorkerSchedule, lengths: list[int], ahead: int, stop_after: int) -> list[int]:
-    """Answer turns as workers with so many batches would; ``ahead`` are issued in advance."""
+    """Answer turns as workers of ``lengths`` batches would, with ``ahead`` turns in advance."""
     requests, given = schedule.requests(), [0] * len(lengths)
     for worker, start in enumerate(schedule.starts()):
         given[worker] = 0 if start.state is None else thaw(start.state)["fetches"]
@@ -81,7 +81,7 @@ def play(schedule: WorkerSchedule, lengths: list[int], ahead: int, stop_after: i
 def test_turns_go_round_whatever_is_known_of_ends_and_go_on_after_a_loss(
     ahead: int, interval: int
 ) -> None:
-    """The order depends on no timing, and recovery goes on in it at every place."""
+    """The order depends on no timing, and recovery continues it at every place."""
     lengths = [5, 0, 9]
     whole = play(turns(3, interval), lengths, ahead=3, stop_after=99)
     assert whole == [0, 2] * 5 + [2] * 4

@@ -1,4 +1,4 @@
-"""Nothing here may hang: a test that does is interrupted, and fails."""
+"""A test that hangs is interrupted, and fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.engine.workers.fakes import Gate, children, processes
 
 
 class Hang(BaseException):
-    """Raised in the main thread after a time that nothing here needs."""
+    """Raised in the main thread after longer than any test needs."""
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def _limit() -> Iterator[None]:
 
 @pytest.fixture
 def make() -> Iterator[Callable[..., Any]]:
-    """Makes process pipelines that are closed, and have left no process."""
+    """Make process pipelines; close them at the end, and check that no process is left."""
     before = children()
     made = []
 
@@ -42,7 +42,7 @@ def make() -> Iterator[Callable[..., Any]]:
     yield make
     for pipeline in made:
         pipeline.close()
-    # multiprocessing's own helpers, which spawn and forkserver start once, may stay.
+    # multiprocessing's helper processes, which spawn and forkserver start once, may stay.
     left = {pid for pid in children() - before if not _is_helper(pid)}
     assert left == set()
 

@@ -1,4 +1,4 @@
-"""A maker that does what each request says, and gates at which its workers wait."""
+"""A maker that runs the action of each request, and gates at which workers wait."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from stateful_gpu_loader.records import Request, WorkerStart
 
 
 class Doing:
-    """Calls the one index of a request; notes when it is begun, and what it did since."""
+    """Calls the action of a request. Its snapshot lists the calls of ``begin`` and the requests."""
 
     uses_global_generators = False
 
     def __init__(self, *, refusing: int = 0) -> None:
         self.refusing = refusing
-        """How many times begin() fails."""
+        """Number of times that begin() fails."""
         self.log: list[str] = []
 
     def __call__(self, request: Request, check: Callable[[], None]) -> Any:
@@ -57,7 +57,7 @@ class Doing:
 
 
 class Gate:
-    """A place where workers wait until the test opens it; those that come later pass."""
+    """Makes the worker that reaches it wait until the test opens it. Later workers pass."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -66,22 +66,22 @@ class Gate:
 
     @property
     def action(self) -> Callable[[], str]:
-        """What makes a worker wait here."""
+        """Action that makes a worker wait here."""
         return partial(_wait_at, self._path)
 
     def reached(self) -> None:
-        """Return when a worker waits here."""
+        """Return once a worker waits here."""
         mark = _mark(self._path)
         while not mark.exists():
             time.sleep(0.001)
         mark.unlink()
 
     def open(self) -> None:
-        """Let them go."""
+        """Release the workers."""
         fcntl.flock(self._held, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Let them go, at the end of a test."""
+        """Release the workers at the end of a test."""
         self.open()
         os.close(self._held)
 
@@ -92,7 +92,7 @@ def request(ordinal: int, action: Any, **fields: Any) -> Request:
 
 
 def requests(*actions: Callable[[], Any], **fields: Any) -> Iterator[Request]:
-    """One request for each action."""
+    """Yield one request for each action."""
     return iter([request(ordinal, action, **fields) for ordinal, action in enumerate(actions)])
 
 
@@ -113,7 +113,7 @@ def processes(
     max_losses: int = 3,
     segments: WorkerSegments | None = None,
 ) -> PoolPipeline:
-    """A pipeline of worker processes."""
+    """Return a pipeline of worker processes."""
     segments, tally = segments or WorkerSegments(keep=prefetch_factor), Tally()
     adapter = WorkerAdapter(
         maker or Doing(),
@@ -154,7 +154,7 @@ def threads(
     in_order: bool = True,
     max_losses: int = 3,
 ) -> PoolPipeline:
-    """A pipeline of worker threads."""
+    """Return a pipeline of worker threads."""
     tally = Tally()
     dispatch = partial(
         Dispatch,
@@ -171,7 +171,7 @@ def threads(
 
 
 def answers(pipeline: Any) -> list[Any]:
-    """All that is left."""
+    """Return all remaining answers."""
     found = []
     while True:
         try:
@@ -181,7 +181,7 @@ def answers(pipeline: Any) -> list[Any]:
 
 
 def until_death(pipeline: Any) -> tuple[list[Any], WorkersDied]:
-    """The answers that still come, and the death behind them."""
+    """Return the remaining answers, and the death that comes after them."""
     found = []
     while True:
         try:
@@ -191,7 +191,7 @@ def until_death(pipeline: Any) -> tuple[list[Any], WorkersDied]:
 
 
 def children() -> set[str]:
-    """The pids of all children of this process, the dead that nobody collected included."""
+    """Return the pids of this process's children, including dead ones that were not waited for."""
     found: set[str] = set()
     for task in Path("/proc/self/task").iterdir():
         with suppress(FileNotFoundError):  # the thread has ended
@@ -212,7 +212,7 @@ def kill(pipeline: PoolPipeline, *numbers: int, sig: int = signal.SIGKILL) -> No
 
 
 def await_an_answer(pipeline: PoolPipeline, number: int) -> None:
-    """Return when the beginning of a worker's answer, behind the reports of its start, has come."""
+    """Return once a worker has sent the reports of its start and the beginning of an answer."""
     socket = pipeline._dispatch._cluster._by_descriptor  # type: ignore[union-attr]
     (channel,) = {w.channel for w in socket.values() if w.place == number}
     head = bytearray(4)
@@ -224,7 +224,7 @@ def await_an_answer(pipeline: PoolPipeline, number: int) -> None:
 
 
 _REPORTS = 200
-"""More bytes than the reports of a worker's start have, and less than an answer has."""
+"""Bytes: more than the reports of a worker's start have, and fewer than an answer has."""
 
 
 def nothing() -> int:
@@ -246,7 +246,7 @@ def users_dataset() -> Any:
 
 
 def large() -> bytes:
-    """More than fits into a pipe."""
+    """Return more bytes than fit into a pipe."""
     return bytes(4 << 20)
 
 
@@ -279,7 +279,7 @@ def unpicklable() -> dict[str, Any]:
 
 
 def leaving_a_child(gate: Callable[[], str]) -> bytes:
-    """A large batch, while a child of the worker holds everything that the worker has open."""
+    """Return a large batch, while a child of the worker holds all of the worker's open files."""
     if os.fork() == 0:
         gate()
         os._exit(0)
@@ -287,7 +287,7 @@ def leaving_a_child(gate: Callable[[], str]) -> bytes:
 
 
 def closing_its_connection(gate: Callable[[], str]) -> str:
-    """Close all sockets of the worker, which goes on."""
+    """Close all sockets of the worker, which continues."""
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
@@ -311,11 +311,11 @@ def _mark(path: Path) -> Path:
 
 
 NAME_OF_SEGMENTS = "/memfd:stateful_gpu_loader"
-"""As the system shows them."""
+"""Name of segments as the system shows it."""
 
 
 def mapping_of(tensor: torch.Tensor) -> str:
-    """The line of the system's table of this process's memory that holds a tensor."""
+    """Return the line of this process's memory map that holds a tensor."""
     address = tensor.data_ptr()
     for line in Path("/proc/self/maps").read_text().splitlines():
         start, end = (int(part, 16) for part in line.split()[0].split("-"))

@@ -1,4 +1,4 @@
-"""Messages that arrive whole, in parts, with files, without room for them, and from the dead."""
+"""Messages arrive whole, in parts, with files, without room for files, and from dead processes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def a_file(content: bytes) -> int:
 
 
 def contents(message: Message) -> tuple[bytes, list[bytes] | None]:
-    """Its bytes, and those that its files have; they are closed."""
+    """Return a message's bytes and the contents of its files, and close the files."""
     files = message.files
     read = None if files is None else [os.read(file, 100) for file in files]
     close_all(files or [])
@@ -138,7 +138,7 @@ def test_what_a_dead_sender_has_left_is_read_to_the_last_whole_message(
 
 
 def test_a_closed_channel_leaves_no_file_open() -> None:
-    """Neither those that were not sent nor those that nobody has taken."""
+    """Neither files that were not sent, nor files that were not received."""
     before = fds()
     ours, theirs = map(Channel, socket.socketpair())
     ours.send(b"", bytes(LARGE))
@@ -152,7 +152,7 @@ def test_a_closed_channel_leaves_no_file_open() -> None:
 
 
 def test_a_message_to_the_dead_does_not_end_the_process() -> None:
-    """A program may have given SIGPIPE its default action."""
+    """A program may have reset SIGPIPE to its default action."""
     ours, theirs = map(Channel, socket.socketpair())
     theirs.close()
     child = os.fork()
@@ -165,7 +165,7 @@ def test_a_message_to_the_dead_does_not_end_the_process() -> None:
 
 
 class Crowded(socket.socket):
-    """Takes no files at first, as a system on which too many are on their way."""
+    """Takes no files at first, like a system with too many files in flight."""
 
     refusals = 3
 
@@ -207,7 +207,7 @@ def test_a_large_message_is_not_copied(ends: tuple[Channel, Channel]) -> None:
     assert peak < LARGE / 2
 
 
-# Files beside a pickle.
+# Files attached to a pickle.
 
 
 def opened(path: Path) -> OpenFile:
@@ -253,7 +253,7 @@ def test_what_cannot_be_pickled_leaves_no_file_open(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_leaves_no_message_in_the_place_of_a_process() -> None:
-    """What is pickled afterwards is for no process."""
+    """Objects pickled afterwards are not meant for a process."""
     places = places_of(partial(pickled, 1), by="line").items()
     (number,) = {number for place, number in places if place.source.endswith("popen(before)")}
     with interrupt_at(number, by="line"), suppress(KeyboardInterrupt):

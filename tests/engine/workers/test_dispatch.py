@@ -1,4 +1,4 @@
-"""Who is sent which request, and what lost answers and lost workers leave behind."""
+"""Routing of requests to workers, after lost answers and lost workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.engine.workers import fakes
 
 
 class NoCluster:
-    """Takes everything and does nothing."""
+    """A cluster that accepts all calls and does nothing."""
 
     queues = True
 
@@ -41,7 +41,7 @@ class NoCluster:
 
 
 class Late(NoCluster):
-    """Takes requests only for workers that have started."""
+    """Accepts requests only for workers that have started."""
 
     queues = False
 
@@ -69,7 +69,7 @@ def dispatch(
 
 @pytest.mark.parametrize("snapshot", [True, False])
 def test_an_answer_that_could_not_be_read_tells_whose_state_is_lost(snapshot: bool) -> None:
-    """The stream would take the worker's state before it for the one behind it."""
+    """Otherwise the stream would continue from the worker's previous state."""
     two_workers = dispatch(max_losses=0)
     two = [fakes.request(i, fakes.nothing, snapshot=snapshot) for i in range(2)]
     two_workers.begin(iter(two), None)
@@ -83,7 +83,7 @@ def test_an_answer_that_could_not_be_read_tells_whose_state_is_lost(snapshot: bo
 
 
 def test_a_start_that_exceeds_the_timeout_counts_as_a_loss_of_the_batch() -> None:
-    """The user asked for an end of the wait, whatever the worker was doing."""
+    """The user asked for a limit of the wait, whatever the worker does."""
     two_workers = dispatch(max_losses=2)
     two_workers.begin(iter([fakes.request(0, fakes.nothing)]), None)
     two_workers.fill()
@@ -133,7 +133,7 @@ def answer_of_turn(turn: int, where: str = "") -> Answer:
 
 
 def test_a_lane_goes_on_elsewhere_behind_the_turns_that_were_answered_in_order() -> None:
-    """A process of several threads has answered a turn before the one that precedes it."""
+    """A process of several threads answered one turn before the preceding turn."""
     workers = dispatch(max_losses=1, limit=4)
     workers.begin(
         iter([turn_of_lane(turn, None if turn else "0:0:0:0:0") for turn in range(4)]), None
@@ -151,13 +151,13 @@ def test_a_lane_goes_on_elsewhere_behind_the_turns_that_were_answered_in_order()
     assert len({worker for worker, _ in cluster.sent}) == 1
     for number, task in workers._tasks.items():
         workers.take(number, answer_of_turn(task.request.turn, where=" elsewhere"))
-    # The early answer to turn 2 went with its worker, whose lane may have stood elsewhere.
+    # The early answer to turn 2 is discarded with its worker, whose lane may have stood elsewhere.
     found = [workers.deliver()[1].payload for _ in range(4)]
     assert found == ["batch 0", *(f"batch {turn} elsewhere" for turn in (1, 2, 3))]
 
 
 def test_an_answer_of_a_worker_that_was_given_up_is_taken_and_its_request_not_sent_again() -> None:
-    """Threads that a timeout abandons go on, and may answer yet."""
+    """Threads that a timeout abandons continue, and may still answer."""
     workers = dispatch(max_losses=3, limit=4, threads=2)
     workers.begin(iter([fakes.request(i, fakes.nothing) for i in range(8)]), None)
     workers.fill()
@@ -220,7 +220,7 @@ def test_an_exception_of_the_requests_keeps_no_dispatch_alive() -> None:
 
 
 class Held:
-    """A dispatch whose only answer comes while the user's thread stands still in the wait."""
+    """A dispatch whose only answer comes while the user's thread is suspended in the wait."""
 
     notices: tuple[str, ...] = ()
 
@@ -256,7 +256,7 @@ def test_a_batch_that_has_come_is_not_overdue() -> None:
 
 
 def test_no_batch_is_waited_for_that_nobody_makes() -> None:
-    """Two workers die, and the one with the newer batch is met first."""
+    """Two workers die, and the death of the one with the newer batch is noticed first."""
     two_workers = dispatch(max_losses=0)
     two_workers.begin(iter([fakes.request(i, fakes.nothing) for i in range(2)]), None)
     two_workers.fill()
@@ -270,7 +270,7 @@ def test_no_batch_is_waited_for_that_nobody_makes() -> None:
 
 
 def test_a_request_is_charged_with_the_workers_that_were_lost_while_they_made_it() -> None:
-    """A worker has two requests and is lost with the older one, its successor with the newer."""
+    """A worker dies with the older of two requests, and its successor with the newer."""
     two_workers = dispatch(max_losses=1, limit=4)
     two_workers.begin(iter([fakes.request(i, fakes.nothing) for i in range(4)]), None)
     two_workers.fill()
@@ -313,7 +313,7 @@ def test_requests_of_an_abandoned_pass_are_not_sent_once_workers_start() -> None
 
 
 class Clock:
-    """Stands where the dispatch looks for the time."""
+    """Replaces the clock of the dispatch."""
 
     now = 0.0
 
@@ -329,7 +329,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_a_worker_is_overdue_once_next_has_waited_for_it_so_long(clock: Clock) -> None:
-    """Neither the user's own step counts nor the time before the request was sent again."""
+    """Neither the user's own step counts, nor the time before the request was sent again."""
     two_workers = dispatch(max_losses=3)
     two_workers.begin(iter([fakes.request(0, fakes.nothing)]), None)
     two_workers.fill()
@@ -370,7 +370,7 @@ def test_workers_that_do_not_start_are_counted_anew_once_one_has_started() -> No
 
 
 class OfSecondWorker:
-    """Requests for any worker, of which the first takes none any more."""
+    """Requests for any worker; the first worker takes no more of them."""
 
     def __init__(self) -> None:
         self._ordinals = iter(range(4))

@@ -1,4 +1,4 @@
-"""The pipeline in the user's own thread."""
+"""The pipeline in the user's thread."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_beginning_that_fails_is_tried_again_with_the_next_request() -> None:
 
 
 class Drawing(Doing):
-    """Draws from the global generator whenever it is called."""
+    """Draws from the global generator at each call."""
 
     uses_global_generators = True
 

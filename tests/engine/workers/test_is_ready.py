@@ -1,4 +1,4 @@
-"""is_ready: whether next() has nothing to wait for, asked without waiting."""
+"""is_ready: whether next() would return without waiting."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.engine.workers.fakes import Doing, Gate, requests
 
 
 def eventually(is_so: Callable[[], bool]) -> bool:
-    """Within 20 seconds; how soon is nobody's promise."""
+    """Return whether it becomes true within 20 seconds."""
     deadline = time.monotonic() + 20
     while not is_so():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""What leaves a worker arrives the same, in memory of its own."""
+"""Answers of workers arrive unchanged, in separate memory."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ LEFT = {"conjugate", "negative view", "needs a gradient", "parameter", "sparse"}
 
 
 def through_a_pipe(packed: Packed) -> Packed:
-    """What the message's own pickling does, without another process."""
+    """Pickle and unpickle a message, as a pipe between processes would."""
     return Packed(packed.content, list(packed.large))
 
 
 @pytest.mark.parametrize("name", TENSORS)
 def test_every_tensor_arrives_as_it_was(name: str) -> None:
-    """Only what is small and plain is copied."""
+    """Only small plain tensors are copied."""
     tensor = TENSORS[name]
     packed = pack(tensor)
     assert len(packed.large) == (name in LEFT or "large" in name)
@@ -80,7 +80,7 @@ def test_tensors_that_share_memory_share_it_again() -> None:
 
 
 def test_memory_is_aligned_as_torch_aligns_it() -> None:
-    """Sums of the user's own must not depend on where a batch happens to lie."""
+    """Sums in user code must not depend on the address of a batch."""
     batch = [torch.ones(number) for number in range(1, 40)]
     assert {tensor.data_ptr() % 64 for tensor in unpack(pack(batch))} == {0}
 
@@ -108,7 +108,7 @@ def test_what_cannot_be_pickled_raises_here() -> None:
 
 
 def test_an_answer_that_fails_on_its_way_keeps_what_else_it_says() -> None:
-    """Otherwise the worker's state would be taken for the one before."""
+    """Otherwise the worker's previous state would be used."""
     bad = (FoundBad(index=1, position=2, epoch=3, reason="torn"),)
     packed = pack(Answer(torch.ones(2), worker=1, snapshot=b"state", bad=bad))
     answer = unpack(in_place_of(packed, OSError("too many open files")))
@@ -126,7 +126,7 @@ def mixed() -> Any:
 @pytest.mark.processes
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_through_worker_processes(make: Any, method: str) -> None:
-    """Writable, the small in this process's own memory, the large in the worker's segments."""
+    """Tensors are writable; small ones are in this process's memory, large ones in segments."""
     pipeline = make(multiprocessing_context=method)
     pipeline.start(requests(*[mixed] * 3))
     for batch in fakes.answers(pipeline):
@@ -137,11 +137,11 @@ def test_through_worker_processes(make: Any, method: str) -> None:
             part[0] = 5
 
 
-# What a killed process leaves.
+# Remains of a killed process.
 
 
 def left_by(pid: int | None) -> Path:
-    """What torch leaves if it is killed after ``shm_open`` and before ``shm_unlink``."""
+    """Make the file that torch leaves if it is killed between ``shm_open`` and ``shm_unlink``."""
     file = Path("/dev/shm") / f"torch_{pid}_12_0"
     file.write_bytes(b"left")
     return file

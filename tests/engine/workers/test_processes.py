@@ -1,4 +1,4 @@
-"""The process pipeline while nobody dies: order, routing, starts, failures."""
+"""The process pipeline while all workers live: order, routing, starts, failures."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_large_and_shared_batches_arrive_whole(make: Any) -> None:
 
 
 def test_batches_are_not_touched(make: Any) -> None:
-    """torch's own collate functions would make lists of tuples, and tensors of arrays."""
+    """torch's own collate functions would turn tuples into lists and arrays into tensors."""
     pipeline = make()
     batches = [(1, 2.0), np.arange(3), "text", None, {"a": (1,)}]
     pipeline.start(requests(*[fakes.returning(batch) for batch in batches]))
@@ -60,7 +60,7 @@ def test_batches_are_not_touched(make: Any) -> None:
 
 @pytest.mark.parametrize("persistent", [True, False])
 def test_the_processes_are_known_when_the_pass_has_ended(make: Any, persistent: bool) -> None:
-    """Programs ask an iterator for them, as torch's keeps them."""
+    """Programs look them up on the iterator, as with torch's."""
     pipeline = make(persistent_workers=persistent)
     pipeline.start(requests(*[os.getpid] * 4))
     found = answers(pipeline)
@@ -81,7 +81,7 @@ def test_out_of_order_a_slow_worker_holds_back_nobody(make: Any, gate: Gate) -> 
     actions = [gate.action, *[fakes.returning(i) for i in range(10)]]
     pipeline.start(requests(*actions))
     gate.reached()
-    # One of them is behind the gate, in the queue of the worker that waits there.
+    # One of them is queued at the worker that waits at the gate.
     early = [next(pipeline) for _ in range(9)]
     gate.open()
     late = [next(pipeline) for _ in range(2)]
@@ -159,7 +159,7 @@ def bad_sample() -> None:
 def test_what_cannot_be_sent_fails_in_its_place(
     make: Any, action: Callable[[], Any], kind: type[Exception], match: str
 ) -> None:
-    """torch's DataLoader would wait for it for ever."""
+    """torch's DataLoader would wait for it forever."""
     pipeline = make()
     pipeline.start(requests(fakes.nothing, action, fakes.nothing))
     one, failed, other = answers(pipeline)
@@ -190,7 +190,7 @@ def test_a_request_that_cannot_be_sent_fails_in_its_place(make: Any) -> None:
 
 
 class Unreadable:
-    """Refuses to be read where it arrives."""
+    """Raises when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return _refuse, ()
@@ -222,7 +222,7 @@ def test_an_exception_of_worker_init_fn_is_that_of_every_request(make: Any) -> N
 
 
 def test_a_datapipe_is_divided_among_the_workers() -> None:
-    """As by torch's DataLoader, whether or not there is a worker_init_fn."""
+    """The division is torch's, with or without a worker_init_fn."""
     datapipe = IterableWrapper(range(7)).sharding_filter()
     for initialise in (None, fakes.returning):
         given: Any = {"batch_size": 2, "num_workers": 3, "worker_init_fn": initialise}
@@ -232,7 +232,7 @@ def test_a_datapipe_is_divided_among_the_workers() -> None:
 
 
 class FailingOnce:
-    """Requests of which the third fails at its first attempt."""
+    """Requests, of which the third fails once."""
 
     def __init__(self, error: BaseException) -> None:
         self.error: BaseException | None = error

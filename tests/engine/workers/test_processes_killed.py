@@ -1,4 +1,4 @@
-"""Worker processes that are killed, end, stop or hang: others do their work, and nothing hangs."""
+"""Worker processes are killed, end, stop or hang; others do their work, and nothing hangs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ KILLED = r"DataLoader worker \(pid \d+\) is killed by signal: Killed"
 
 @pytest.fixture
 def without_segments(monkeypatch: Any) -> None:
-    """A large batch then passes the socket, which takes it in parts."""
+    """A large batch then goes through the socket, in parts."""
     monkeypatch.setattr(segments, "_has_segments", lambda: False)
 
 
 def ordinal_of(died: WorkersDied) -> int | None:
-    """Of the request that the worker had, or of the oldest without an answer."""
+    """Return the ordinal of the worker's request, or of the oldest unanswered request."""
     return None if died.oldest is None else died.oldest.ordinal
 
 
@@ -37,7 +37,7 @@ def ordinal_of(died: WorkersDied) -> int | None:
 def test_killed_before_the_batch_is_received(
     make: Any, batch: Callable[[], Any], victims: tuple[int, ...]
 ) -> None:
-    """Its head has arrived; the rest, or the memory it lies in, goes with the worker."""
+    """The batch's head has arrived; the rest, or its memory, is lost with the worker."""
     pipeline = make()
     pipeline.start(requests(*[batch] * 6))
     fakes.await_an_answer(pipeline, victims[0])
@@ -57,7 +57,7 @@ def test_all_killed_at_once(make: Any, gate: Gate) -> None:
 
 
 def test_killed_when_all_was_delivered(make: Any) -> None:
-    """It is noticed at the next start."""
+    """The next start notices it."""
     pipeline = make(persistent_workers=True)
     pipeline.start(requests(*[fakes.nothing] * 3))
     for _ in range(3):
@@ -68,7 +68,7 @@ def test_killed_when_all_was_delivered(make: Any) -> None:
 
 
 class DyingWhenRead(Doing):
-    """Ends the process that unpickles it, long before its end."""
+    """Ends the process that unpickles it, long before its last byte."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class _DyingWhenRead:
 @pytest.mark.processes
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_killed_before_it_has_read_a_large_dataset(make: Any, method: str) -> None:
-    """Multiprocessing itself would wait for ever to write the rest of it."""
+    """multiprocessing itself would wait forever to write the rest."""
     pipeline = make(DyingWhenRead(), multiprocessing_context=method, num_workers=1)
     pipeline.start(requests(fakes.nothing))
     with pytest.raises(WorkersDied, match="exited unexpectedly"):
@@ -92,7 +92,7 @@ def test_killed_before_it_has_read_a_large_dataset(make: Any, method: str) -> No
 
 
 def test_requests_of_the_dead_do_not_hold_back_the_rest(make: Any, gate: Gate) -> None:
-    """More than a socket holds is still to be sent to a worker that is dead."""
+    """More requests than a socket holds are still to be sent to the dead worker."""
     pipeline = make(prefetch_factor=4)
     load = bytes(1 << 20)
     others = [request(i, fakes.nothing, seed=load) for i in range(1, 8)]
@@ -117,7 +117,7 @@ def leave_by_exception() -> None:
     ],
 )
 def test_a_worker_that_ends_by_itself(make: Any, action: Any, what: str) -> None:
-    """What happened is told in torch's words."""
+    """The report has torch's words."""
     pipeline = make(num_workers=1, max_losses=0)
     pipeline.start(requests(action))
     pid = pipeline.workers[0].pid
@@ -138,7 +138,7 @@ def test_a_hanging_worker_is_found_by_timeout(make: Any, gate: Gate) -> None:
 
 @pytest.mark.usefixtures("without_segments")
 def test_a_stopped_worker_is_found_by_timeout(make: Any) -> None:
-    """A batch has begun to arrive, whose rest only the stopped worker can hand over."""
+    """A batch has begun to arrive, and only the stopped worker can send the rest."""
     pipeline = make(timeout=2, num_workers=1)
     pipeline.start(requests(fakes.large, fakes.large))
     fakes.await_an_answer(pipeline, 0)
@@ -156,7 +156,7 @@ def test_a_worker_that_closes_its_connection_is_lost(make: Any, gate: Gate) -> N
 
 @pytest.mark.usefixtures("without_segments")
 def test_a_child_that_outlives_the_worker_holds_nobody_back(make: Any, gate: Gate) -> None:
-    """It keeps the socket open behind half a message, and the worker's sentinel."""
+    """It keeps the worker's sentinel open, and the socket after half a message."""
     pipeline = make(num_workers=1, max_losses=0)
     pipeline.start(requests(partial(fakes.leaving_a_child, gate.action)))
     gate.reached()

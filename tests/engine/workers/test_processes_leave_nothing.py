@@ -1,4 +1,4 @@
-"""What is left of worker processes: nothing."""
+"""Worker processes leave nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.prepared_processes import CONTEXT
 
 
 def left() -> tuple[int, int, int, int]:
-    """File descriptors, threads, children, files of shared memory."""
+    """Return the numbers of file descriptors, threads, children and files of shared memory."""
     shared = len([name for name in os.listdir("/dev/shm") if str(os.getpid()) in name])
     return len(fds()), threading.active_count(), len(children()), shared
 
@@ -50,7 +50,7 @@ def test_fifty_starts_with_kills_leave_nothing(persistent: bool) -> None:
                 next(pipeline)
         pipeline.close()
         if before is None:
-            gc.collect()  # what other tests have left
+            gc.collect()  # left by other tests
             before = left()  # multiprocessing's own helpers are started by now
     assert left() == before
 
@@ -59,7 +59,7 @@ def test_fifty_starts_with_kills_leave_nothing(persistent: bool) -> None:
 def test_workers_keep_their_sockets_where_the_main_process_cleans_up(
     make: Any, method: str
 ) -> None:
-    """A killed worker would leave a directory of its own behind for ever."""
+    """Otherwise a killed worker would leave its directory forever."""
     pipeline = make(multiprocessing_context=method)
     pipeline.start(requests(*[get_temp_dir] * 4))
     assert fakes.answers(pipeline) == [get_temp_dir()] * 4
@@ -89,7 +89,7 @@ def test_a_pipeline_that_is_dropped_ends_its_workers_at_once(gate: Gate, killed:
 
 
 def test_requests_that_failed_do_not_keep_the_workers() -> None:
-    """The traceback of an exception that waits for its turn holds all frames above it."""
+    """The traceback of a waiting exception holds all frames above it."""
 
     def failing() -> Any:
         yield request(0, fakes.nothing)
@@ -110,7 +110,7 @@ def test_requests_that_failed_do_not_keep_the_workers() -> None:
 
 
 def test_a_hung_worker_is_ended_by_close(gate: Gate, monkeypatch: Any) -> None:
-    """Whatever it does, after a while it is killed."""
+    """After a while it is killed, whatever it does."""
     monkeypatch.setattr("stateful_gpu_loader.engine.workers.processes._SECONDS_TO_CLEAN_UP", 0.1)
     pipeline = fakes.processes(num_workers=1)
     pipeline.start(requests(gate.action))
@@ -144,7 +144,7 @@ def wait_with_an_end(end: Connection) -> None:
 
 
 def test_a_process_ends_with_another() -> None:
-    """What workers of a forkserver do, whose parent is the server, with the main process."""
+    """Workers of a forkserver end with the main process, although their parent is the server."""
     end, held = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=wait_with_an_end, args=(end,))
     process.start()
@@ -154,7 +154,7 @@ def test_a_process_ends_with_another() -> None:
 
 
 def test_a_forked_child_leaves_the_workers_alone() -> None:
-    """The child has all the objects, and none of the threads and workers."""
+    """The child has all the objects, but not the threads and workers."""
     pipeline = fakes.processes()
     pipeline.start(requests(*[fakes.returning(i) for i in range(6)]))
     assert next(pipeline)[1] == 0

@@ -1,4 +1,4 @@
-"""Workers on other machines deliver the stream of those on this one, whoever is lost (F8)."""
+"""Workers on other machines deliver the stream of local workers, whichever worker is lost (F8)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EPOCHS = 2
 
 
 def of_one_machine(kind: str, num_workers: int) -> tuple[Any, Any]:
-    """Batches and states of the same loader with workers of this machine."""
+    """Return batches and states of the same loader with local workers."""
     loader = KINDS[kind]()
     if loader._engine.plan.has_worker_states:
         loader = KINDS[kind](num_workers=num_workers, worker_type="process")
@@ -37,7 +37,7 @@ def of_one_machine(kind: str, num_workers: int) -> tuple[Any, Any]:
 
 
 class Faults:
-    """Loses a worker or an answer before so many of all events."""
+    """Loses a worker or an answer before a share of all events."""
 
     def __init__(self, seed: int, rate: float) -> None:
         self._random = random.Random(seed)
@@ -60,12 +60,12 @@ SEEN_BY_WORKERS = [
     *(name for name in KINDS if name.startswith(("calls", "dataset", "shards"))),
     *(name for name in KINDS if "itera" in name and "sampler" not in name),
 ]
-"""Kinds of which workers are told something else, or are told it otherwise."""
+"""Kinds of which workers get other data, or get them in another way."""
 
 
 @pytest.mark.parametrize("kind", SEEN_BY_WORKERS)
 def test_batches_and_states_are_those_of_one_machine(kind: str) -> None:
-    """Whether or not workers and answers are lost."""
+    """With and without lost workers and answers."""
     expected, states = of_one_machine(kind, 3)
     # Where workers keep states, a loss costs all batches in flight.
     faults = Faults(1, 0.05 if KINDS[kind]()._engine.plan.has_worker_states else 0.25)
@@ -77,7 +77,7 @@ def test_batches_and_states_are_those_of_one_machine(kind: str) -> None:
         assert same(found, expected)
         assert (loader.worker_restarts > 0) == (workers.seed == 1)
         if workers.seed == 5 or not loader._engine.plan.has_worker_states:
-            assert of_found == states  # snapshots of such workers are others after a loss
+            assert of_found == states  # after a loss, snapshots of such workers differ
 
 
 def make(**arguments: Any) -> StatefulGPULoader[Any]:
@@ -87,7 +87,7 @@ def make(**arguments: Any) -> StatefulGPULoader[Any]:
 
 
 def deliver(loader: StatefulGPULoader[Any], delivered: list[Any]) -> None:
-    """Iterate; what came before an exception is in ``delivered``."""
+    """Iterate, and append each batch to ``delivered``, until an exception."""
     for batch in loader:
         delivered.append(copy_of(batch))
 
@@ -175,7 +175,7 @@ def test_workers_that_never_start_are_given_up() -> None:
 
 @pytest.mark.parametrize("timeout", [0, 0.2])
 def test_a_wait_without_any_worker(monkeypatch: pytest.MonkeyPatch, timeout: float) -> None:
-    """The user is told of it; a timeout ends it."""
+    """The user gets a warning, and a timeout ends the wait."""
     monkeypatch.setattr(dispatch, "_SECONDS_TO_START", 0.1)
     busy, resources = FakeCluster._busy, FakeCluster.resources
     has_room: list[FakeCluster] = []
@@ -200,7 +200,7 @@ def test_a_wait_without_any_worker(monkeypatch: pytest.MonkeyPatch, timeout: flo
 def test_a_wait_for_a_worker_begins_when_none_has_the_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not when ``next()`` began to wait for one that hung, however long a timeout allows it."""
+    """It does not begin while ``next()`` waits for a worker that hangs."""
     workers = FakeWorkers()
     loader = make(num_workers=1, worker_type=workers, timeout=0.2)
     batches = iter(loader)
@@ -239,7 +239,7 @@ def test_a_hung_worker_alone_is_replaced() -> None:
 
 def test_an_interrupt_while_a_request_is_sent_loses_no_batch() -> None:
     workers = FakeWorkers()
-    # The only worker always has room, so each request is sent by the user's thread.
+    # The only worker always has room, so the user's thread sends each request.
     loader = make(num_workers=1, worker_type=workers)
     batches = iter(loader)
     found = [copy_of(next(batches))]
@@ -298,7 +298,7 @@ def test_workers_that_do_not_start_leave_the_others_alone() -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_lane_stays_where_it_was_damaged(seed: int) -> None:
-    """Its reader is behind the damage, which another one would meet again."""
+    """Its reader is past the damage; a new reader would meet the damage again."""
 
     def errors(loader: StatefulGPULoader[Any]) -> tuple[list[Any], int]:
         found, batches, met = [], iter(loader), 0
@@ -327,7 +327,7 @@ class Torn(NoisyShards):
 
 
 def test_it_works_with_the_workers_that_there_are() -> None:
-    """Of four workers one starts; the others come later, or never."""
+    """One of four workers starts; the others come later, or never."""
 
     def hold_all_but_one(cluster: FakeCluster) -> Event | None:
         cluster.held.update(list(cluster.workers)[1:])
@@ -383,7 +383,7 @@ LAST = {
     "bytes": [],
     "drawn behind": [T.Normalize([0.5] * 3, [0.25] * 3), T.RandomErasing(1.0)],
 }
-"""Recipes at the end."""
+"""Last recipes."""
 
 
 @pytest.mark.parametrize("last", LAST)

@@ -17,7 +17,7 @@ from stateful_gpu_loader.errors import BadSample, LoaderError
 
 
 class Demanding(Exception):
-    """Cannot be made of one text."""
+    """Cannot be built from a single text."""
 
     def __init__(self, one: int, other: int) -> None:
         super().__init__(one, other)
@@ -37,7 +37,7 @@ class WithMessage(Exception):
 
 
 class OwnDemanding(LoaderError):
-    """One of this package's, as a user may derive it, which does not survive pickling."""
+    """A user's subclass of this package's error, which does not survive pickling."""
 
     def __init__(self, one: int, other: int) -> None:
         super().__init__(one)
@@ -72,7 +72,7 @@ def test_the_type_and_the_traceback_arrive(error: Exception, kind: type[Exceptio
 
 
 def test_a_local_type_becomes_its_nearest_base() -> None:
-    """Whoever catches the base catches it."""
+    """Code that catches the base class catches it."""
 
     class Mixin:
         pass
@@ -86,7 +86,7 @@ def test_a_local_type_becomes_its_nearest_base() -> None:
 
 
 def test_an_error_of_this_package_travels_whole() -> None:
-    """With its fields."""
+    """Its fields arrive."""
     found = remote(BadSample("a.jpg", index=1, position=2, epoch=3, reason="truncated"))
     assert isinstance(found, BadSample)
     assert (found.name, found.index, found.position) == ("a.jpg", 1, 2)
@@ -94,7 +94,7 @@ def test_an_error_of_this_package_travels_whole() -> None:
 
 
 def test_notes_arrive_even_where_python_does_not_print_them(monkeypatch: Any) -> None:
-    """Python 3.10 knows no notes."""
+    """Python 3.10 does not know notes."""
     error: Any = ValueError("seven")
     error.__notes__ = ["in dataset index 3"]
     assert as_text(error).count("in dataset index 3") == 1

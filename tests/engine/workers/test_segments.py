@@ -31,7 +31,7 @@ from tests.engine.workers.fakes import Gate, request
 from tests.patience import seconds
 
 SIZE = LARGEST_COPY
-"""Number of float32 in a batch, which is large enough to be shared."""
+"""Number of float32 values in a batch that is large enough to be shared."""
 
 HOLDERS: dict[str, Callable[[torch.Tensor], Any]] = {
     "itself": lambda tensor: tensor,
@@ -45,14 +45,14 @@ HOLDERS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 class Pair:
-    """A worker and its main process, both of them here."""
+    """A worker and its main process, both in this process."""
 
     def __init__(self, keep: int = 4) -> None:
         self.worker = WorkerSegments(keep)
         self.main = MappedSegments()
 
     def batch(self, value: float, size: int = SIZE) -> torch.Tensor:
-        """One batch, made and received."""
+        """Return a batch, made and received."""
         self.worker.take_back(self.main.to_return(0))
         return self.received(pack(self.made(value, size), self.worker))
 
@@ -96,7 +96,7 @@ def test_batches_that_are_kept_for_ever_keep_what_is_in_them() -> None:
 
 
 def test_memory_of_the_worker_is_not_filled_while_the_worker_refers_to_it() -> None:
-    """As code of the user's own might, which the worker runs."""
+    """User code in the worker may keep a reference."""
     pair = Pair()
     made = pair.made(1)
     batch = pair.received(pack(made, pair.worker))
@@ -107,7 +107,7 @@ def test_memory_of_the_worker_is_not_filled_while_the_worker_refers_to_it() -> N
 
 
 def test_a_process_that_was_forked_keeps_what_it_has() -> None:
-    """It has the parent's tensor, and the parent does not know how long it looks at it."""
+    """The child has the parent's tensor for an unknown time."""
     pair = Pair()
     batch = pair.batch(7)
     begin, end = os.pipe(), os.pipe()
@@ -233,7 +233,7 @@ def test_only_so_many_free_segments_are_kept() -> None:
 
 
 def test_the_free_segment_that_was_lent_longest_ago_is_given_up() -> None:
-    """Also if it is the largest, in which small tensors would lie for ever."""
+    """Even if it is the largest, in which small tensors would otherwise lie forever."""
     pair = Pair(keep=1)
     batches = [pair.batch(0, size) for size in (2 * SIZE, SIZE, SIZE)]
     last = batches[-1].data_ptr()
@@ -298,19 +298,19 @@ def test_tensors_that_share_memory_share_it_again() -> None:
 
 
 def open_segments() -> int:
-    """Number of this process's open files that are segments; what is mapped is not open."""
+    """Return the number of this process's open segment files; mapped segments are not open."""
     found = 0
     for file in fakes.fds():
-        with suppress(FileNotFoundError):  # it was closed meanwhile
+        with suppress(FileNotFoundError):  # closed meanwhile
             found += os.readlink(f"/proc/self/fd/{file}").startswith(fakes.NAME_OF_SEGMENTS)
     return found
 
 
 def test_no_descriptor_stays_open() -> None:
-    """A user may keep more batches than a process may have open files."""
+    """A user may keep more batches than a process may open files."""
     pair = Pair()
     kept = [pair.batch(value) for value in range(5)]
-    resource_sharer.stop(seconds(10))  # the thread that closes what was sent
+    resource_sharer.stop(seconds(10))  # the thread that closes sent files
     assert open_segments() == 0
     kept.append(pair.made(0))
     assert open_segments() == 1
@@ -335,7 +335,7 @@ def test_a_system_without_segments_leaves_it_to_torch(monkeypatch: pytest.Monkey
 
 
 class Filling:
-    """Makes batches in segments; each holds its request's ordinal, or what its action gives."""
+    """Makes batches in segments. Each holds its request's ordinal, or the value of its action."""
 
     uses_global_generators = False
 
@@ -366,8 +366,8 @@ def test_worker_processes_fill_their_segments_again(make: Any) -> None:
             batch = next(pipeline)[1]
             assert (batch == ordinal).all()
             places.add(batch.data_ptr())
-            batch.fill_(-1)  # a batch is the user's own to change
-    # Two requests and an answer for each worker, and what the user has.
+            batch.fill_(-1)  # the user may change a batch
+    # Two requests and an answer for each worker, and the user's batches.
     assert len(places) <= 10
 
 
@@ -381,7 +381,7 @@ def test_segments_that_worker_processes_give_up_are_unmapped(make: Any) -> None:
     del kept
     for _ in range(40):
         next(pipeline)
-    # Those that the worker keeps, two requests, and what the user has.
+    # The worker's own segments, two requests, and the user's batches.
     assert len(mapped) <= 10
 
 

@@ -1,4 +1,4 @@
-"""Batches of torch's default_collate are stacked into the workers' segments."""
+"""torch's default_collate stacks batches into the workers' segments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers are not forked where DALI is live: in scripts, because its threads stay."""
+"""Workers are not forked while DALI is live; tested in scripts, because DALI's threads stay."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def run(script: str, folder: Path) -> list[str]:
 @pytest.mark.dali
 @NEEDS_DALI
 def test_only_threads_of_dali_rule_out_a_fork(tmp_path: Path) -> None:
-    """To ask settles nothing: the start method can still be set."""
+    """The check does not fix the start method, which can still be set."""
     pytest.importorskip("nvidia.dali")
     assert run(STATES, tmp_path) == [
         "nothing None",
@@ -163,7 +163,7 @@ if __name__ == "__main__":
 @pytest.mark.dali
 @NEEDS_DALI
 def test_workers_start_as_torch_does_until_dali_is_used(tmp_path: Path) -> None:
-    """start_workers refuses a fork behind CUDA, and only where there would be one."""
+    """start_workers refuses a fork after CUDA was used, and nothing else."""
     pytest.importorskip("nvidia.dali")
     assert run(LOADERS, tmp_path) == [
         "refused True",
@@ -197,7 +197,7 @@ def test_only_a_fork_is_avoided(live: bool, default: str, monkeypatch: pytest.Mo
 
 
 def test_a_fork_that_is_avoided_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the main script has set since is missing in the workers."""
+    """The workers lack everything that the main script has set since."""
     monkeypatch.setattr(processes, "default_context", lambda: "forkserver")
     arguments: Any = {"num_workers": 1, "threads": 1, "base_seed": 0, "tally": Tally()}
     with pytest.warns(RuntimeWarning, match="main script"):
@@ -233,7 +233,9 @@ if __name__ == "__main__":
 @pytest.mark.processes
 @pytest.mark.parametrize("decoder", ["nvimgcodec", "torchcodec"])
 def test_a_worker_that_is_spawned_begins_without_torchvision(tmp_path: Path, decoder: str) -> None:
-    """Its import takes as long as torch's, and all it would be asked is how it resizes."""
+    """Importing torchvision takes as long as importing torch, and would only tell how it
+    resizes.
+    """
     pytest.importorskip({"nvimgcodec": "nvidia.nvimgcodec"}.get(decoder, decoder))
     write_photo_folder(tmp_path / "photos", num_classes=1, per_class=4)
     script = SPAWNED.replace('"photos"', repr(str(tmp_path / "photos")))

@@ -33,7 +33,7 @@ def stream(count: int) -> Iterator[Request]:
 
 
 class Gated:
-    """Answers a request only once its gate is open; knows which were begun."""
+    """Answers a request only once its gate is open, and notes which requests were begun."""
 
     uses_global_generators = False
 
@@ -146,7 +146,7 @@ def test_whatever_a_worker_raises_reaches_the_one_who_waits() -> None:
 
 @pytest.mark.parametrize("how", ["close", "drop", "restart"])
 def test_nothing_is_left_after_a_stop_in_the_middle(how: str) -> None:
-    """Waiting threads and threads at work alike."""
+    """Neither threads that wait nor threads at work."""
     before = live_threads()
     maker = Gated(10)
     work = pipeline(maker)
@@ -167,7 +167,7 @@ def test_nothing_is_left_after_a_stop_in_the_middle(how: str) -> None:
 
 
 def test_a_stuck_batch_is_found_by_timeout_and_its_thread_is_abandoned(monkeypatch: Any) -> None:
-    """Nothing can end a thread, so that nobody waits for it."""
+    """Nothing can end a thread, so nothing waits for it."""
     monkeypatch.setattr("stateful_gpu_loader.engine.workers.threads._JOIN_SECONDS", 10**6)
 
     class Stuck(Gated):

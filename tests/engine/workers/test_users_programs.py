@@ -1,4 +1,4 @@
-"""Worker processes beside what the user's program does: handlers, timeouts, forks, exits."""
+"""Worker processes beside the user's program: handlers, timeouts, forks, exits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if sys.argv[1] == "persistent":
 
 @pytest.mark.parametrize("which", ["live", "persistent"])
 def test_the_exit_waits_for_no_worker_where_a_handler_takes_sigterm(which: str) -> None:
-    """As of a program that saves a checkpoint when it is preempted: forked workers have it, too."""
+    """A program may save a checkpoint when it is preempted; forked workers inherit its handler."""
     subprocess.run([sys.executable, "-c", EXIT, which], timeout=seconds(60), check=True)
 
 

@@ -45,7 +45,7 @@ def loader_of(**arguments: Any) -> StatefulGPULoader[Any]:
     ids=["inline", "processes", "persistent", "remote"],
 )
 def test_an_iterable_that_seeds_by_it_resumes_anywhere(arguments: dict[str, Any]) -> None:
-    """A14, A5: at several places of two epochs, and in the epoch after."""
+    """A14, A5: at several places of two epochs, and in the following epoch."""
     loader = loader_of(**arguments)
     epochs: list[list[Any]] = []
     states: list[tuple[int, int, Any]] = []
@@ -65,7 +65,7 @@ def test_an_iterable_that_seeds_by_it_resumes_anywhere(arguments: dict[str, Any]
 
 
 class Seeds(Indices):
-    """Samples are the seed of the worker that makes them."""
+    """Each sample is the seed of the worker that makes it."""
 
     def __getitem__(self, index: int) -> int:
         worker: Any = get_worker_info()  # an assert would lead the search for generators to pytest
@@ -73,7 +73,7 @@ class Seeds(Indices):
 
 
 def test_it_is_the_same_from_every_place_and_another_in_every_epoch_and_worker() -> None:
-    """A5: map-style datasets, too."""
+    """A5: for map-style datasets, too."""
 
     def of() -> StatefulGPULoader[Any]:
         return StatefulGPULoader(

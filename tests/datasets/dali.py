@@ -1,4 +1,4 @@
-"""What DALI's own readers read, on the CPU."""
+"""Samples as DALI's own readers return them, on the CPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def read_by_dali(reader: str, **arguments: Any) -> list[list[Any]]:
-    """The outputs for each sample of one epoch: arrays, in the reader's order."""
+    """Return each sample's outputs of one epoch, as arrays in the reader's order."""
     dali = pytest.importorskip("nvidia.dali")
 
     def outputs() -> tuple[Any, ...]:

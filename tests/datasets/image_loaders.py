@@ -1,4 +1,4 @@
-"""A loader of augmented images from any source, and the workers that have to deliver the same."""
+"""A loader of augmented images from any source, and worker settings that must not change it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writers of TFRecord and RecordIO files, by hand: neither TensorFlow nor MXNet is installed."""
+"""Writers of TFRecord and RecordIO files, without TensorFlow or MXNet, which are not installed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Feature = Sequence[bytes] | Sequence[int] | Sequence[float]
 
 
 def delimited(number: int, content: bytes) -> bytes:
-    """A length-delimited field of a message."""
+    """Return a length-delimited field of a message."""
     return message((number, content))
 
 
 def feature(values: Feature, *, packed: bool = True) -> bytes:
-    """A Feature of bytes, floats or ints, whichever the values are; of none: of ints."""
+    """Return a Feature of bytes, floats or ints, by the values' type; of ints without values."""
     if values and isinstance(values[0], bytes):
         return delimited(1, b"".join(delimited(1, value) for value in values))  # type: ignore[arg-type]
     if values and isinstance(values[0], float):
@@ -39,7 +39,7 @@ def feature(values: Feature, *, packed: bool = True) -> bytes:
 
 
 def example(features: Mapping[str, Feature]) -> bytes:
-    """A tf.train.Example, as TensorFlow's ``SerializeToString`` writes it."""
+    """Return a tf.train.Example as TensorFlow's ``SerializeToString`` writes it."""
     entries = (
         delimited(1, delimited(1, name.encode()) + delimited(2, feature(values)))
         for name, values in features.items()
@@ -58,7 +58,7 @@ def tfrecord_frame(payload: bytes) -> bytes:
 
 
 def recordio_frame(payload: bytes) -> bytes:
-    """As dmlc-core's RecordIOWriter: cut wherever the magic stands at a multiple of 4."""
+    """Return a record like dmlc-core's RecordIOWriter: split at each aligned magic number."""
     cuts = [at for at in range(0, len(payload) & ~3, 4) if payload[at : at + 4] == MAGIC]
     starts, ends = [0, *(at + 4 for at in cuts)], [*cuts, len(payload)]
     framed = b""
@@ -70,7 +70,7 @@ def recordio_frame(payload: bytes) -> bytes:
 
 
 def image_record(image: bytes, label: float | Sequence[float], id: int = 0, id2: int = 0) -> bytes:
-    """As MXNet's ``recordio.pack``."""
+    """Return a record like MXNet's ``recordio.pack``."""
     if isinstance(label, (int, float)):
         return struct.pack("<IfQQ", 0, label, id, id2) + image
     labels = np.asarray(label, dtype="<f4")
@@ -78,7 +78,7 @@ def image_record(image: bytes, label: float | Sequence[float], id: int = 0, id2:
 
 
 def write_records(path: Path, frames: Iterable[bytes]) -> list[tuple[int, int]]:
-    """Offset and size of each record."""
+    """Write records; return the offset and size of each."""
     path.parent.mkdir(parents=True, exist_ok=True)
     found, at = [], 0
     with open(path, "wb") as file:
@@ -89,13 +89,13 @@ def write_records(path: Path, frames: Iterable[bytes]) -> list[tuple[int, int]]:
 
 
 def photos(root: Path, num_images: int = 12) -> list[bytes]:
-    """JPEG files of photographs, no two equal."""
+    """Return different JPEG photographs."""
     paths = write_photo_folder(root, num_classes=2, per_class=(num_images + 1) // 2)
     return [path.read_bytes() for path in paths[:num_images]]
 
 
 def imagenet_example(image: bytes, label: int) -> dict[str, Feature]:
-    """The features of ImageNet's TFRecords, as TensorFlow's script wrote them."""
+    """Return the features of ImageNet's TFRecords, as TensorFlow's script writes them."""
     return {
         "image/height": [400],
         "image/width": [500],
@@ -112,9 +112,9 @@ def imagenet_example(image: bytes, label: int) -> dict[str, Feature]:
 
 
 def write_tfrecords(paths: Sequence[Path], images: Sequence[bytes]) -> list[Path]:
-    """The images as ImageNet's TFRecords, labels 0, 1, ..., divided evenly; the paths of indices.
+    """Divide images evenly over TFRecords like ImageNet's, labels 0, 1, ...; return index paths.
 
-    The indices are as DALI's ``tfrecord2idx`` writes them, beside the files.
+    The indices are beside the files, as DALI's ``tfrecord2idx`` writes them.
     """
     indices = []
     for path, part in zip(paths, np.array_split(np.arange(len(images)), len(paths)), strict=True):
@@ -128,7 +128,7 @@ def write_tfrecords(paths: Sequence[Path], images: Sequence[bytes]) -> list[Path
 def write_recordio(
     path: Path, images: Sequence[bytes], labels: Sequence[Any] | None = None
 ) -> Path:
-    """The images with labels 0, 1, ... or those given; the path of an .idx in im2rec's manner."""
+    """Write images, with labels 0, 1, ... by default; return the path of an .idx like im2rec's."""
     frames = [
         recordio_frame(image_record(image, label, id=1000 + number))
         for number, (image, label) in enumerate(

@@ -1,4 +1,4 @@
-"""TFRecord and RecordIO side by side, for tests of what both must do."""
+"""TFRecord and RecordIO side by side, for tests of their common behaviour."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Kind:
     source: Callable[..., Any]
     shards: Callable[..., Any]
     frame: Callable[[bytes, int], bytes]
-    """The whole record of an image and its label."""
+    """Returns the whole record of an image and its label."""
     index_line: Callable[[int, int, int], str]
-    """A line of an index: number, offset and size of a record."""
+    """Returns a line of an index from number, offset and size of a record."""
 
     def write(
         self, path: Path, images: Sequence[bytes], first: int = 0, index: Path | None = None
     ) -> list[tuple[int, int]]:
-        """The images with labels from ``first`` on; offset and size of each record."""
+        """Write images with labels from ``first`` on; return the offset and size of each record."""
         places = write_records(path, [self.frame(img, first + i) for i, img in enumerate(images)])
         if index is not None:
             lines = (self.index_line(i, *place) for i, place in enumerate(places))
@@ -60,12 +60,12 @@ KINDS = {"tfrecord": TFRECORD, "recordio": RECORDIO}
 
 
 def items(source: Any) -> list[tuple[bytes, Any]]:
-    """Image and target of each sample of a source."""
+    """Return image and target of each sample of a source."""
     read = [source[index] for index in range(len(source))]
     return [(data.numpy().tobytes(), target) for data, target in read]
 
 
 def rest(shards: Any, shard: str, cursor: int = 0) -> list[tuple[bytes, Any, int]]:
-    """Image, target and following cursor of each sample of a shard."""
+    """Return image, target and next cursor of each sample of a shard."""
     found = shards.read_shard(shard, cursor)
     return [(sample.data.numpy().tobytes(), sample.target, after) for sample, after in found]

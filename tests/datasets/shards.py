@@ -1,4 +1,4 @@
-"""Sharded datasets that the tests read; picklable, so that every start method can use them."""
+"""Sharded datasets for the tests. All are picklable, so every start method can use them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Loader = StatefulGPULoader[Any]
 
 
 class Numbers(ShardedDataset):
-    """Sample ``i`` of shard ``s`` is ``1000 * s + i``; the cursor counts samples."""
+    """Sample ``i`` of shard ``s`` is ``1000 * s + i``. The cursor counts samples."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Numbers(ShardedDataset):
         return 1000 * shard + number
 
     def all(self) -> list[int]:
-        """Every sample's number, in order."""
+        """Return every sample's number, in order."""
         return [1000 * shard + i for shard, size in enumerate(self.sizes) for i in range(size)]
 
 
@@ -69,7 +69,7 @@ class NoisyShards(Numbers):
 
 
 class CountingShards(Numbers):
-    """Notes in a folder what is opened, read and closed; a count of bytes in a file each."""
+    """Counts opened, read and closed shards by the sizes of files in a folder."""
 
     def __init__(self, folder: Path, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -85,7 +85,7 @@ class CountingShards(Numbers):
             self._note("closed")
 
     def count(self, what: str) -> int:
-        """How often since the last call."""
+        """Return the count since the last call."""
         path = self.folder / what
         size = path.stat().st_size if path.exists() else 0
         path.unlink(missing_ok=True)
@@ -98,10 +98,10 @@ class CountingShards(Numbers):
 
 
 class DamagedShards(Numbers):
-    """Some shards fail at a place: ``{shard: (sample, error)}``.
+    """Some shards fail at a sample: ``{shard: (sample, error)}``.
 
-    The errors: ``"value"`` and ``"missing"``, ``"storage"`` that stays, ``"flaky"`` that goes away
-    after two attempts, ``"code"``, a mistake in the program.
+    Errors: ``"value"``; ``"missing"``; ``"storage"``, which is permanent; ``"flaky"``, which passes
+    after two attempts; ``"code"``, a mistake in the program.
     """
 
     def __init__(self, damage: dict[int, tuple[int, str]], *args: Any, **kwargs: Any) -> None:
@@ -115,7 +115,7 @@ class DamagedShards(Numbers):
         return {"index": super().sample(shard, number), "drawn": torch.rand(())}
 
     def fail(self, shard: int, kind: str) -> None:
-        """Raise what is due."""
+        """Raise the shard's error."""
         if kind == "value":
             raise ValueError("the record's checksum is wrong")
         if kind == "missing":
@@ -127,7 +127,7 @@ class DamagedShards(Numbers):
             raise OSError(5, "Input/output error")
 
     def sound(self) -> list[int]:
-        """The samples before damage that stays, in order."""
+        """Return the samples before permanent damage, in order."""
         ends = {shard: i for shard, (i, kind) in self.damage.items() if kind != "flaky"}
         return [
             1000 * shard + i
@@ -137,7 +137,7 @@ class DamagedShards(Numbers):
 
 
 class LosesItself(NoisyShards):
-    """Its process dies or hangs at one sample, as often as there are lives in a directory."""
+    """Its process dies or hangs at one sample, once for each life in a directory."""
 
     def __init__(self, at: int, lives: Path, how: str, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -150,7 +150,7 @@ class LosesItself(NoisyShards):
 
 
 def lose_a_life(lives: Path, how: str) -> None:
-    """Kill this process, or wait for ever, if there is a life left to lose."""
+    """Kill this process, or wait forever, if a life is left."""
     for life in sorted(lives.iterdir()):
         life.unlink()
         if how == "kill":
@@ -159,7 +159,7 @@ def lose_a_life(lives: Path, how: str) -> None:
 
 
 class PhotoShards(EncodedShards):
-    """Real JPEGs, some of which cannot be decoded; the target is the sample's number."""
+    """Real JPEGs, some of them undecodable. The target is the sample's number."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class PhotoShards(EncodedShards):
             yield EncodedSample(self.files[number][i], target, f"{shard}, photo {i}"), i + 1
 
     def all(self) -> list[int]:
-        """Every target, in order."""
+        """Return every target, in order."""
         return [100 * shard + i for shard, size in enumerate(self.sizes) for i in range(size)]
 
 
@@ -208,7 +208,7 @@ def _photo(shard: int, number: int, is_broken: bool) -> torch.Tensor:
     size = (40 + 7 * number, 36 + 5 * shard)
     data = encode(picture.resize(size), quality=90)
     if is_broken:
-        # A sound header and a sound end, and between them what no decoder reads.
+        # A sound header and a sound end, with undecodable bytes between them.
         good = data.numpy().tobytes()
         data = torch.frombuffer(
             bytearray(good[:-400] + b"\xff\xc0" * 199 + good[-2:]), dtype=data.dtype
@@ -221,7 +221,7 @@ def identity(samples: Any) -> Any:
 
 
 def indices_of(batches: Any) -> list[int]:
-    """The samples' numbers, of plain, noisy or image batches, in the order of their coming."""
+    """Return the numbers of delivered samples, from plain, noisy or image batches."""
     found: list[int] = []
     for batch in batches:
         if isinstance(batch, dict):

@@ -1,6 +1,6 @@
-"""What every source and every sharded dataset promises, in one helper each.
+"""Checks of all promises of sources and sharded datasets, one helper for each.
 
-The stream is compared with an uninterrupted run, pixels included, by :mod:`tests.conformance`.
+:mod:`tests.conformance` compares the stream with an uninterrupted run, pixels included.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def assert_source_conforms(
     changed: Callable[[], Source],
     collate_fn: Callable[[Any], Any] | None = None,
 ) -> None:
-    """Check all that a source promises.
+    """Check all promises of a source.
 
     Args:
-        make_source: builds it, of some 7 to 20 images.
-        changed: builds it over content of as many samples that differs.
-        collate_fn: where torch's default cannot collate the targets.
+        make_source: builds the source, of about 7 to 20 images.
+        changed: builds it over different content, with the same number of samples.
+        collate_fn: collates targets that torch's default cannot collate.
     """
     assert_source_conforms_in_threads(make_source, changed=changed, collate_fn=collate_fn)
     assert_source_conforms_in_processes(make_source, collate_fn=collate_fn)
@@ -58,7 +58,7 @@ def assert_source_conforms_in_threads(
     changed: Callable[[], Source],
     collate_fn: Callable[[Any], Any] | None = None,
 ) -> None:
-    """Check what a source promises without worker processes. One forked child reads it."""
+    """Check the promises that need no worker processes. One forked child reads the source."""
     source = make_source()
     expected = read_all(source)
     assert len(expected) > BATCH_SIZE, "too few samples to say anything"
@@ -76,7 +76,7 @@ def assert_source_conforms_in_threads(
 def assert_source_conforms_in_processes(
     make_source: Callable[[], Source], *, collate_fn: Callable[[Any], Any] | None = None
 ) -> None:
-    """Check that worker processes of any kind deliver a source's samples, killed ones included."""
+    """Check that worker processes of any kind deliver a source's samples, also after kills."""
     source = make_source()
     # The source is read here before each fork, so that a shared handle shows.
     make = partial(_make_loader, lambda: source, collate_fn=collate_fn)
@@ -90,7 +90,7 @@ def assert_shards_conform(
     *,
     changed: Callable[[], ShardedDataset],
 ) -> None:
-    """Check all that a sharded dataset promises: every cursor, and the stream of the loader."""
+    """Check all promises of a sharded dataset: every cursor, and the loader's stream."""
     dataset = make_dataset()
     num_samples = len(assert_every_cursor(dataset))
     assert num_samples > 2 * BATCH_SIZE, "too few samples to say anything"
@@ -108,9 +108,9 @@ def assert_shards_conform(
 
 
 def assert_every_cursor(dataset: ShardedDataset) -> list[Any]:
-    """From every cursor of every shard on, the rest is the rest; return all samples, plain.
+    """Check the rest from every cursor of every shard; return all samples, in plain form.
 
-    Also of a pickled copy, which a spawned worker has.
+    Also checks a pickled copy, which a spawned worker has.
     """
     samples, copied = [], pickle.loads(pickle.dumps(dataset))
     assert list(copied.shards()) == list(dataset.shards())
@@ -125,7 +125,7 @@ def assert_every_cursor(dataset: ShardedDataset) -> list[Any]:
 
 
 def read_all(source: Source) -> list[Any]:
-    """The bytes and the target of each sample."""
+    """Return the bytes and the target of each sample."""
     return [_read(source, index) for index in range(len(source))]
 
 
@@ -173,7 +173,7 @@ def _assert_indices(source: Source) -> None:
 
 
 def _assert_memory_of_its_own(source: Source, expected: Any) -> None:
-    """A decoder or a user may write to a sample. It is on the CPU, whatever torch's default is."""
+    """Check that a decoder or user may write to a sample, which lies on the CPU in any case."""
     with torch.device("meta"):
         data, target = _read(source, 0)
     for part in (data, *(target.values() if isinstance(target, dict) else ())):
@@ -190,7 +190,7 @@ def _assert_read_from_many_threads(source: Source, expected: list[Any]) -> None:
 
 
 def _assert_travels(make_source: Callable[[], Source], source: Source, expected: list[Any]) -> None:
-    """A forked child reads what its parent has open; a pickled copy brings nothing of it along."""
+    """Check that a forked child reads the source, and that a pickled copy has nothing open."""
     pickled = pickle.dumps(source)
     assert len(pickled) < len(pickle.dumps(make_source())) + 200, "more than a fingerprint"
     restored = pickle.loads(pickled)
@@ -202,7 +202,7 @@ def _assert_travels(make_source: Callable[[], Source], source: Source, expected:
 
 
 class _Reader:
-    """Reads in a child; what it returns holds no shared memory."""
+    """Reads in a child. Its results hold no shared memory."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -221,14 +221,14 @@ def _assert_resumes_apart(make: Callable[..., StatefulGPULoader[Any]]) -> None:
 
 
 def _assert_survives_kills(make: Callable[..., StatefulGPULoader[Any]]) -> None:
-    """Workers are killed behind two batches of each epoch, and nothing changes."""
+    """Check that the stream is unchanged when workers die after two batches of each epoch."""
     expected, _ = uninterrupted(make(), 2)
     loader = make(**FORKED, prefetch_factor=1)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*worker")
         found = with_kills(loader, 2, {1: (0,), 2: (1,)})
     assert same(found, expected)
-    # Two batches may have been made when the workers die, and a third was asked for.
+    # When the workers die, they may have made two batches, and a third was requested.
     assert loader.worker_restarts > 0 or len(expected[0]) < 4
 
 

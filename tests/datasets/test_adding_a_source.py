@@ -21,7 +21,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "adding-a-source.md"
 
 @pytest.fixture
 def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The document's classes, in a module that a spawned worker can import, too."""
+    """Return the page's classes, in a module that a spawned worker can import, too."""
     blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     classes = [block for block in blocks if "class " in block]
     assert len(classes) == 2

@@ -1,4 +1,4 @@
-"""Prefixes of a mixture, counted exactly."""
+"""Exact counts of a mixture's prefixes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL = st.lists(st.integers(1, 9), min_size=1, max_size=5)
 
 
 def row_of(weights: list[int], length: int) -> list[int]:
-    """The row by its definition: all samples by (2j + 1) / weight, ties by the datasets' order."""
+    """Return the row by its definition: samples sorted by (2j + 1) / weight, ties by dataset."""
     due = sorted(
         (Fraction(2 * sample + 1, weight), d)
         for d, weight in enumerate(weights)
@@ -44,7 +44,7 @@ def test_every_prefix_is_in_proportion_within_the_stated_bound(
 
 @given(WEIGHTS, st.integers(0, 10**15))
 def test_a_longer_prefix_takes_one_sample_more(weights: list[float], n: int) -> None:
-    """Or a block of positions would owe a dataset a negative number of samples."""
+    """Otherwise a block of positions would owe a dataset a negative number of samples."""
     row = Apportionment(as_integers(weights))
     counts, following = row.counts(n), row.counts(n + 7)
     steps = [after - before for before, after in zip(counts, following, strict=True)]
@@ -76,7 +76,7 @@ MANY: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("kind", MANY)
 def test_many_prefixes_are_counted_as_one_by_one(kind: str) -> None:
-    """Also where samples of different weights are due at times that float64 cannot tell apart."""
+    """Also if samples of different weights are due at times that float64 cannot distinguish."""
     row = Apportionment(as_integers(MANY[kind]))
     generator = np.random.default_rng(1)
     prefixes = [*range(300), *generator.integers(10**12, size=100).tolist(), 1 << 52, 1 << 61]
@@ -86,7 +86,7 @@ def test_many_prefixes_are_counted_as_one_by_one(kind: str) -> None:
 
 
 def test_many_prefixes_cost_no_exact_count_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank of thousands needs two of them for each of its samples."""
+    """A rank of thousands needs two prefixes for each of its samples."""
     row = Apportionment(as_integers([1 / (number + 1) for number in range(1000)]))
     exactly: list[int] = []
     count = row.counts

@@ -57,7 +57,7 @@ from tests.datasets.tar.tar_files import write_photo_tars
 from tests.images import small_photographs, write_photo_folder
 
 Write = Callable[[Path, int], Any]
-"""Writes some ten images into a folder, in a way that differs with the number; what to open."""
+"""Writes about ten images into a folder, different for each number; returns the object to open."""
 
 
 def folder(root: Path, number: int) -> Path:
@@ -139,9 +139,9 @@ MAPPED: dict[str, tuple[Make, Write]] = {
     "huggingface": (open_huggingface, huggingface),
     "arrays": (open_arrays, arrays),
 }
-"""Sources of what the caller has opened, which stays mapped into memory."""
+"""Sources of objects that the caller has opened, and that stay mapped into memory."""
 COLLATE = {"coco": ragged_collate}
-"""Functions for targets that torch's default cannot collate."""
+"""Collate functions for targets that torch's default cannot collate."""
 SHARDS: dict[str, tuple[Make, Write]] = {
     "tar shards": (TarShards, tars),
     "tar records": (TarRecords, tars),
@@ -171,7 +171,7 @@ def each_path(given: Any, change: Callable[[Path], Any]) -> Any:
 
 
 def compressed(given: list[Path], ending: str) -> list[Path]:
-    """The same files, compressed beside them."""
+    """Return the same files, compressed beside the originals."""
     found = [path.with_name(path.name + ending) for path in given]
     for path, other in zip(given, found, strict=True):
         other.write_bytes(COMPRESS[ending](path.read_bytes()))
@@ -180,7 +180,7 @@ def compressed(given: list[Path], ending: str) -> list[Path]:
 
 @pytest.mark.parametrize("name", [*SOURCES, *MAPPED])
 def test_sources_conform(tmp_path: Path, name: str) -> None:
-    """Of boxes and masks also where the recipes have put them."""
+    """Boxes and masks are compared as the recipes have moved them, too."""
     make, write = OPENED[name]
     given, other = write(tmp_path / "given", 0), write(tmp_path / "other", 1)
     assert_source_conforms_in_threads(
@@ -268,7 +268,7 @@ def test_urls_give_the_same_samples(
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_a_file_that_vanished_is_named(tmp_path: Path, name: str) -> None:
-    """An OSError stays one, for it may pass. A copy, as a worker gets it, has nothing open."""
+    """An OSError stays an OSError, because it may be temporary. The copy has no open files."""
     make, write = DATASETS[name]
     dataset = pickle.loads(pickle.dumps(make(write(tmp_path / "given", 0))))
     shutil.rmtree(tmp_path / "given")

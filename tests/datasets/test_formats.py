@@ -1,4 +1,4 @@
-"""One format is as good as another: the same batches, the same bad samples, no replaced file."""
+"""All formats behave alike: the same batches, the same bad samples, and no replaced file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.datasets.record_kinds import RECORDIO, TFRECORD
 from tests.datasets.tar.tar_files import write_tar
 
 Write = Callable[[Path, list[bytes]], Any]
-"""Writes a file of images, labelled 0, 1, ..."""
+"""Writes a file of images with labels 0, 1, ..."""
 
 
 def write_members(path: Path, images: list[bytes]) -> None:
@@ -72,7 +72,7 @@ FORMAT = pytest.mark.parametrize(("make", "write"), FORMATS.values(), ids=FORMAT
 
 
 def test_the_same_pictures_give_the_same_batches(tmp_path: Path) -> None:
-    """Pixel for pixel, augmented alike: a source is nothing but where the bytes lie."""
+    """Every pixel is equal, augmented alike: the format only decides where the bytes lie."""
     images = photos(tmp_path / "photos", 7)
     paths = sorted((tmp_path / "photos").rglob("*.jpg"))[:7]
     expected = list(make_loader(FolderSource.from_paths(paths)))
@@ -109,7 +109,7 @@ def test_a_record_whose_checksum_differs_is_a_bad_sample(tmp_path: Path) -> None
 
 @FORMAT
 def test_a_replaced_file_is_no_bad_sample(tmp_path: Path, make: Any, write: Write) -> None:
-    """Nor does it give other images of as many bytes, read by a worker that opens it."""
+    """Nor does it deliver other images of the same size, when a worker opens it."""
     images, path = photos(tmp_path / "photos", 6), tmp_path / "a.file"
     write(path, images)
     pickled = pickle.dumps(make(path))

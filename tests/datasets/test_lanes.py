@@ -1,4 +1,4 @@
-"""How shards are dealt into lanes, and lanes to ranks."""
+"""Division of shards into lanes, and of lanes among ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.datasets.shards import UNEVEN, Numbers
 @pytest.mark.parametrize("lanes", [1, 3, 10, 16])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_every_shard_is_in_one_lane(lanes: int, shuffle: bool) -> None:
-    """In every epoch, and as many in a lane as in every other epoch."""
+    """In every epoch, with the same number in each lane."""
     plan = LanePlan(Numbers(lanes=lanes), shuffle=shuffle)
     orders = []
     for epoch in range(4):
@@ -33,7 +33,7 @@ def test_every_shard_is_in_one_lane(lanes: int, shuffle: bool) -> None:
 
 
 def test_lanes_by_default() -> None:
-    """64, or as many as there are shards."""
+    """64, or the number of shards if that is smaller."""
     assert LanePlan(Numbers([1] * 100), shuffle=False).num_lanes == 64
     assert LanePlan(Numbers([1] * 5), shuffle=False).num_lanes == 5
 
@@ -71,7 +71,7 @@ def test_steps_are_those_of_the_largest_rank(ranks: int, drop_last: bool) -> Non
 
 
 def test_numbers_of_samples_are_asked_for_once() -> None:
-    """They may cost a look into each file."""
+    """They may cost a read of each file."""
 
     class Asked(Numbers):
         times = 0
@@ -90,7 +90,7 @@ def test_numbers_of_samples_are_asked_for_once() -> None:
 
 
 def test_ranks_divide_the_lanes() -> None:
-    """Each lane is one rank's."""
+    """Each lane belongs to one rank."""
     for ranks in (1, 2, 3, 4, 6, 12):
         LanePlan(Numbers(lanes=12), shuffle=False).check_ranks(ranks)
         served = [

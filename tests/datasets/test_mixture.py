@@ -1,4 +1,4 @@
-"""MixedDataset as a dataset: its parts, weights and the length of an epoch."""
+"""MixedDataset as a dataset: its parts, its weights and its epoch length."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_items_are_those_of_the_concatenation() -> None:
     [("first_exhausted", 133), ("all_exhausted", 399), (1000, 1000), (1, 1)],
 )
 def test_an_epoch_is_as_long_as_asked_for(num_samples: int | str, wanted: int) -> None:
-    """Three quarters of the first 133 are 100 to within the bound; a quarter of 399 likewise."""
+    """Three quarters of the first 133 are 100, within the bound; so is a quarter of 399."""
     mixed = MixedDataset([range(100), range(100)], [0.75, 0.25], num_samples=num_samples)
     assert mixed.num_samples == wanted
 
@@ -92,7 +92,7 @@ def test_what_is_no_mixture_is_refused_by_name(
 
 
 def test_the_fingerprint_is_that_of_all_parts() -> None:
-    """A part without a content id is known by class and length."""
+    """A part without a content id is identified by class and length."""
     texts = {
         MixedDataset(parts).fingerprint()
         for parts in (

@@ -48,6 +48,6 @@ def test_names_of_any_bytes_are_kept(names: list[str]) -> None:
 
 
 def test_the_blocks_of_names_do_not_depend_on_whether_all_are_as_long() -> None:
-    """Fingerprints of folders are made from them."""
+    """Fingerprints of folders use them."""
     assert NameTable(["ab", "cd"]).blocks() == (b"abcd", np.array([0, 2, 4], "<i8").tobytes())
     assert NameTable(["a", "bcd"]).blocks() == (b"abcd", np.array([0, 1, 4], "<i8").tobytes())

@@ -1,4 +1,4 @@
-"""The wire format of protocol buffers: any bytes are read, or refused with their place."""
+"""The wire format of protocol buffers: any bytes are read, or refused with their offset."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_what_was_written_is_read(written: list[tuple[int, int, int | bytes]]) -
 @example(b"\xff" * 64)
 @example(b"\x0a" + b"\xff" * 9 + b"\x01")
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
-    """A damaged record is a bad sample: never another exception, and never without end."""
+    """A damaged record is a bad sample: never another exception, and never an endless loop."""
     for read in (lambda view: list(fields(view)), packed_varints, packed_floats):
         with contextlib.suppress(ValueError):
             read(memoryview(data))
@@ -147,7 +147,7 @@ def test_packed_floats_are_read(numbers: list[float]) -> None:
 
 @given(st.integers(-(2**31), 2**31 - 1))
 def test_numbers_keep_their_sign(number: int) -> None:
-    """An int32 is written as ten bytes where it is negative."""
+    """A negative int32 is written as ten bytes."""
     [(_, _, value)] = fields(message((5, number)))
     assert isinstance(value, int)
     assert signed(value, bits=32) == signed(value) == number

@@ -1,4 +1,4 @@
-"""What a source reads into a batch's arena is what it reads by itself."""
+"""Bytes that a source reads into a batch's arena equal those of its ``read``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Doubled:
 
 
 class DoubledFolder(Doubled, FolderSource):
-    """A mixin's ``read`` comes before the folder's."""
+    """The mixin's ``read`` precedes the folder's."""
 
 
 def noted(read: Callable[..., EncodedSample]) -> Callable[..., EncodedSample]:
@@ -65,17 +65,17 @@ def noted(read: Callable[..., EncodedSample]) -> Callable[..., EncodedSample]:
 
 
 class Decorated(FolderSource):
-    """Has a decorator's ``read``, which looks like the folder's and takes an index alone."""
+    """Has a decorated ``read``, which looks like the folder's but takes only an index."""
 
     read = noted(FolderSource.read)
 
 
 class Renamed(FolderSource):
-    """Reads as a folder does."""
+    """Reads like a folder."""
 
 
 class Passing(FolderSource):
-    """A user's ``read`` that takes memory as the folder's does."""
+    """A user's ``read`` that takes memory like the folder's."""
 
     def read(self, index: int, into: Memory | None = None) -> EncodedSample:
         sample = super().read(index, into)
@@ -83,7 +83,7 @@ class Passing(FolderSource):
 
 
 class Replacing(FolderSource):
-    """A user's ``read`` that lets the folder read, and returns other bytes."""
+    """A user's ``read`` that calls the folder's, and returns other bytes."""
 
     def read(self, index: int, into: Memory | None = None) -> EncodedSample:
         sample = super().read(index, into)
@@ -91,7 +91,7 @@ class Replacing(FolderSource):
 
 
 class PassingSubset(SubsetSource):
-    """A subset whose ``read`` is the user's."""
+    """A subset with a user's ``read``."""
 
     def read(self, index: int, into: Memory | None = None) -> EncodedSample:
         return dataclasses.replace(super().read(index, into), target=-1)
@@ -148,7 +148,7 @@ def test_an_arena_holds_what_is_read(source: Source, expected: int) -> None:
 
 
 def test_memory_for_all_reads_is_allocated_at_the_first() -> None:
-    """An arena that grew from nothing would be allocated eight times for 256 reads."""
+    """An arena that started empty would be allocated eight times for 256 reads."""
     asked: list[int] = []
 
     def allocate(num_bytes: int) -> torch.Tensor:
@@ -176,7 +176,7 @@ def test_one_unusual_read_does_not_decide_for_all() -> None:
 
 @pytest.mark.parametrize("kind", [FolderSource, Renamed, Passing])
 def test_a_folder_is_read_without_a_copy(tmp_path: Path, kind: type[FolderSource]) -> None:
-    """Unless somebody reads otherwise, however late that was said."""
+    """Unless ``read`` is overridden, even at a late time."""
     (tmp_path / "a.jpg").write_bytes(b"abc")
     source = kind.from_paths([str(tmp_path / "a.jpg")])
     asked: list[int] = []
@@ -194,7 +194,7 @@ def test_a_folder_is_read_without_a_copy(tmp_path: Path, kind: type[FolderSource
 
 
 def test_the_header_is_that_of_the_bytes_that_read_returned(tmp_path: Path) -> None:
-    """And not of those that lie in the memory it was given."""
+    """Not of the bytes in the memory that it was given."""
     other = encode(photograph("coffee").resize((64, 48)))
 
     class Other(FolderSource):
@@ -211,7 +211,7 @@ def test_the_header_is_that_of_the_bytes_that_read_returned(tmp_path: Path) -> N
 
 @dataclasses.dataclass
 class Reader:
-    """A ``read`` that has no hash."""
+    """An unhashable ``read``."""
 
     read: Callable[[int], EncodedSample]
 
@@ -244,7 +244,7 @@ def test_a_mock_of_read_is_asked(tmp_path: Path) -> None:
 
 
 class Dark(PreparedSource):
-    """Its pixels are not those that a PreparedSource makes."""
+    """Its pixels differ from those of a PreparedSource."""
 
     def read(self, index: int, into: Memory | None = None) -> EncodedSample:
         sample = super().read(index, into)
@@ -269,7 +269,7 @@ def test_a_source_that_reads_otherwise_makes_no_pixels_past_its_read(tmp_path: P
 def test_a_file_that_is_cut_off_while_it_is_read_leaves_no_gap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every image of the batch is found behind the one before it."""
+    """Every image of the batch directly follows the one before it."""
     write_photo_folder(tmp_path, 3)
     source = FolderSource(tmp_path)
     request = Request(0, 42, 0, 0, 1, np.arange(3), 3)
@@ -294,7 +294,7 @@ def test_a_file_that_is_cut_off_while_it_is_read_leaves_no_gap(
 
 
 def test_a_batch_that_is_a_little_larger_than_the_last_is_not_copied(tmp_path: Path) -> None:
-    """A short arena would be allocated anew, at twice the size."""
+    """A short arena would be allocated again, at twice the size."""
     write_photo_folder(tmp_path, 3)
     source = FolderSource(tmp_path)
     sizes = [source.read(index).data.numel() for index in range(3)]

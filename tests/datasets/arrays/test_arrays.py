@@ -1,4 +1,4 @@
-"""An array of decoded images as a source: the same pixels, one by one and many at once."""
+"""An array of decoded images as a source: the same pixels one by one and many at once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Loader = StatefulGPULoader[Any]
 
 
 def photographs() -> Any:
-    """uint8 [N, 20, 16, 3]."""
+    """Return uint8 [N, 20, 16, 3]."""
     return small_photographs(N)
 
 
@@ -60,7 +60,7 @@ def epochs_of(loader: Loader) -> list[list[Any]]:
 
 
 class OneByOne(Source):
-    """The same images, read one after the other as those of any source."""
+    """The same images, read one after another like those of any source."""
 
     makes_pixels = True
 
@@ -137,7 +137,7 @@ PIPELINES: dict[str, list[Any]] = {
 def test_many_images_at_once_are_those_one_by_one(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Bit for bit, also where a batch is made in parts, and in the memory layout asked for."""
+    """Bit for bit, also for a batch in parts, and in the requested memory layout."""
     source = ArraySource(photographs(), LABELS)
     expected = epochs_of(make(OneByOne(source), PIPELINES[name]))
     for values in (1, 3 * 20 * 16 * 2, 1 << 30):
@@ -150,7 +150,7 @@ def test_many_images_at_once_are_those_one_by_one(
 
 
 def test_many_images_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of a Subset, a concatenation and a mixture; and in worker processes."""
+    """Also of a Subset, a concatenation and a mixture, and in worker processes."""
 
     def forbidden(*arguments: object, **options: object) -> None:
         raise AssertionError("one image was read")
@@ -166,7 +166,7 @@ def test_many_images_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_crops_and_flips_are_those_of_torchvision() -> None:
-    """Given the numbers that were drawn."""
+    """For the same random numbers."""
     source = ArraySource(photographs(), LABELS)
     loader = make(source, shuffle=False)
     for start, (images, labels) in zip(range(0, N, 5), loader, strict=True):

@@ -17,7 +17,7 @@ CATEGORIES = {18: "dog", 5: "plane", 90: "brush"}
 
 
 def annotations(seed: int = 0) -> dict[str, Any]:
-    """Objects of all kinds: polygons, several of them, compressed and plain runs, groups."""
+    """Return objects of all kinds: one or more polygons, compressed and plain runs, groups."""
     generator = np.random.default_rng(seed)
     images = [
         {"id": number, "file_name": f"{number:05d}.jpg", "height": height, "width": width}
@@ -61,7 +61,7 @@ def write_annotations(path: Path, content: Any) -> Path:
 
 
 def write_coco(folder: Path, content: dict[str, Any] | None = None) -> tuple[Path, Path]:
-    """The folder of the images, real JPEGs, and the annotation file in it."""
+    """Write real JPEGs and their annotation file; return the folder and the file."""
     for i, (number, (height, width)) in enumerate(SIZES.items()):
         photo = photograph(PHOTOGRAPHS[i % len(PHOTOGRAPHS)])
         photo.crop((40, 40, 40 + width, 40 + height)).save(folder / f"{number:05d}.jpg")

@@ -20,7 +20,7 @@ CONTENT = annotations()
 
 
 def test_images_are_sorted_and_objects_keep_their_order(tmp_path: Path) -> None:
-    """torchvision's order, and DALI's."""
+    """The order is torchvision's and DALI's."""
     found = read_annotations(str(write_annotations(tmp_path / "a.json", CONTENT)))
     assert found.image_ids.tolist() == sorted(SIZES)
     assert found.file_names == [f"{number:05d}.jpg" for number in sorted(SIZES)]
@@ -70,7 +70,6 @@ def test_compressed_files_and_urls_are_read(tmp_path: Path) -> None:
 
 
 def test_every_truncation_is_named(tmp_path: Path) -> None:
-    """Cut anywhere."""
     content = {"images": CONTENT["images"][:1], "annotations": [], "categories": []}
     text = json.dumps(content).encode()
     path = tmp_path / "a.json"
@@ -152,7 +151,7 @@ def _changed(change: Callable[[Any], Any]) -> Any:
 def test_what_is_malformed_is_named(
     tmp_path: Path, change: Callable[[Any], Any], text: str
 ) -> None:
-    """File, entry and field."""
+    """The error names file, entry and field."""
     path = write_annotations(tmp_path / "a.json", _changed(change))
     with pytest.raises(ValueError, match=rf"a\.json'.*{text}"):
         read_annotations(str(path), masks=True)

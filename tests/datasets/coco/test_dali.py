@@ -1,4 +1,4 @@
-"""CocoSource against DALI's own reader on the CPU, sample for sample."""
+"""CocoSource compared with DALI's own CPU reader, sample for sample."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.datasets.dali import read_by_dali
 def test_samples_are_those_of_dali(
     tmp_path: Path, theirs: dict[str, Any], ours: dict[str, Any]
 ) -> None:
-    """The order, the boxes bit for bit, and the labels as DALI numbers them."""
+    """Order, boxes bit for bit, and labels as DALI numbers them."""
     content = annotations()
     content["annotations"][0]["bbox"][2] = 0.05
     root, file = write_coco(tmp_path, content)

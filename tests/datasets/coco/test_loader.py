@@ -1,4 +1,4 @@
-"""COCO through the loader: exact resume, boxes that move with the pixels."""
+"""COCO in the loader: exact resume, and boxes that move with the pixels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ make_loader = partial(
 
 
 def test_boxes_and_masks_are_where_the_pixels_are(tmp_path: Path) -> None:
-    """Each object lies on the pixels that it lay on before."""
+    """Each object lies on the same pixels as before."""
     source = CocoSource(*write_coco(tmp_path), masks=True)
     plain = {
         target["image_id"]: target
@@ -64,7 +64,7 @@ def _pairs(samples: list[Any]) -> list[Any]:
 
 
 def test_what_may_move_pixels_unseen_is_refused(tmp_path: Path) -> None:
-    """Never boxes that stay while the pixels move."""
+    """Otherwise boxes would stay while the pixels move."""
     source = CocoSource(*write_coco(tmp_path))
     for transform in (T.RandAugment(), _mirror):
         for dataset in (source, torch.utils.data.Subset(source, [0, 1])):

@@ -39,7 +39,7 @@ def drawn(polygon: Any, height: int, width: int) -> Any:
 @example([(0, 0), (8, 0), (8, 8), (0, 8)], 8, 8)
 @example([(2, 2), (2, 2), (2, 2)], 4, 4)
 def test_polygons_are_those_of_pycocotools(polygon: Any, height: int, width: int) -> None:
-    """To the pixel, outside the image and crossing itself as well."""
+    """To the pixel, also for polygons that leave the image or cross themselves."""
     flat = [float(number) for corner in polygon for number in corner]
     expected = reference.decode(reference.frPyObjects([flat], height, width))[:, :, 0]
     np.testing.assert_array_equal(drawn(polygon, height, width), expected)
@@ -48,7 +48,7 @@ def test_polygons_are_those_of_pycocotools(polygon: Any, height: int, width: int
 @given(st.integers(1, 20), st.integers(1, 20), st.data())
 @settings(deadline=None)
 def test_runs_are_those_of_pycocotools(height: int, width: int, data: st.DataObject) -> None:
-    """Compressed and plain."""
+    """Compressed and plain runs."""
     bits = data.draw(st.lists(st.booleans(), min_size=height * width, max_size=height * width))
     expected = np.array(bits, dtype=np.uint8).reshape(height, width)
     encoded = reference.encode(np.asfortranarray(expected))

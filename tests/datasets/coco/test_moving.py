@@ -1,4 +1,4 @@
-"""Boxes and masks move as the pixels do, compared with torchvision."""
+"""Boxes and masks move with the pixels, compared with torchvision."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ BOXES = st.lists(
 def test_boxes_agree_with_torchvision(
     boxes: list[list[float]], height: int, width: int, flips: bool
 ) -> None:
-    """A resize and a flip keep every box that has a pixel left."""
+    """A resize and a flip keep every box that still has a pixel."""
     given_target = target(boxes)
     motion = scaled(width / SIZE[1], height / SIZE[0])
     expected = F.resize(reference(given_target["boxes"]), [height, width])
@@ -90,7 +90,7 @@ def test_crops_cut_boxes_and_drop_what_is_gone(
 
 
 def test_formats_and_parts_are_kept() -> None:
-    """The same motion, whatever the boxes are written in."""
+    """Boxes move the same way in every format."""
     corners = torch.tensor([[4.0, 6.0, 20.0, 16.0]])
     motion = scaled(2, 0.5, 3, 1)
     expected = torch.tensor([[11.0, 4.0, 43.0, 9.0]])

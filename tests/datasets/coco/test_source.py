@@ -1,4 +1,4 @@
-"""CocoSource: boxes, labels and masks over a folder of images."""
+"""CocoSource: boxes, labels and masks of a folder of images."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def targets(source: CocoSource) -> list[dict[str, Any]]:
 
 
 def test_samples_are_those_of_torchvision(files: tuple[Path, Path]) -> None:
-    """Order, boxes, labels and masks of CocoDetection, wrapped for its transforms."""
+    """Order, boxes, labels and masks equal those of CocoDetection, wrapped for its transforms."""
     keys = ("image_id", "boxes", "labels", "masks")
     theirs = wrap_dataset_for_transforms_v2(CocoDetection(*map(str, files)), target_keys=keys)
     source = CocoSource(*files, masks=True)
@@ -132,7 +132,7 @@ def test_what_cannot_be_is_refused(files: tuple[Path, Path], tmp_path: Path) -> 
 
 
 def test_an_image_of_unknown_size_without_objects_has_no_masks(tmp_path: Path) -> None:
-    """Found by the fuzzer of inputs: a mask would have had -1 rows."""
+    """Found by the fuzzer of inputs: a mask had -1 rows."""
     content = annotations()
     empty = next(image for image in content["images"] if image["id"] == 5)
     del empty["height"], empty["width"]
@@ -147,7 +147,7 @@ def test_an_image_of_unknown_size_without_objects_has_no_masks(tmp_path: Path) -
 def test_the_fingerprint_depends_on_content_and_not_on_place(
     files: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """Images, objects, and what targets are made of."""
+    """Content: images, objects, and settings of the targets."""
     moved = tmp_path / "elsewhere"
     shutil.copytree(files[0], moved)
     source = CocoSource(*files, masks=True)
@@ -194,7 +194,7 @@ def test_records_are_as_in_the_file(files: tuple[Path, Path]) -> None:
 def test_an_image_that_its_annotations_do_not_fit_is_a_bad_sample(
     tmp_path: Path, orientation: int
 ) -> None:
-    """The decoder turns it upright, and boxes of the pixels before that would be wrong."""
+    """The decoder turns the image upright, so boxes of the stored pixels would be wrong."""
     root, file = write_coco(tmp_path)
     name = next(iter(sorted(root.glob("*.jpg"))))
     with Image.open(name) as image:
@@ -213,7 +213,7 @@ def test_an_image_that_its_annotations_do_not_fit_is_a_bad_sample(
 
 
 def test_targets_of_different_numbers_are_not_stacked(tmp_path: Path) -> None:
-    """torch's default would fail in the middle of an epoch, so it is refused before."""
+    """torch's default_collate would fail in the middle of an epoch."""
     source = CocoSource(*write_coco(tmp_path))
     recipes = [T.Resize((16, 16))]
     assert [len(each["labels"]) for each in targets(source)] == [2, 2, 0, 2, 3]

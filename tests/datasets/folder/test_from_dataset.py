@@ -1,4 +1,4 @@
-"""Datasets of torchvision as folder sources: their files, targets and order."""
+"""torchvision datasets as folder sources: their files, targets and order."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def plain(root: Path) -> Any:
 
 
 def own_folder(root: Path) -> Any:
-    """With a choice of files, and with paths in place of texts."""
+    """Return a dataset with a selection of files, whose paths are Path objects."""
     class_folders(root)
     return datasets.DatasetFolder(
         root, folder.default_loader, is_valid_file=lambda path: Path(path).stem != "1"
@@ -231,7 +231,7 @@ def test_files_and_targets_are_those_of_the_dataset(tmp_path: Path, name: str) -
 
 
 def test_a_folder_of_classes_is_the_same_dataset(tmp_path: Path) -> None:
-    """States of one are states of the other."""
+    """States fit both."""
     write_photo_folder(tmp_path, num_classes=3, per_class=4)
     one, other = FolderSource(tmp_path), FolderSource.from_dataset(ImageFolder(str(tmp_path)))
     assert (other.root, other.classes, other.class_to_idx) == (
@@ -295,7 +295,7 @@ class Darker(ImageFolder):
 
 
 class Named(ImageFolder):
-    """A subclass that reads as its base does."""
+    """A subclass that reads like its base class."""
 
     def path_of(self, index: int) -> str:
         return self.samples[index][0]

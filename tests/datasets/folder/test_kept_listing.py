@@ -1,4 +1,4 @@
-"""Listings of class folders that are kept, and what makes them stale."""
+"""Kept listings of class folders, and changes that make them stale."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = ("dog/rex.jpg", "cat/tom.jpg", "cat/a/b/leo.jpg", "cat/a/b/9.png", "Äpf
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Few images, whose listing is kept all the same, however young their folders are."""
+    """Few images, whose listing is kept even though their folders are young."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(listing, "KEPT_FROM", 1)
     monkeypatch.setattr(index_files, "YOUNG", -(10**18))
@@ -34,7 +34,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def listed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The folders that were listed, as they are."""
+    """Paths of the folders that are listed, in order."""
     folders: list[str] = []
 
     def times(folder: str) -> tuple[int, int]:
@@ -55,7 +55,7 @@ def _source(root: Path, **options: object) -> FolderSource:
 
 
 def _said(source: FolderSource) -> object:
-    """All that a source says of its samples."""
+    """Return all samples of a source."""
     paths = [source.path(index) for index in range(len(source))]
     return source.classes, source.targets.tolist(), paths, source.fingerprint()
 
@@ -100,7 +100,7 @@ def _remove_class(root: Path) -> None:
 
 
 def _unpack(root: Path) -> None:
-    """More of the archive that the folders are from: tar sets their times back."""
+    """Unpack more of the folders' archive: tar resets their times."""
     before = os.stat(root / "dog").st_mtime_ns
     _write(root.parent / "more" / "dog" / "max.jpg")
     os.utime(root.parent / "more" / "dog", ns=(before, before))
@@ -126,7 +126,7 @@ def test_a_changed_folder_is_listed_anew(root: Path, change: Callable[[Path], No
 
 
 def test_a_link_that_leads_elsewhere_by_now_is_seen(root: Path) -> None:
-    """The link itself stays, and so do the times of the folder that holds it."""
+    """The times of the link and of its folder stay the same."""
     for name in ("old", "new"):
         _write(root.parent / name / f"{name}.jpg")
     current = root.parent / "current"
@@ -172,7 +172,7 @@ def test_few_images_and_young_folders_are_listed_each_time(
 def test_folders_that_need_not_tell_are_listed_each_time(
     root: Path, listed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Object stores that are mounted, whose folders have one time for ever."""
+    """Mounted object stores, whose folders never change their time."""
     _source(root)
     device = os.stat(root).st_dev
     mounts = tmp_path / "mountinfo"
@@ -190,7 +190,7 @@ def test_folders_that_need_not_tell_are_listed_each_time(
 
 
 def test_a_change_while_it_is_listed_is_seen(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that came when the folder had been read, and before the listing was kept."""
+    """A file was added after the folder was read and before the listing was kept."""
 
     def noted(names: Iterable[str]) -> npt.NDArray[np.uint8]:
         _write(root / "dog" / "late.jpg")

@@ -1,4 +1,4 @@
-"""Image files from class folders, file lists and lists in Python."""
+"""Image files from class folders, file lists and Python lists."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.images import write_photo_folder
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Three classes; deep folders, and names whose order is easily got wrong."""
+    """Three classes with deep folders, and names that are easily sorted wrongly."""
     names = (
         "dog/rex.jpg",
         "dog/Rex.JPG",
@@ -58,7 +58,7 @@ def paths(source: FolderSource) -> list[str]:
 
 
 def test_class_folders_are_those_of_torchvision(root: Path) -> None:
-    """A model trained with ImageFolder keeps its classes and its order."""
+    """A model trained with ImageFolder keeps its classes and their order."""
     source, theirs = FolderSource(root), ImageFolder(str(root))
     assert source.classes == theirs.classes
     assert source.class_to_idx == theirs.class_to_idx
@@ -68,7 +68,7 @@ def test_class_folders_are_those_of_torchvision(root: Path) -> None:
 
 
 def test_photographs_are_those_of_torchvision(tmp_path: Path) -> None:
-    """The helper that other tests use, against the same judge."""
+    """The tests' write_photo_folder is compared with ImageFolder too."""
     written = write_photo_folder(tmp_path, num_classes=3, per_class=5, seed=1)
     source = FolderSource(str(tmp_path))
     assert paths(source) == [path for path, _ in ImageFolder(tmp_path).samples]
@@ -82,7 +82,7 @@ def test_extensions_are_those_asked_for(root: Path) -> None:
 
 
 def test_the_files_of_macos_beside_images_are_no_images(root: Path) -> None:
-    """AppleDouble: a copy to a foreign disk has ``._x.jpg`` beside each ``x.jpg``."""
+    """AppleDouble: on a foreign disk, macOS writes ``._x.jpg`` beside each ``x.jpg``."""
     before = FolderSource(root)
     for name in ("cat/._b.jpg", "cat/a/._10.jpg", "dog/._rex.JPG"):
         write(root / name, b"\0\5\x16\7")
@@ -113,7 +113,7 @@ def test_links_are_followed_and_loops_are_named(root: Path, tmp_path: Path) -> N
 def test_what_is_no_dataset_is_named(
     root: Path, make: Callable[[Path], Path], error: type[Exception], text: str
 ) -> None:
-    """The same types as torchvision where it refuses too."""
+    """The exception types are torchvision's where torchvision refuses, too."""
     (root / "empty").mkdir()
     with pytest.raises(error, match=text):
         FolderSource(make(root))
@@ -132,7 +132,7 @@ def test_an_empty_class_is_kept_if_allowed(root: Path) -> None:
 
 
 def test_file_list_keeps_its_order_and_its_labels(root: Path) -> None:
-    """DALI's file_list: the label is the last word, so that paths may hold spaces."""
+    """DALI's file_list: the label is the last word, so paths may contain spaces."""
     write(root / "cat" / "tom  the cat.jpg", b"tom")
     lines = (
         "\ufeffdog/rex.jpg 7\r",
@@ -241,14 +241,14 @@ def test_a_sample_names_its_file(root: Path) -> None:
 
 
 def test_an_empty_file_has_no_bytes(root: Path) -> None:
-    """Whether that is a bad sample is not for the source to say."""
+    """The decoder decides whether an empty file is a bad sample."""
     (root / "cat" / "b.jpg").write_bytes(b"")
     assert FolderSource(root).read(0).data.shape == (0,)
 
 
 @pytest.mark.parametrize("kind", [FileNotFoundError, IsADirectoryError])
 def test_a_file_that_cannot_be_read_names_path_and_index(root: Path, kind: type[OSError]) -> None:
-    """An OSError stays one, for it may pass; its text says where."""
+    """An OSError stays an OSError, because it may be temporary; its text names the place."""
     source = FolderSource(root)
     lost = root / "cat" / "z.jpeg"
     lost.unlink()
@@ -260,7 +260,7 @@ def test_a_file_that_cannot_be_read_names_path_and_index(root: Path, kind: type[
 
 
 def test_the_fingerprint_does_not_depend_on_the_place(root: Path, tmp_path: Path) -> None:
-    """The same files elsewhere are the same dataset, by whichever way they are named."""
+    """The same files elsewhere are the same dataset, however they are named."""
     source = FolderSource(root)
     moved = shutil.copytree(root, tmp_path / "elsewhere" / "photos")
     assert FolderSource(moved).fingerprint() == source.fingerprint()
@@ -330,7 +330,7 @@ def test_sizes_are_in_the_fingerprint_if_asked_for(root: Path) -> None:
 
 
 def test_the_fingerprint_is_kept() -> None:
-    """A state that was saved today is compared by later releases."""
+    """Later releases compare states that are saved today."""
     source = FolderSource.from_paths(["a/1.jpg", "b/2.jpg"], [0, 1])
     assert source.fingerprint() == "2 files, blake2b acf4018773cdc634834673040f46b0ff"
     assert source.fingerprint() is source.fingerprint()
@@ -351,7 +351,7 @@ def test_names_of_any_text_are_kept(items: list[tuple[str, int]]) -> None:
 
 
 def test_a_million_names_take_no_more_than_their_text() -> None:
-    """ImageNet's list is shared by forked workers instead of copied by reference counts."""
+    """Forked workers share ImageNet's list; reference counts would copy it."""
     names = [f"n{i % 1000:08d}/n{i % 1000:08d}_{i}.JPEG" for i in range(100_000)]
     source = FolderSource.from_paths(names)
     assert source.path(99_999) == os.path.join(os.getcwd(), names[-1])

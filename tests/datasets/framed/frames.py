@@ -1,4 +1,4 @@
-"""TFRecord and RecordIO files as bytes, through the three ways in which each is read."""
+"""TFRecord and RecordIO files as bytes, read in the three ways that each format has."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ START = Place("a.file", 0, 0)
 
 @dataclass(frozen=True)
 class Frames:
-    """What a framing makes of the bytes of a file."""
+    """The framing of a file of bytes."""
 
     framing: Framing
 
     def streamed(self, file: bytes) -> list[tuple[bytes, int]]:
-        """Each payload, and where its record ends."""
+        """Return each payload, and the offset at which its record ends."""
         found = self.framing.stream(io.BytesIO(file), START)
         return [(bytes(payload), end) for payload, end in found]
 
     def walked(self, file: bytes, window: int = 1) -> list[int]:
-        """Where records begin, and where the last one ends."""
+        """Return the offsets at which records begin, and the end of the last record."""
 
         def read(offset: int, size: int) -> Bytes:
             assert offset >= 0
@@ -37,7 +37,7 @@ class Frames:
         return self.framing.walk(START.path, len(file), read, window=window).tolist()
 
     def unframed(self, framed: bytes) -> bytes:
-        """The payload of one record."""
+        """Return the payload of one record."""
         return bytes(self.framing.payload(array_of(framed), START))
 
 

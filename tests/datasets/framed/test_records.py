@@ -1,4 +1,4 @@
-"""What is cut off or no record at all is told, in TFRecord and in RecordIO files."""
+"""Truncated and malformed records are errors, in TFRecord and in RecordIO files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TFRecordShards and RecordIOShards: read from any cursor on, damage and all."""
+"""TFRecordShards and RecordIOShards: read from any cursor, also from damaged files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_samples_are_those_of_the_source(kind: Kind, path: Path) -> None:
 
 
 def test_without_a_target_a_sample_says_where_it_lies(kind: Kind, path: Path) -> None:
-    """The same after a resume, where earlier records were not counted."""
+    """A resume names the same place, although it did not count the earlier records."""
     places = kind.write(path, IMAGES)
     shards = kind.shards(path, target=None)
     starts = [offset for offset, _ in places]
@@ -78,7 +78,7 @@ def test_a_sample_names_its_file_and_place(kind: Kind, path: Path) -> None:
 def test_a_file_cut_at_every_byte_gives_a_right_prefix(
     kind: Kind, tmp_path: Path, ending: str
 ) -> None:
-    """What was whole comes, then the damage by name; a cut between records shows in nothing."""
+    """Whole records come first, then an error that names the damage, unless records are whole."""
     path = tmp_path / "a.records"
     places = kind.write(path, IMAGES[:3])
     ends = [0, *(offset + size for offset, size in places)]
@@ -97,7 +97,7 @@ def test_a_file_cut_at_every_byte_gives_a_right_prefix(
 
 
 def read_until_damage(kind: Kind, file: Path) -> tuple[list[tuple[bytes, Any, int]], str]:
-    """What comes, and the text of the ValueError, or the file's name if none is raised."""
+    """Return the samples, and the text of the ValueError, or the file's name if none is raised."""
     found = []
     try:
         for sample, after in kind.shards(file).read_shard(file.name, 0):
@@ -121,7 +121,7 @@ def test_damage_in_the_middle_leaves_what_came_before(kind: Kind, path: Path) ->
 
 
 def test_a_cursor_that_does_not_fit_is_named(kind: Kind, path: Path) -> None:
-    """The shard was replaced since the state was saved."""
+    """The shard was replaced after the state was saved."""
     shards = kind.shards(path)
     size = path.stat().st_size
     with pytest.raises(ValueError, match=rf"byte {size + 4}.*byte {size}"):
@@ -141,7 +141,7 @@ def test_an_empty_shard_has_no_samples(kind: Kind, path: Path) -> None:
 
 
 def test_the_fingerprint_is_of_names_and_choice(kind: Kind, path: Path) -> None:
-    """Equal wherever the shards lie."""
+    """It does not depend on the place of the shards."""
     paths = [path, path.with_stem("b")]
     elsewhere = [Path("/elsewhere") / each.name for each in paths]
     first = kind.shards(paths).fingerprint()

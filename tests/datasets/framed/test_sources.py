@@ -1,4 +1,4 @@
-"""What TFRecordSource and RecordIOSource have in common: files, indices, errors."""
+"""Common behaviour of TFRecordSource and RecordIOSource: files, indices, errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 @pytest.fixture
 def paths(kind: Kind, tmp_path: Path) -> list[Path]:
-    """Four files, 11 records, one file empty; each with an index of its own beside it."""
+    """Four files with 11 records, one file empty, each with its index beside it."""
     folder, first, found = tmp_path / "data", 0, []
     folder.mkdir()
     for name, count in (("a", 5), ("b", 0), ("c", 1), ("d", 5)):
@@ -90,7 +90,7 @@ def test_a_file_that_is_replaced_while_it_is_open_is_noticed(kind: Kind, paths: 
 
 
 def test_an_index_of_another_file_is_refused(kind: Kind, paths: list[Path]) -> None:
-    """Stale or foreign: named when the source is made, or else when the record is read."""
+    """An outdated or foreign index is refused when the source is made, or when a record is read."""
     index = paths[0].with_suffix(".idx")
     kind.write(paths[0], IMAGES[:6])
     with pytest.raises(ValueError, match=r"(its index ends|index says|begins with)"):
@@ -105,7 +105,7 @@ def test_an_index_of_another_file_is_refused(kind: Kind, paths: list[Path]) -> N
 
 
 def test_an_index_that_leaves_records_out_is_refused(kind: Kind, paths: list[Path]) -> None:
-    """Silently smaller epochs are worse than an error."""
+    """An error is better than a silently smaller epoch."""
     index = paths[0].with_suffix(".idx")
     lines = index.read_text().splitlines(keepends=True)
     for left_out in range(5):
@@ -181,7 +181,7 @@ def test_one_damaged_record_leaves_the_others(kind: Kind, paths: list[Path]) -> 
 def test_the_fingerprint_depends_on_content_and_not_on_the_place(
     kind: Kind, paths: list[Path], tmp_path: Path
 ) -> None:
-    """Equal wherever the files lie, and whenever they were written."""
+    """It depends neither on the place nor on the time of the files."""
     first = kind.source(paths).fingerprint()
     assert kind.source(paths).fingerprint() == first
     moved = shutil.copytree(paths[0].parent, tmp_path / "elsewhere" / "deep")

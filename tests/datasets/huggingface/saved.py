@@ -1,4 +1,4 @@
-"""Hugging Face datasets of images, written to a disk and mapped into memory."""
+"""Hugging Face datasets of images, written to disk and mapped into memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ datasets.disable_progress_bars()
 
 
 def dataset_of(files: Sequence[tuple[bytes, int]], **columns: Any) -> datasets.Dataset:
-    """A dataset in memory, of encoded images and their classes, and of columns besides."""
+    """Return an in-memory dataset of encoded images, their classes, and further columns."""
     features = datasets.Features(
         image=datasets.Image(), label=datasets.ClassLabel(names=[f"class {i}" for i in range(9)])
     )
@@ -27,6 +27,6 @@ def dataset_of(files: Sequence[tuple[bytes, int]], **columns: Any) -> datasets.D
 
 
 def save_dataset(folder: Path, files: Sequence[tuple[bytes, int]], **columns: Any) -> Path:
-    """Write :func:`dataset_of`; the folder."""
+    """Write :func:`dataset_of`; return the folder."""
     dataset_of(files, **columns).save_to_disk(str(folder))
     return folder

@@ -36,7 +36,7 @@ N = 14
 
 
 def pictures(count: int = N) -> list[tuple[bytes, int]]:
-    """PNG files, which every decoder gives alike."""
+    """Return PNG files, which all decoders decode to the same pixels."""
     images = [Image.fromarray(pixels) for pixels in small_photographs(count)]
     return [(encode(image, "PNG").numpy().tobytes(), i % 3) for i, image in enumerate(images)]
 
@@ -49,7 +49,7 @@ def mapped(tmp_path: Path) -> Dataset:
 
 
 def encoded(dataset: Dataset) -> list[Any]:
-    """The bytes and the label of every row, as ``datasets`` gives them."""
+    """Return the bytes and the label of every row, read by ``datasets``."""
     plain = dataset.with_format(None).cast_column("image", datasets.Image(decode=False))
     return [(row["image"]["bytes"], row["label"]) for row in plain]
 
@@ -118,7 +118,7 @@ def paths_to(folder: Path) -> list[str]:
 
 
 def of_paths(paths: list[str]) -> Dataset:
-    """Rows whose Arrow table has paths alone, as the folder loaders of ``datasets`` write them."""
+    """Return rows whose Arrow table has only paths, as folder loaders of ``datasets`` write it."""
     rows = {"image": [{"bytes": None, "path": path} for path in paths], "label": [0, 1, 2, 3]}
     dataset = datasets.Dataset.from_dict(rows)
     return dataset.cast_column("image", datasets.Image())
@@ -254,7 +254,7 @@ def test_fingerprints_are_those_of_the_dataset(mapped: Dataset) -> None:
 
 
 def with_bad_rows() -> Dataset:
-    """Row 4 is cut off, row 7 has neither bytes nor a path, and row 9 has no label."""
+    """Row 4 is truncated, row 7 has neither bytes nor a path, and row 9 has no label."""
     files = pictures()
     images = [{"bytes": data, "path": None} for data, _ in files]
     labels: list[int | None] = [label for _, label in files]

@@ -1,4 +1,4 @@
-"""Writers of LMDB files as Caffe and Caffe2 made them: messages encoded by hand, field by field."""
+"""Writers of LMDB files as Caffe and Caffe2 made them. Messages are encoded by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TENSOR_TYPES = {"float": 1, "int32": 2, "byte": 3, "string": 4, "uint8": 6, "int
 
 
 def varint(number: int) -> bytes:
-    """The base-128 varint of a number's 64 bits in two's complement."""
+    """Return the base-128 varint of a number's 64 bits in two's complement."""
     number &= 2**64 - 1
     parts = []
     while number > 0x7F:
@@ -28,7 +28,7 @@ def varint(number: int) -> bytes:
 
 
 def message(*fields: Field) -> bytes:
-    """A message: ints as varints, floats as 32 bits, bytes as they are."""
+    """Return a message: ints as varints, floats as 32 bits, bytes unchanged."""
     encoded = b""
     for number, value in fields:
         if isinstance(value, float):
@@ -42,7 +42,7 @@ def message(*fields: Field) -> bytes:
 
 
 def encoded_datum(data: bytes, label: int, *, flag: bool | None = True) -> bytes:
-    """Caffe's Datum of an image file; ``flag`` None leaves ``encoded`` out."""
+    """Return Caffe's Datum of an image file; if ``flag`` is None, it has no field ``encoded``."""
     flags: list[Field] = [] if flag is None else [(7, int(flag))]
     return message((4, data), (5, label), *flags)
 
@@ -50,7 +50,7 @@ def encoded_datum(data: bytes, label: int, *, flag: bool | None = True) -> bytes
 def raw_datum(
     pixels: npt.NDArray[np.uint8], label: int, *, flag: bool | None = False, bgr: bool = True
 ) -> bytes:
-    """Caffe's Datum of pixels: planes one after the other, blue first where ``bgr``.
+    """Return Caffe's Datum of pixels: one plane after another, blue first if ``bgr``.
 
     Args:
         pixels: uint8 [height, width, 3] in RGB, or [height, width].
@@ -68,13 +68,13 @@ def raw_datum(
 def tensor(
     kind: str, values: Iterable[float] | bytes, *, dims: Sequence[int] = (), packed: bool = True
 ) -> bytes:
-    """Caffe2's TensorProto.
+    """Return Caffe2's TensorProto.
 
     Args:
         kind: "float", "int32", "byte", "string", "uint8" or "int64".
-        values: numbers, or bytes where the kind is "byte" or "string".
+        values: numbers, or bytes for the kinds "byte" and "string".
         dims: its shape.
-        packed: repeated numbers as one field, as proto files ask for it, or as one field each.
+        packed: whether repeated numbers are one field, as proto files ask, or one field each.
     """
     fields: list[Field] = [(1, size) for size in dims]
     fields.append((2, TENSOR_TYPES[kind]))
@@ -90,7 +90,7 @@ def tensor(
 
 
 def tensors(*protos: bytes) -> bytes:
-    """Caffe2's TensorProtos."""
+    """Return Caffe2's TensorProtos."""
     return message(*((1, proto) for proto in protos))
 
 
@@ -100,7 +100,7 @@ def write_lmdb(
     *,
     subdir: bool = True,
 ) -> Path:
-    """An LMDB environment of records, by name or numbered with eight digits; its path."""
+    """Write an LMDB environment of records, by name or eight-digit number; return its path."""
     if not isinstance(records, Mapping):
         records = {f"{number:08d}": record for number, record in enumerate(records)}
     size = 2 * sum(len(record) + 4096 for record in records.values()) + (1 << 20)
@@ -114,6 +114,6 @@ def write_lmdb(
 
 
 def photo_files(root: Path, num_classes: int = 2, per_class: int = 8) -> list[tuple[bytes, int]]:
-    """Bytes and class of real JPEG photographs, which are written under ``root``."""
+    """Write real JPEG photographs under ``root``; return their bytes and classes."""
     paths = write_photo_folder(root, num_classes=num_classes, per_class=per_class, seed=3)
     return [(path.read_bytes(), int(path.parent.name.removeprefix("class_"))) for path in paths]

@@ -1,4 +1,4 @@
-"""Caffe's Datum: files and pixels, flags that are missing, records that are damaged."""
+"""Caffe's Datum: files and pixels, missing flags, damaged records."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def test_an_encoded_image_and_its_label_are_read(data: bytes, label: int) -> Non
 def test_pixels_become_a_file_of_the_same_pixels(
     pixels: npt.NDArray[np.uint8], flag: bool | None
 ) -> None:
-    """Blue comes first in Caffe's planes; databases of before encoded images have no flag."""
+    """Blue comes first in Caffe's planes. Databases older than encoded images have no flag."""
     datum = parse_datum(raw_datum(pixels, 5, flag=flag))
     assert np.array_equal(pixels_of(image_file(datum)), pixels)
     assert datum.label == 5
 
 
 def test_a_file_without_a_flag_is_a_file() -> None:
-    """As in DALI: its bytes are not as many as its sizes say."""
+    """Like DALI, the reader notices that the bytes are not as many as the sizes say."""
     for sizes in ([], [(1, 3), (2, 256), (3, 256)]):
         record = message(*sizes, (4, b"\xff\xd8\xff"), (5, 1))
         assert image_file(parse_datum(record)).tobytes() == b"\xff\xd8\xff"
 
 
 def test_later_fields_win_and_unknown_ones_are_left_out() -> None:
-    """As the wire format has it for fields that are not repeated."""
+    """The wire format demands this of fields that are not repeated."""
     record = message((5, 1), (99, 7), (98, b"?"), (4, b"a"), (4, b"b"), (5, 2), (7, 1))
     datum = parse_datum(record)
     assert (bytes(datum.data), datum.label, datum.encoded) == (b"b", 2, True)

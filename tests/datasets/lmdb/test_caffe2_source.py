@@ -1,4 +1,4 @@
-"""Caffe2's LMDBs by index: targets of every kind, through a batch."""
+"""Caffe2's LMDBs by index: targets of every kind, also in a batch."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_arguments_that_mean_nothing_are_named(
 
 
 def test_the_fingerprint_holds_every_argument(tmp_path: Path) -> None:
-    """Another label is another data set, though the file is the same."""
+    """With other labels, the same file is another dataset."""
     path = write_lmdb(tmp_path / "db", [tensors(IMAGE, LABEL, tensor("float", [1]), BOX)])
     arguments: list[dict[str, Any]] = [
         {},

@@ -1,4 +1,4 @@
-"""DALI's own readers over the same files, on the CPU, agree sample for sample."""
+"""DALI's own CPU readers return the same samples from the same files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def as_dali_reads(reader: str, paths: list[Path], **arguments: Any) -> list[list
 
 
 def as_we_read(source: Source) -> list[list[Any]]:
-    """The same: the file, and each part of the target as an array of at least one dimension."""
+    """Return the file, and each part of the target as an array of at least one dimension."""
     samples = []
     for data, target in (source[index] for index in range(len(source))):
         parts = target if isinstance(target, tuple) else (target,)
@@ -52,7 +52,7 @@ def assert_agree(ours: list[list[Any]], theirs: list[list[Any]], *, dtypes: bool
 
 
 def test_caffe_agrees_over_several_paths(tmp_path: Path) -> None:
-    """Bytes and labels, in the order of keys, path by path: DALI's epoch of all of them."""
+    """Bytes and labels, sorted by key, path by path: the order of DALI's epoch."""
     files = photo_files(tmp_path / "photos", num_classes=3)
     parts = [files[:9], files[9:10], files[10:]]
     paths = [
@@ -81,7 +81,7 @@ def test_caffe_agrees_without_labels(tmp_path: Path) -> None:
 
 
 def decoded(source: Source) -> npt.NDArray[np.uint8]:
-    """uint8 [height, width, 3]: the only sample's pixels."""
+    """Return the only sample's pixels: uint8 [height, width, 3]."""
     from stateful_gpu_loader.decoders import make_decoder, probe
 
     data = source[0][0]
@@ -90,7 +90,7 @@ def decoded(source: Source) -> npt.NDArray[np.uint8]:
 
 
 def test_caffes_pixels_are_dalis_bytes(tmp_path: Path) -> None:
-    """DALI hands on the stored planes, and calls their shape [height, width, channels]."""
+    """DALI returns the stored planes, and calls their shape [height, width, channels]."""
     path = write_lmdb(tmp_path / "db", [raw_datum(PIXELS, 6)])
     [[stored, label]] = as_dali_reads("caffe", [path])
     assert label.tolist() == [6]
@@ -99,7 +99,7 @@ def test_caffes_pixels_are_dalis_bytes(tmp_path: Path) -> None:
 
 
 def test_caffe2s_pixels_are_dalis(tmp_path: Path) -> None:
-    """In BGR, which neither Caffe2 nor DALI turns."""
+    """Neither Caffe2 nor DALI converts BGR."""
     for name, pixels in (("color", PIXELS), ("grey", PIXELS[:, :, 1])):
         record = tensors(tensor("byte", pixels.tobytes(), dims=pixels.shape), tensor("int32", [1]))
         path = write_lmdb(tmp_path / name, [record])
@@ -122,7 +122,7 @@ def test_caffe2s_pixels_are_dalis(tmp_path: Path) -> None:
 def test_caffe2_agrees_on_labels_additional_tensors_and_boxes(
     tmp_path: Path, label_type: int, label: list[bytes], additional_inputs: int, bbox: bool
 ) -> None:
-    """Values and dtypes of everything after the image."""
+    """Values and dtypes of all outputs after the image."""
     further = [tensor("float", [1.5, 2]), tensor("int64", [2**40, -1]), tensor("int32", [3])]
     protos = [*label, *further[:additional_inputs], *[BOX] * bbox]
     path = write_lmdb(tmp_path / "db", [tensors(IMAGE, *protos), tensors(IMAGE, *protos)])
@@ -144,9 +144,9 @@ def test_caffe2_agrees_on_labels_additional_tensors_and_boxes(
 
 @pytest.mark.parametrize("kind", ["int32", "float"])
 def test_caffe2_agrees_on_sparse_labels(tmp_path: Path, kind: str) -> None:
-    """DALI 2.4 declares one output more for them, and fails unless a box of four ints fills it.
+    """DALI 2.4 declares one output too many, and fails unless a box of four ints fills it.
 
-    It looks for that box behind a tensor that it skips, so records here have both.
+    It looks for the box after a tensor that it skips, so these records have both.
     """
     rows: list[list[int]] = [[3, 1], [], [0, 0, 4]]
     records = [tensors(IMAGE, tensor(kind, row), tensor("int32", [9]), BOX) for row in rows]
@@ -158,7 +158,7 @@ def test_caffe2_agrees_on_sparse_labels(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["int32", "float"])
 def test_caffe2_agrees_on_weighted_labels(tmp_path: Path, kind: str) -> None:
-    """DALI 2.4 gives the weights as an additional tensor too, and fails without a box."""
+    """DALI 2.4 returns the weights as an additional tensor too, and fails without a box."""
     rows: list[tuple[list[int], list[float]]] = [([3, 1], [0.5, -2]), ([], []), ([4, 4], [1, 2])]
     records = [
         tensors(IMAGE, tensor(kind, labels), tensor("float", weights), BOX)
@@ -172,7 +172,7 @@ def test_caffe2_agrees_on_weighted_labels(tmp_path: Path, kind: str) -> None:
 
 
 def test_caffe2_agrees_on_numbers_that_are_not_packed(tmp_path: Path) -> None:
-    """As writers of proto2 without the option wrote them."""
+    """Older proto2 writers wrote them so."""
     label = tensor("float", [1.5, 2.5], packed=False)
     further = tensor("int64", [-3, 2**50], packed=False)
     path = write_lmdb(tmp_path / "db", [tensors(IMAGE, label, further)])

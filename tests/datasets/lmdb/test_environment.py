@@ -1,4 +1,4 @@
-"""LMDB files are opened once a process, never across a fork, and never beyond their end."""
+"""LMDB files are opened once a process, never across a fork, and never read beyond their end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def labels(source: CaffeLMDBSource) -> list[int]:
 
 
 def test_sources_over_one_file_share_what_is_open(path: Path, tmp_path: Path) -> None:
-    """LMDB forbids opening a file twice; by a link or its file it is the same one."""
+    """LMDB forbids opening a file twice, even through a link."""
     (tmp_path / "link").symlink_to(path)
     sources = [CaffeLMDBSource(each) for each in (path, path / "data.mdb", tmp_path / "link", path)]
     copies = [pickle.loads(pickle.dumps(source)) for source in sources]
@@ -46,7 +46,7 @@ def test_sources_over_one_file_share_what_is_open(path: Path, tmp_path: Path) ->
 
 
 def test_a_file_is_closed_when_its_last_source_goes(path: Path) -> None:
-    """So that the user may write it."""
+    """Then the user may write it."""
     first, second = CaffeLMDBSource(path), CaffeLMDBSource(path)
     del first
     assert labels(second) == list(range(50))
@@ -68,7 +68,7 @@ def test_a_file_that_another_has_open_is_refused(path: Path) -> None:
 
 
 def test_a_source_made_anew_reads_the_database_that_is_there_now(tmp_path: Path) -> None:
-    """Even while one over the database before it is still held."""
+    """Even while a source of the earlier database exists."""
     path = write_lmdb(tmp_path / "lmdb", [encoded_datum(b"a", 1)])
     first = CaffeLMDBSource(path)
     assert first[0][1] == 1
@@ -120,9 +120,10 @@ def garbage(file: Path) -> None:
 def test_a_damaged_file_is_refused_before_it_is_read(
     path: Path, damage: Callable[[Path], None], text: str
 ) -> None:
-    """Reading a mapped file beyond its end kills the process. Before and after its keys are read.
+    """Reading a mapped file beyond its end kills the process.
 
-    An OSError: it is the file, and no sample, that is bad.
+    Tested before and after the keys are read. The error is an OSError: the file is bad, not a
+    sample.
     """
     pickled = pickle.dumps(CaffeLMDBSource(path))
     damage(path / "data.mdb")
@@ -159,7 +160,7 @@ def test_a_file_that_vanished_is_named(path: Path) -> None:
 def test_a_record_that_lies_beyond_the_file_is_bad_and_the_others_are_read(
     path: Path, place: int, value: bytes
 ) -> None:
-    """Its leaf gives a wrong page or length. LMDB would read there, and the process would end."""
+    """Its leaf gives a wrong page or length; LMDB would read there, and the process would end."""
     file = path / "data.mdb"
     data = bytearray(file.read_bytes())
     at = data.index(b"00000007") + place
@@ -174,7 +175,7 @@ def test_a_record_that_lies_beyond_the_file_is_bad_and_the_others_are_read(
 
 
 def test_a_tree_whose_pages_are_lost_is_refused(path: Path) -> None:
-    """The root is no page of the tree any more: before and after the keys were read."""
+    """The root page has been overwritten, before or after the keys were read."""
     pickled = pickle.dumps(CaffeLMDBSource(path))
     file = path / "data.mdb"
     data = bytearray(file.read_bytes())
@@ -207,7 +208,7 @@ def in_process(source: CaffeLMDBSource, method: Any) -> Any:
 
 
 def test_nothing_is_open_across_a_fork(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child's own opening is the only one it has."""
+    """The child opens the file itself, and only once."""
     source = CaffeLMDBSource(path)
     [environment] = source._environments
     source[0]
@@ -245,7 +246,7 @@ def test_forks_while_threads_read_lose_nothing(path: Path) -> None:
 
 
 def test_a_read_that_hangs_holds_up_no_fork(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Storage may be gone for good. The child cannot open that file, and says so; no other harm."""
+    """Storage may be gone for good. Only the child cannot open that file, and it says so."""
     monkeypatch.setattr(lmdb_environment, "FORK_TIMEOUT", 0.0)
     source = CaffeLMDBSource(path)
     other = CaffeLMDBSource(write_lmdb(path.parent / "other", [encoded_datum(b"a", 4)]))
@@ -262,7 +263,7 @@ def test_a_read_that_hangs_holds_up_no_fork(path: Path, monkeypatch: pytest.Monk
 def test_an_interrupt_of_a_fork_holds_up_no_read(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The interpreter drops what a handler raises in a hook of a fork."""
+    """The interpreter discards exceptions of a handler in a fork hook."""
     monkeypatch.setattr(lmdb_environment, "FORK_TIMEOUT", 0.05)
     monkeypatch.setattr(interrupts, "_HOOKS_OF_FORKS", frozenset())
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
@@ -277,7 +278,7 @@ def test_an_interrupt_of_a_fork_holds_up_no_read(
 
 
 def forked(source: CaffeLMDBSource) -> int:
-    """The process id of a child that ends with 7 when it has read the source."""
+    """Return the pid of a child that exits with 7 once it has read the source."""
     child = os.fork()
     if not child:
         os._exit(7 if source[0][1] == 0 else 8)

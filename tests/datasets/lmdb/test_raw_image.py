@@ -1,4 +1,4 @@
-"""Raw pixels become a file that every decoder reads, exactly."""
+"""Raw pixels become a file that every decoder decodes exactly."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def reopened(file: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 
 def as_batch(pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
-    """uint8 [3, height, width]: what a decoder gives."""
+    """Return uint8 [3, height, width], the form of a decoder's output."""
     colors = np.repeat(pixels, 4 - pixels.shape[2], axis=2)[:, :, :3]
     return torch.from_numpy(colors.transpose(2, 0, 1).copy())
 
@@ -45,7 +45,7 @@ def test_colours_are_kept(pixels: npt.NDArray[np.uint8]) -> None:
 
 @pytest.mark.parametrize("name", ["coffee", "chelsea"])
 def test_photographs_are_decoded_as_they_are_by_the_loaders_decoder(name: str) -> None:
-    """Of more than 64 KB, which several blocks hold; and of strides that run backwards."""
+    """Files above 64 KB, which have several blocks, and negative strides."""
     decoder = make_decoder("torchvision")
     whole = np.asarray(photograph(name))
     for pixels in (whole, whole[::-1, ::2, ::-1], whole[:, :, 1:2], whole[5:6, 7:8]):

@@ -1,4 +1,4 @@
-"""Caffe's LMDBs by index: what is read, what is refused, what identifies them."""
+"""Caffe's LMDBs by index: reads, refusals, and the fingerprint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.images import photograph
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Keys of changing lengths, written in another order than theirs."""
+    """Keys of different lengths, not written in their order."""
     records = {f"{number}_photo.jpg": encoded_datum(b"%d" % number, number) for number in range(12)}
     return write_lmdb(tmp_path / "train", dict(reversed(records.items())))
 
@@ -64,7 +64,7 @@ def test_a_sample_names_its_database_and_its_key(path: Path) -> None:
 
 
 def test_photographs_and_their_pixels_are_decoded(tmp_path: Path) -> None:
-    """Raw pixels are handed on as a file that decodes to exactly them, grey ones too."""
+    """Raw pixels, grey ones too, become a file that decodes to exactly these pixels."""
     pixels = np.asarray(photograph("coffee"))[:90, :120]
     files = photo_files(tmp_path / "photos")
     records = [encoded_datum(data, label) for data, label in files]
@@ -119,7 +119,7 @@ def test_a_large_record_is_read_whole(tmp_path: Path) -> None:
 def test_a_corrupt_record_is_named_and_the_others_are_read(
     tmp_path: Path, record: bytes, reason: str
 ) -> None:
-    """A ValueError, for it will be corrupt at every retry."""
+    """A ValueError, because every retry would fail."""
     path = write_lmdb(tmp_path / "db", [encoded_datum(b"a", 1), record, encoded_datum(b"c", 3)])
     source = CaffeLMDBSource(path)
     for _ in range(2):
@@ -136,7 +136,7 @@ def test_an_empty_database_and_no_paths_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_key_that_was_deleted_is_named(path: Path) -> None:
-    """The database is not the one whose keys were read: no bad sample, and not passed over."""
+    """The database has changed since its keys were read, so this is no bad sample."""
     source = pickle.loads(pickle.dumps(CaffeLMDBSource(path)))
     del_key(path, b"10_photo.jpg")
     with pytest.raises(OSError, match=r"'10_photo.jpg'.*'.*train'$"):
@@ -146,7 +146,7 @@ def test_a_key_that_was_deleted_is_named(path: Path) -> None:
 
 
 def del_key(path: Path, key: bytes) -> None:
-    """As another program does it; this process has none open while it runs."""
+    """Delete a key like another program; this process has no environment open meanwhile."""
     with lmdb.open(str(path)) as environment, environment.begin(write=True) as transaction:
         assert transaction.delete(key)
 
@@ -154,7 +154,7 @@ def del_key(path: Path, key: bytes) -> None:
 def test_a_copy_has_the_same_fingerprint_and_one_written_anew_too(
     path: Path, tmp_path: Path
 ) -> None:
-    """The same records are the same data set, in whatever order they were written."""
+    """The same records are the same dataset, in whatever order they were written."""
     fingerprint = CaffeLMDBSource(path).fingerprint()
     assert CaffeLMDBSource(shutil.copytree(path, tmp_path / "copy")).fingerprint() == fingerprint
     (tmp_path / "compact").mkdir()
@@ -189,7 +189,7 @@ def test_the_fingerprint_notices_what_changed(tmp_path: Path) -> None:
 
 
 def test_the_fingerprint_notices_new_records_under_the_keys_of_old_ones(tmp_path: Path) -> None:
-    """Of a large database a sample of records is looked at, the last among them."""
+    """In a large database a sample of records is compared, including the last."""
     records = [encoded_datum(b"%d" % number, number) for number in range(500)]
     fingerprints = {CaffeLMDBSource(write_lmdb(tmp_path / "0", records)).fingerprint()}
     smaller = [encoded_datum(b"%d!" % number, number) for number in range(500)]
@@ -200,7 +200,7 @@ def test_the_fingerprint_notices_new_records_under_the_keys_of_old_ones(tmp_path
 
 
 def test_the_fingerprint_is_kept(path: Path) -> None:
-    """A state that was saved today is compared by later releases."""
+    """Later releases compare states that are saved today."""
     source = CaffeLMDBSource(path)
     assert source.fingerprint() == "12 LMDB records, blake2b fe7f6d913001d19e0dd00e238c320f12"
     assert source.fingerprint() is source.fingerprint()

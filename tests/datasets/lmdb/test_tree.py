@@ -1,4 +1,4 @@
-"""The tree of an LMDB file: the keys that LMDB itself gives, or a refusal, for any bytes."""
+"""The tree of an LMDB file: LMDB's own keys, or a refusal, for any bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.datasets.lmdb.lmdb_files import write_lmdb
 
 
 def items(file: Path) -> tuple[list[bytes], list[int]]:
-    """All keys and the lengths of all values."""
+    """Return all keys, and the lengths of all values."""
     keys: list[bytes] = []
     lengths: list[int] = []
     descriptor = os.open(file, os.O_RDONLY)
@@ -45,7 +45,7 @@ def as_lmdb_reads(file: Path) -> tuple[list[bytes], list[int]]:
 def test_keys_and_lengths_are_lmdbs(
     tmp_path: Path, sizes: dict[bytes, int], deleted: list[int]
 ) -> None:
-    """Also after records were deleted, and written over, in transactions of their own."""
+    """Also after records were deleted and overwritten in separate transactions."""
     file = tmp_path / "db.mdb"
     file.unlink(missing_ok=True)
     with lmdb.open(str(file), subdir=False, map_size=1 << 24, sync=False) as environment:
@@ -76,7 +76,7 @@ def test_trees_of_every_depth_are_read(tmp_path: Path, count: int) -> None:
 
 
 def test_no_value_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason for this reader: a hundred records of 50 KB cost a few pages."""
+    """This is why the reader exists: a hundred records of 50 KB cost a few pages."""
     file = write_lmdb(tmp_path / "db.mdb", [bytes(50_000)] * 100, subdir=False)
     read: list[int] = []
     pread = os.pread
@@ -107,7 +107,7 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, sound: bytes, kept: f
 
 
 def altered(sound: bytes, place: int, value: bytes) -> bytes:
-    """In both meta pages."""
+    """Return the file with a value changed in both meta pages."""
     data = bytearray(sound)
     for page in (0, 4096):
         data[page + place : page + place + len(value)] = value

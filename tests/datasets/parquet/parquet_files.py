@@ -1,4 +1,4 @@
-"""Parquet files for tests, written by pyarrow."""
+"""Parquet files written by pyarrow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.images import write_photo_folder
 def write_table(
     path: Path, columns: dict[str, Any], row_group_size: int = 4, **options: Any
 ) -> str:
-    """Write columns (lists, or pyarrow arrays) as a file; its path."""
+    """Write columns (lists, or pyarrow arrays) to a file; return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pyarrow.table(columns)
     pyarrow.parquet.write_table(table, path, row_group_size=row_group_size, **options)
@@ -23,19 +23,19 @@ def write_table(
 
 
 def images(count: int, first: int = 0) -> list[bytes]:
-    """``count`` texts that stand for images, all different."""
+    """Return ``count`` different byte strings that stand for images."""
     return [f"image {number}".encode() * (number % 5 + 1) for number in range(first, first + count)]
 
 
 def hub_images(count: int, first: int = 0) -> list[dict[str, Any]]:
-    """The same as the Hugging Face hub stores images."""
+    """Return the same images as the Hugging Face hub stores them."""
     return [
         {"bytes": data, "path": f"{first + i}.jpg"} for i, data in enumerate(images(count, first))
     ]
 
 
 def write_photos(folder: Path, counts: tuple[int, ...] = (8, 5), **options: Any) -> list[str]:
-    """Files of real JPEG photographs, as the hub stores them, in row groups of 3; their paths."""
+    """Write real JPEG photographs as the hub stores them, in row groups of 3; return the paths."""
     with tempfile.TemporaryDirectory() as photos:
         files = write_photo_folder(photos, num_classes=1, per_class=sum(counts), seed=3)
         contents = [path.read_bytes() for path in files]

@@ -1,4 +1,4 @@
-"""What a source keeps in memory: bounded, each value made once, in each process."""
+"""The cache of a source: bounded, each value made once, separate in each process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_what_was_used_last_is_kept() -> None:
 
 
 def test_a_value_above_the_limit_is_kept_alone() -> None:
-    """A row group larger than the cache is still decoded once, not once a row."""
+    """A row group larger than the cache is decoded once, not once for each row."""
     cache: BoundedCache[str] = BoundedCache(10, len)
     for key in (1, 50):
         cache.get(key, lambda key=key: "x" * key)  # type: ignore[misc]
@@ -98,7 +98,7 @@ def test_what_is_dropped_is_made_again() -> None:
 
 
 def test_copies_and_forked_children_begin_with_nothing() -> None:
-    """A lock that a thread of the parent holds at the fork stays locked in the child."""
+    """A lock that a parent's thread holds at the fork would stay locked in the child."""
     cache: BoundedCache[str] = BoundedCache(10, len)
     cache.get(1, lambda: "parent's")
     assert pickle.loads(pickle.dumps(cache)).keys() == []

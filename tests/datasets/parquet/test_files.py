@@ -46,7 +46,7 @@ def labels(footer: Footer, start: int = 0) -> list[int]:
 def test_a_footer_counts_rows_without_reading_data(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An index of a terabyte costs the ends of its files."""
+    """The index of a terabyte costs reads of file ends only."""
     read: list[tuple[int, int]] = []
     original = OpenFiles.read
 
@@ -81,7 +81,7 @@ def test_only_the_columns_asked_for_are_read(path: str) -> None:
 
 
 def test_columns_are_fetched_at_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row group of a URL is one request."""
+    """A row group by URL is one request."""
     footer, read = read_footer(path), []
     original = OpenFiles.read
 
@@ -103,7 +103,7 @@ def test_rows_are_read_from_any_row_on(path: str) -> None:
 
 
 def test_rows_are_decoded_a_few_at_a_time(tmp_path: Path) -> None:
-    """A row group of 40 MB is not held decoded."""
+    """A row group of 40 MB is never decoded as a whole."""
     columns = {"image": [bytes(1 << 20)] * 40}
     path = write_table(
         tmp_path / "a.parquet", columns, 40, compression="none", use_dictionary=False
@@ -114,7 +114,7 @@ def test_rows_are_decoded_a_few_at_a_time(tmp_path: Path) -> None:
 
 
 def test_every_truncation_is_named(path: str) -> None:
-    """Cut anywhere, a file is refused, and never read in part."""
+    """A truncated file is refused, and never read in part."""
     content = Path(path).read_bytes()
     for size in range(len(content)):
         Path(path).write_bytes(content[:size])
@@ -141,7 +141,7 @@ def test_what_is_no_parquet_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_damaged_row_group_is_named_and_the_others_are_read(path: str) -> None:
-    """The page's checksum is compared where the writer left one."""
+    """The page's checksum is compared if the writer left one."""
     footer = read_footer(path)
     column = footer.metadata.row_group(1).column(0)
     content = bytearray(Path(path).read_bytes())

@@ -1,4 +1,4 @@
-"""Row groups decoded for a few of their rows: one warning, with a remedy that ends it."""
+"""Row groups decoded for a few of their rows: one warning, with a remedy that works."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GROUPS, _ROWS = 30, 50
 _IMAGE = encode(photograph("coffee").resize((8, 8))).numpy().tobytes()
 _GROUP_BYTES = _ROWS * len(_IMAGE) * 11 // 10
 _ENOUGH = 4 * IN_TURN
-"""Reads of a shuffled order after which the warning must have come; each decodes a row group."""
+"""Number of shuffled reads after which the warning must have come; each decodes a row group."""
 _EXPECTED = r"row groups of a ParquetSource, one after the other.*Remedy.*Blocks\.of\(source"
 
 
@@ -36,7 +36,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def source_of(path: str, groups: int = 4) -> ParquetSource:
-    """A source whose cache holds so many row groups."""
+    """Return a source whose cache holds ``groups`` row groups."""
     return ParquetSource(path, cache_bytes=groups * _GROUP_BYTES)
 
 
@@ -48,7 +48,7 @@ def shuffled(source: ParquetSource, window: int | None = None, epoch: int = 0) -
 
 
 def warnings_of(source: ParquetSource, indices: Iterable[int]) -> Iterator[int]:
-    """The place in the order of each read that gave the warning."""
+    """Yield the place of each read that caused the warning."""
     for place, index in enumerate(indices):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -70,7 +70,7 @@ def test_a_shuffle_of_everything_warns_once_with_the_remedy(path: str) -> None:
 
 
 def test_the_same_reads_warn_at_the_same_place(path: str) -> None:
-    """Nothing is timed."""
+    """The warning depends on no timing."""
     order = shuffled(source_of(path))[:_ENOUGH]
     places = [list(warnings_of(source_of(path), order)) for _ in range(2)]
     assert places[0] == places[1]
@@ -80,7 +80,7 @@ def test_the_same_reads_warn_at_the_same_place(path: str) -> None:
 
 @pytest.mark.parametrize("window", [1, 2, 4])
 def test_the_remedy_ends_it(path: str, window: int) -> None:
-    """A window of blocks that fits, from epoch to epoch, and with one resumed in between."""
+    """A window of blocks that fits, over several epochs with a resume between them."""
     source = source_of(path, groups=4)
     for epoch in range(3):
         order = shuffled(source, window, epoch)
@@ -90,7 +90,7 @@ def test_the_remedy_ends_it(path: str, window: int) -> None:
 def test_a_resume_late_in_a_large_window_does_not_warn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A few rows are left in each of its row groups, which then make room for the next window."""
+    """A few rows are left in each row group, and then the next window needs the space."""
     monkeypatch.setattr(parquet_source, "IN_TURN", 8)
     window, rows = 10, 200
     count = 2 * window * rows
@@ -102,7 +102,7 @@ def test_a_resume_late_in_a_large_window_does_not_warn(
     at = window * rows * 94 // 100
     fits = ParquetSource(path, cache_bytes=window_bytes)
     assert not list(warnings_of(fits, order[at:]))
-    # A window that does not fit is read group by group for every few rows, and that is said.
+    # A window that does not fit decodes each row group again for every few rows, and warns.
     small = ParquetSource(path, cache_bytes=window_bytes // 4)
     assert len(list(warnings_of(small, order[at:]))) == 1
 
@@ -117,7 +117,7 @@ def test_an_order_that_uses_row_groups_does_not_warn(path: str) -> None:
 
 
 def test_a_few_samples_are_looked_at_in_silence(path: str) -> None:
-    """However far apart they lie; what was looked at before does not count later on."""
+    """However far apart they are; earlier reads do not count later."""
     source = source_of(path)
     assert not list(warnings_of(source, shuffled(source)[: IN_TURN - 1]))
     for epoch in range(2):
@@ -132,7 +132,7 @@ def test_threads_warn_once_together(path: str) -> None:
 
 
 def test_a_copy_in_another_process_counts_for_itself(path: str) -> None:
-    """But says nothing that was said before it was made."""
+    """But it does not repeat warnings that came before it was made."""
     source = source_of(path)
     frozen = pickle.dumps(source)
     order = shuffled(source)[:_ENOUGH]

@@ -1,4 +1,4 @@
-"""ParquetShards: Parquet files row after row, from a cursor."""
+"""ParquetShards: Parquet files row by row, from a cursor."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_shards_are_named_after_their_files(folder: Path) -> None:
 
 
 def test_a_cursor_is_the_number_of_a_row(folder: Path) -> None:
-    """Of uneven shards, and one without rows."""
+    """With shards of different lengths, one of them without rows."""
     shards = ParquetShards(folder / "*.parquet")
     for shard, count in zip(shards.shards(), COUNTS, strict=True):
         assert [after for _, _, after in read(shards, shard)] == list(range(1, count + 1))
@@ -61,7 +61,7 @@ def test_a_cursor_is_the_number_of_a_row(folder: Path) -> None:
 
 @pytest.mark.parametrize("target", ["label", None, {"y": "label"}])
 def test_samples_are_those_of_the_source(folder: Path, target: Any) -> None:
-    """Without a target each is known by its row."""
+    """Without a target, each sample is identified by its row."""
     shards = ParquetShards(folder / "*.parquet", target=target)
     source = ParquetSource(folder / "*.parquet", target=target)
     found = list(shards)
@@ -77,7 +77,7 @@ def test_samples_are_those_of_the_source(folder: Path, target: Any) -> None:
 def test_row_groups_before_the_cursor_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A resume at the end of a file costs no more than one at its beginning."""
+    """A resume at the end of a file costs no more than a resume at its start."""
     columns = {"image": [os.urandom(1 << 15) for _ in range(12)], "label": list(range(12))}
     path = write_table(tmp_path / "a.parquet", columns)
     offsets = []
@@ -130,7 +130,7 @@ def _rename_column(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [_truncate, _empty, _rename_column])
 def test_a_damaged_shard_is_named(folder: Path, damage: Callable[[Path], None]) -> None:
-    """And those beside it are read."""
+    """The other shards are read."""
     shards = ParquetShards(folder / "*.parquet")
     damage(folder / "0.parquet")
     with pytest.raises(ValueError, match=r"0\.parquet'"):
@@ -169,7 +169,6 @@ def test_a_null_image_is_named(tmp_path: Path) -> None:
 
 
 def test_storage_that_fails_keeps_its_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bad sample keeps its position."""
     with pytest.raises(FileNotFoundError):
         read(ParquetShards(folder / "absent.parquet"), "absent.parquet")
     rows = ParquetShards(folder / "*.parquet").read_shard("0.parquet", 0)

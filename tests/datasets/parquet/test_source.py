@@ -29,7 +29,7 @@ COUNTS = (7, 0, 5)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three files, one of them without rows, in row groups of 4."""
+    """Three files in row groups of 4, one file without rows."""
     first = 0
     for number, count in enumerate(COUNTS):
         columns = {
@@ -57,7 +57,7 @@ def contents(source: Source) -> list[tuple[bytes, Any]]:
 
 
 def test_rows_of_several_files_are_one_sequence(folder: Path) -> None:
-    """In the order of the files, a file without rows among them."""
+    """In the order of the files, including a file without rows."""
     source = ParquetSource(folder / "train-*.parquet")
     assert contents(source) == list(zip(images(12), range(12), strict=True))
     assert len(source) == 12
@@ -68,7 +68,7 @@ def test_rows_of_several_files_are_one_sequence(folder: Path) -> None:
 
 
 def test_samples_agree_with_pyarrow(folder: Path) -> None:
-    """Sample for sample with the reference reader, in every order."""
+    """Sample for sample, in every order."""
     paths = [str(folder / f"train-{number}.parquet") for number in range(3)]
     rows = [row for path in paths for row in pyarrow.parquet.read_table(path).to_pylist()]
     source = ParquetSource(paths, target=("label", "text", "meta.score"))
@@ -126,7 +126,7 @@ def test_an_image_inside_structs_is_found_by_its_name(tmp_path: Path) -> None:
 
 
 def test_files_that_rows_name_are_read_from_beside(tmp_path: Path) -> None:
-    """As datasets of the Hugging Face hub are before their images are embedded."""
+    """Like datasets of the Hugging Face hub before their images are embedded."""
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.jpg").write_bytes(b"beside")
     paths = ["photos/a.jpg", str(tmp_path / "photos" / "a.jpg"), "memory://far.jpg", "absent.jpg"]
@@ -142,7 +142,7 @@ def test_files_that_rows_name_are_read_from_beside(tmp_path: Path) -> None:
 
 
 def test_nulls_are_named(tmp_path: Path) -> None:
-    """A row without an image is a bad sample, and its neighbours are not."""
+    """A row without an image is a bad sample; its neighbours are good."""
     rows = [*hub_images(5), {"bytes": None, "path": None}, None]
     columns = {"image": rows, "label": [*range(6), None], "jpeg": [*images(6), None]}
     path = write_table(tmp_path / "a.parquet", columns)
@@ -231,7 +231,7 @@ def test_the_fingerprint_depends_on_content_and_not_on_place(folder: Path, tmp_p
 
 
 def test_a_file_that_was_replaced_is_noticed(folder: Path) -> None:
-    """Another file is no bad sample, which a policy might drop one by one."""
+    """Another file is no bad sample: a policy might drop all its samples."""
     source = ParquetSource(folder / "train-*.parquet", cache_bytes=0)
     fresh = pickle.loads(pickle.dumps(source))
     assert source[0][1] == 0
@@ -254,7 +254,7 @@ def test_a_file_that_was_replaced_is_noticed(folder: Path) -> None:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The row groups that are decoded, in their order."""
+    """Decoded row groups, in order."""
     decoded: list[int] = []
     original = module.read_row_group
 
@@ -269,7 +269,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_row_groups_are_kept_within_the_limit(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bounded cache of row groups of the columns that are needed."""
+    """The cache is bounded and holds row groups of the needed columns."""
     decoded = counted(monkeypatch)
     source = ParquetSource(folder / "train-0.parquet")
     for index in (0, 6, 3, 4, 2):
@@ -311,7 +311,7 @@ def test_a_file_cut_after_indexing_is_noticed(
 
 
 def test_every_length_of_a_row_is_kept(tmp_path: Path) -> None:
-    """Empty images are for the decoder to judge."""
+    """Decoders decide about empty images."""
     rows = [bytes(range(length)) for length in range(64)]
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table({"image": rows}), buffer, row_group_size=7)

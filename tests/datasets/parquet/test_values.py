@@ -1,4 +1,4 @@
-"""Which values the columns of Parquet files give."""
+"""Values returned for the columns of Parquet files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def values(array: Any) -> list[Any]:
     ],
 )
 def test_plain_values_are_pythons_own(kind: Any, given_values: list[Any], type_: type) -> None:
-    """What torch's default_collate takes, and compares equal after a resume."""
+    """default_collate accepts them, and they compare equal after a resume."""
     found = values(pyarrow.array(given_values, kind))
     assert found == given_values
     assert {type(each) for each in found} == {type_}
@@ -117,7 +117,7 @@ def test_lists_of_texts_and_structs_are_lists_and_dicts() -> None:
     ],
 )
 def test_a_null_is_refused_and_its_neighbour_is_not(array: Any) -> None:
-    """Nothing stands for what is not there."""
+    """A missing value is never replaced."""
     value_of(array[0])
     with pytest.raises(ValueError, match="it is null"):
         value_of(array[1])

@@ -1,4 +1,4 @@
-"""The directory of prepared images: filled by many, killed, damaged, full, of another source."""
+"""The directory of prepared images: several writers, kills, damage, full disks, other sources."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.images import write_photo_folder
 N = 12
 HEAD = [T.Resize((40, 48))]
 PIXELS = 3 * 40 * 48
-"""Bytes of an image; with its header a little more."""
+"""Bytes of an image; its header adds a little."""
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_a_damaged_record_is_made_anew(
         assert same(stream(PreparedSource(source, folder, HEAD)), stream(source, HEAD))
     assert len([r for r in caplog.records if "is damaged and is made anew" in r.message]) in (
         num_damaged,
-        num_damaged - (num_damaged > 1),  # of a cut file the first record may be whole
+        num_damaged - (num_damaged > 1),  # the first record of a cut file may be whole
     )
     caplog.clear()
     again = PreparedSource(source, folder, HEAD)
@@ -137,7 +137,7 @@ class Unread(Source):
 
 
 def test_a_directory_of_an_earlier_version_is_read(tmp_path: Path) -> None:
-    """It has all targets beside the pixels, those that are numbers of classes as well."""
+    """It has all targets beside the pixels, even class numbers."""
     prepared = PreparedSource(Unread(), tmp_path, decoder="torchvision")
     (tmp_path / INDEX_FILE).write_bytes(
         bytes.fromhex(
@@ -158,7 +158,7 @@ def test_a_directory_of_an_earlier_version_is_read(tmp_path: Path) -> None:
 def test_an_original_of_another_size_does_not_take_the_place_of_a_damaged_record(
     tmp_path: Path,
 ) -> None:
-    """The crop was drawn for the size that the index tells."""
+    """The crop was drawn for the size in the index."""
     write_photo_folder(tmp_path / "photos", num_classes=1, per_class=1)
     (file,) = (tmp_path / "photos").glob("*/*")
     source = FolderSource(tmp_path / "photos")
@@ -183,7 +183,7 @@ def test_a_half_written_entry_is_none(tmp_path: Path, source: FolderSource, offs
 
 
 def test_an_entry_of_another_index_is_none(tmp_path: Path, source: FolderSource) -> None:
-    """So that a block of the index file in the wrong place gives no other image."""
+    """A misplaced block of the index file gives no wrong image."""
     folder = tmp_path / "kept"
     fill(PreparedSource(source, folder, HEAD))
     with open(folder / INDEX_FILE, "r+b") as file:
@@ -221,7 +221,7 @@ def test_a_killed_filler_leaves_what_it_had_finished(tmp_path: Path, source: Fol
 
 
 def _fill_from(source: FolderSource, folder: Path, start: int, barrier: Any) -> None:
-    torch.set_num_threads(1)  # OpenMP's threads do not live on in a forked child
+    torch.set_num_threads(1)  # OpenMP's threads do not survive in a forked child
     prepared = PreparedSource(source, folder, HEAD)
     barrier.wait()
     for number in range(N):
@@ -229,7 +229,7 @@ def _fill_from(source: FolderSource, folder: Path, start: int, barrier: Any) -> 
 
 
 def test_several_processes_fill_one_directory(tmp_path: Path, source: FolderSource) -> None:
-    """They begin it at the same time, and each has a file of its own."""
+    """They begin the directory at the same time, and each has its own file."""
     folder = tmp_path / "kept"
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(4)
@@ -249,7 +249,7 @@ def test_several_processes_fill_one_directory(tmp_path: Path, source: FolderSour
 
 
 def test_a_forked_child_writes_to_a_file_of_its_own(tmp_path: Path, source: FolderSource) -> None:
-    """The parent holds the first file, and goes on with it while the child lives."""
+    """The parent continues to fill the first file while the child lives."""
     folder = tmp_path / "kept"
     prepared = PreparedSource(source, folder, HEAD)
     prepared.read(0)
@@ -276,7 +276,7 @@ def test_a_forked_child_writes_to_a_file_of_its_own(tmp_path: Path, source: Fold
 def test_a_full_disk_ends_the_filling_and_not_the_epoch(
     tmp_path: Path, source: FolderSource
 ) -> None:
-    """A limit of the size of files stands for the disk: a record is written in part."""
+    """A limit on file sizes simulates the disk: a record is written in part."""
     folder = tmp_path / "kept"
     record = len(PreparedSource(source, tmp_path / "other", HEAD).read(0).data)
     expected = stream(source, HEAD)
@@ -322,7 +322,7 @@ def test_a_folder_without_locks_is_read_and_not_filled(
 
 
 def test_max_bytes_is_kept(tmp_path: Path) -> None:
-    """By several sources of one directory together; the rest is decoded each time."""
+    """Several sources of one directory keep it together; the other images are decoded each time."""
     write_photo_folder(tmp_path / "photos", num_classes=2, per_class=4)
     source = FolderSource(tmp_path / "photos")
     head = [T.Resize((300, 400))]
@@ -359,7 +359,7 @@ def test_another_source_recipe_or_decoder_is_refused(tmp_path: Path, source: Fol
 
 
 def test_another_layout_is_refused(tmp_path: Path, source: FolderSource) -> None:
-    """As an earlier version of this package wrote it."""
+    """An earlier version of this package wrote it."""
     folder = tmp_path / "kept"
     PreparedSource(source, folder, HEAD)
     path = folder / "prepared.json"

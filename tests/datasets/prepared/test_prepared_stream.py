@@ -1,4 +1,4 @@
-"""A loader of prepared images delivers what it would without them, to the pixel."""
+"""A loader of prepared images delivers the same pixels as without preparation."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def make(dataset: Any, transform: Any = TAIL, **changes: Any) -> Loader:
 
 
 def unprepared(dataset: Any, **changes: Any) -> list[list[Any]]:
-    """Two epochs of a loader that decodes each image, and applies all recipes to it."""
+    """Return two epochs of a loader that decodes each image and applies all recipes."""
     return uninterrupted(make(dataset, HEAD + TAIL, **changes), 2)[0]
 
 
@@ -107,7 +107,7 @@ def test_a_prepared_source_keeps_all_promises_of_a_source(tmp_path: Path) -> Non
 
 
 def test_images_that_are_not_stacked_have_memory_of_their_own(tmp_path: Path) -> None:
-    """Also those of one pixel, which are not copied to be contiguous."""
+    """Also images of one pixel, which are not copied to be contiguous."""
     write_photo_folder(tmp_path / "given", num_classes=2, per_class=5)
     source = FolderSource(tmp_path / "given")
     head = [T.Resize((1, 1))]
@@ -118,7 +118,7 @@ def test_images_that_are_not_stacked_have_memory_of_their_own(tmp_path: Path) ->
 
 
 def test_the_epoch_that_fills_reads_each_image_once(tmp_path: Path) -> None:
-    """Although its target moves before its pixels are made."""
+    """Each target is moved before its image's pixels are made."""
     source = Redirected(CocoSource(*write_coco(tmp_path)))
     source.has_spatial_targets = True
     prepared = PreparedSource(source, tmp_path / "kept", HEAD)
@@ -139,7 +139,7 @@ def test_boxes_and_masks_move_with_the_pixels(tmp_path: Path) -> None:
 
 
 def test_the_target_of_one_image_is_where_its_pixels_are(tmp_path: Path) -> None:
-    """As a plain dataset, where no loader moves it, whether the image was kept or not."""
+    """In a plain dataset no loader moves the target, whether or not the image was kept."""
     source = CocoSource(*write_coco(tmp_path), masks=True)
     changes: dict[str, Any] = {"collate_fn": ragged_collate, "shuffle": False, "batch_size": 1}
     (expected,) = uninterrupted(make(source, HEAD, **changes), 1)[0]
@@ -172,7 +172,7 @@ def _places(loader: Loader) -> set[tuple[Any, int, int]]:
 
 @pytest.mark.parametrize("half", ["first", "second"])
 def test_a_state_resumes_over_a_part_of_the_directory(tmp_path: Path, half: str) -> None:
-    """What the resumed run reads was kept by the first one, or not, or is removed in between."""
+    """The first run kept some of the images, or the directory is deleted before the resume."""
     write_photo_folder(tmp_path / "photos", num_classes=2, per_class=8)
     source = FolderSource(tmp_path / "photos")
     expected = unprepared(source)
@@ -191,7 +191,7 @@ def test_a_state_resumes_over_a_part_of_the_directory(tmp_path: Path, half: str)
 
 
 def test_a_run_that_began_without_goes_on_with_it(tmp_path: Path) -> None:
-    """What differs in name has to be accepted; the stream is the same."""
+    """The different names must be accepted; the stream is the same."""
     write_photo_folder(tmp_path / "photos", num_classes=2, per_class=8)
     source = FolderSource(tmp_path / "photos")
     loader = make(source, HEAD + TAIL)
@@ -230,7 +230,7 @@ def test_parts_and_mixtures(tmp_path: Path, build: Callable[..., tuple[Any, Any]
 
 
 class Labelled(Redirected):
-    """Gives each index a target of a kind."""
+    """Gives each index the target that a function returns."""
 
     def __init__(self, source: Source, target: Callable[[int], Any]) -> None:
         super().__init__(source)
@@ -241,7 +241,7 @@ class Labelled(Redirected):
 
 
 def masks_of(index: int) -> torch.Tensor:
-    """uint8 [10, 70, 90] of 0 and 1."""
+    """Return masks of 0 and 1: uint8 [10, 70, 90]."""
     return (torch.arange(10 * 70 * 90) // 100 % 7 == index).to(torch.uint8).view(10, 70, 90)
 
 
@@ -252,7 +252,7 @@ def masks_of(index: int) -> torch.Tensor:
         (lambda index: f"photo {index}", 1),
         (lambda index: {"a": (index, torch.arange(index)), "b": np.float32(index)}, 1),
         (lambda index: {"masks": masks_of(index), 7: masks_of(1)[0], "n": None}, 1),
-        (lambda index: Fraction(1, index + 1), 2),  # it has no form in JSON
+        (lambda index: Fraction(1, index + 1), 2),  # no JSON form
         (lambda index: torch.arange(10_000) + index, 2),  # larger than the pixels
         (lambda index: {"masks": masks_of(index) * 2}, 2),  # no masks, and larger than the pixels
     ],
@@ -261,7 +261,7 @@ def masks_of(index: int) -> torch.Tensor:
 def test_targets_are_kept_as_far_as_they_can_be(
     tmp_path: Path, target: Callable[[int], Any], reads: int
 ) -> None:
-    """Where they can, the source is read no more; otherwise it is, and nothing else changes."""
+    """If targets can be kept, the source is not read again. Nothing else differs."""
     write_photo_folder(tmp_path / "photos", num_classes=2, per_class=3)
     source = Labelled(FolderSource(tmp_path / "photos"), target)
     prepared = PreparedSource(source, tmp_path / "kept", HEAD)
@@ -306,7 +306,7 @@ def test_what_was_drawn_is_told_as_without(tmp_path: Path) -> None:
 
 
 def test_a_device_gets_the_pixels_from_the_workers(tmp_path: Path, fake_gpu: FakeGpu) -> None:
-    """The CPU decodes for the GPU, which applies the transform to what the workers hand over."""
+    """The workers decode on the CPU, and the GPU applies the transform to their pixels."""
     write_photo_folder(tmp_path / "photos", num_classes=2, per_class=6)
     source = FolderSource(tmp_path / "photos")
     prepared = PreparedSource(source, tmp_path / "kept", HEAD)
@@ -319,7 +319,7 @@ def test_a_device_gets_the_pixels_from_the_workers(tmp_path: Path, fake_gpu: Fak
 
 
 def encoded_maker(source: Source, allocate: Callable[..., torch.Tensor]) -> EncodedMaker:
-    """Of batches for a device that decodes nothing, and without a decoder."""
+    """Return a maker of batches for a device without a decoder."""
     return EncodedMaker(
         source,
         takes=lambda header, data: False,
@@ -333,7 +333,7 @@ def encoded_maker(source: Source, allocate: Callable[..., torch.Tensor]) -> Enco
 def test_a_device_gets_what_is_kept_without_a_copy_on_the_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the files straight into the memory that the device copies from, and that in one go."""
+    """Files are read into the memory that the device copies from, and all images in one copy."""
     write_photo_folder(tmp_path / "photos", num_classes=2, per_class=3)
     prepared = PreparedSource(FolderSource(tmp_path / "photos"), tmp_path / "kept", HEAD)
     alone = [prepared.read(index) for index in range(6)]
@@ -379,7 +379,7 @@ def test_a_device_gets_what_is_kept_without_a_copy_on_the_way(
 def test_a_device_gets_what_is_damaged_made_anew(
     tmp_path: Path, fake_gpu: FakeGpu, workers: int
 ) -> None:
-    """It takes the place of what was read for it, and the images behind it are found."""
+    """The new pixels replace the damaged ones, and later images keep their places."""
     write_photo_folder(tmp_path / "photos", num_classes=2, per_class=6)
     source = FolderSource(tmp_path / "photos")
     tail = [T.CenterCrop(32)]
@@ -397,7 +397,7 @@ def test_a_device_gets_what_is_damaged_made_anew(
 
 
 def test_pixels_are_made_when_they_are_asked_for(tmp_path: Path) -> None:
-    """What looks at sizes alone decodes nothing."""
+    """Code that reads only sizes decodes nothing."""
     write_photo_folder(tmp_path / "photos", num_classes=1, per_class=1)
     prepared = PreparedSource(FolderSource(tmp_path / "photos"), tmp_path / "kept", HEAD)
     for dataset in (Subset(prepared, [0]), ConcatDataset([prepared])):
@@ -418,7 +418,7 @@ def test_pixels_are_made_when_they_are_asked_for(tmp_path: Path) -> None:
 def test_masks_cost_no_reading_of_the_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, height: int, num_reads: int
 ) -> None:
-    """They are beside the pixels, or drawn from the annotations; and moving them reads nothing."""
+    """They are stored beside the pixels or drawn from annotations; moving them reads nothing."""
     source = CocoSource(*write_coco(tmp_path), masks=True)
     head, tail = [T.Resize((height, 9))], [T.RandomResizedCrop(7), T.RandomHorizontalFlip()]
     changes: dict[str, Any] = {"collate_fn": ragged_collate}
@@ -444,7 +444,7 @@ def test_masks_cost_no_reading_of_the_image(
 
 
 class Counting(CocoSource):
-    """Says of each target how many objects it has."""
+    """Counts the objects of each target."""
 
     def read(self, index: int) -> EncodedSample:
         sample = super().read(index)

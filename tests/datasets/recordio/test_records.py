@@ -1,4 +1,4 @@
-"""The frames of RecordIO files, and the images and labels in them."""
+"""Frames of RecordIO files, and the images and labels in them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def part(kind: int, data: bytes) -> bytes:
 
 
 def test_the_bytes_that_dmlc_core_writes_are_read() -> None:
-    """Spelled out from dmlc-core's recordio.cc."""
+    """The bytes follow dmlc-core's recordio.cc."""
     assert recordio_frame(b"abcde") == b"\x0a\x23\xd7\xce\x05\0\0\0abcde\0\0\0"
     cut = b"\x0a\x23\xd7\xce\x04\0\0\x20abcd" + b"\x0a\x23\xd7\xce\0\0\0\x40"
     cut += b"\x0a\x23\xd7\xce\x01\0\0\x60e\0\0\0"
@@ -89,7 +89,7 @@ def test_a_record_that_is_not_as_long_as_the_index_says_is_named() -> None:
 
 
 def test_labels_are_read_as_mxnet_packs_them() -> None:
-    """One number, or as many as the flag says."""
+    """The label is one number, or as many as the flag says."""
     single = unpack(array_of(image_record(b"jpeg", 3.5, id=7, id2=2**64 - 1)), START)
     assert single.label == np.float32(3.5)
     assert single.label.dtype == np.float32

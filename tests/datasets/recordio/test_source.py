@@ -1,4 +1,4 @@
-"""RecordIOSource against DALI's reader, and what only RecordIO has."""
+"""RecordIOSource compared with DALI's reader, and features that only RecordIO has."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.datasets.record_kinds import items
 
 
 def images_with_magic(folder: Path) -> list[bytes]:
-    """Photographs, and the magic in, before and behind some of them."""
+    """Return photographs, some with the magic number in, before or after their bytes."""
     images = photos(folder)
     images[3] = images[3][:100] + MAGIC * 3 + images[3][100:]
     images[4] = MAGIC + images[4][:7] + MAGIC
@@ -39,7 +39,7 @@ def offsets_of(index: Path) -> list[int]:
 @pytest.mark.dali
 @pytest.mark.parametrize("several", [False, True])
 def test_samples_are_those_of_dalis_reader(tmp_path: Path, several: bool) -> None:
-    """Labels of one number and of several, parts, and an .idx in any order."""
+    """Labels of one and of several numbers, several parts, and an .idx in any order."""
     images, path = images_with_magic(tmp_path / "photos"), tmp_path / "train.rec"
     labels: list[Any] = [[i, 0.5, -i] if several else i + 0.5 for i in range(len(images))]
     index = write_recordio(path, images, labels)
@@ -58,7 +58,7 @@ def test_samples_are_those_of_dalis_reader(tmp_path: Path, several: bool) -> Non
 
 
 def test_one_index_over_several_files_is_read_as_dali_reads_it(tmp_path: Path) -> None:
-    """Its offsets count on from file to file."""
+    """Its offsets continue from file to file."""
     images, offsets, at = photos(tmp_path / "photos"), [], 0
     paths, indices = [tmp_path / f"{name}.rec" for name in "abc"], []
     for path, part in zip(paths, (images[:5], images[5:6], images[6:]), strict=True):
@@ -80,7 +80,7 @@ def test_one_index_over_several_files_is_read_as_dali_reads_it(tmp_path: Path) -
 
 
 def test_the_magic_in_the_header_of_an_image_is_no_damage(tmp_path: Path) -> None:
-    """The id is the magic: dmlc-core cuts the record inside the header. DALI 2.4 refuses it."""
+    """The id equals the magic number, so dmlc-core splits the header; DALI 2.4 refuses that."""
     path = tmp_path / "a.rec"
     number = int.from_bytes(MAGIC * 2, "little")
     write_records(path, [recordio_frame(image_record(b"jpeg", 3, id=number))])

@@ -10,12 +10,12 @@ from typing import Any
 
 
 def open_descriptors() -> int:
-    """How many descriptors this process has."""
+    """Return the number of this process's descriptors."""
     return len(os.listdir("/proc/self/fd"))
 
 
 def in_a_fork(work: Callable[[], bool]) -> int:
-    """The exit status of a forked child: 0 if ``work`` is true there, 2 if not, 1 if it raises."""
+    """Return a forked child's exit status: 0 if ``work`` is true, 2 if not, 1 if it raises."""
     child = os.fork()
     if not child:
         status = 1
@@ -27,7 +27,7 @@ def in_a_fork(work: Callable[[], bool]) -> int:
 
 
 def in_a_fork_while_held(lock: AbstractContextManager[Any], work: Callable[[], bool]) -> int:
-    """As :func:`in_a_fork`, at a moment when another thread of this process holds a lock."""
+    """Call :func:`in_a_fork` while another thread of this process holds a lock."""
     held, let_go = threading.Event(), threading.Event()
 
     def hold() -> None:

@@ -1,4 +1,4 @@
-"""Indices that are kept, and those that are stale, damaged or of another kind."""
+"""Kept indices, and indices that are outdated, damaged or of another kind."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from stateful_gpu_loader.datasets.storage.failures import failed
 from stateful_gpu_loader.datasets.storage.index_files import Index, identity_of
 
 cached_index: Any = partial(index_files.cached_index, check=lambda index, size: None)
-"""Takes any arrays for an index."""
+"""Accepts any arrays as an index."""
 
 
 class Builder:
-    """Counts how often an index is built; each is another one."""
+    """Counts how often an index is built. Each index is different."""
 
     def __init__(self) -> None:
         self.times = 0
@@ -101,7 +101,7 @@ def test_where_no_file_can_be_kept_beside_the_general_cache_is_used(
         path = "memory://data/b.bin"
         fsspec.filesystem("memory").pipe(path, b"content")
     else:
-        # root may write anywhere, so a folder lies in the way.
+        # root may write anywhere, so a folder blocks the path
         (file.parent / ".a.bin.k-1.npz").mkdir()
     for _ in range(2):
         cached_index(path, kind="k-1", build=build)
@@ -118,7 +118,7 @@ def test_where_nothing_can_be_kept_it_is_built_each_time(file: Path, tmp_path: P
 
 
 def test_an_index_can_be_read_by_other_users(file: Path) -> None:
-    """The tars of a torch_workers lie in one folder."""
+    """Several users share a folder of tars."""
     cached_index(str(file), kind="k-1", build=Builder())
     kept = file.parent / ".a.bin.k-1.npz"
     assert stat.S_IMODE(kept.stat().st_mode) == 0o644
@@ -141,7 +141,7 @@ def test_an_error_of_building_is_not_hidden(file: Path) -> None:
     ids=["longer", "of another type", "a number", "text", "objects"],
 )
 def test_an_index_with_another_part_is_built_anew(file: Path, part: Any) -> None:
-    """Found by the fuzzer of inputs: the header alone said that it was the right one."""
+    """Found by the fuzzer of inputs: only the header was compared."""
     build = Builder()
     cached_index(str(file), kind="k-1", build=build)
     kept = file.parent / ".a.bin.k-1.npz"

@@ -1,4 +1,4 @@
-"""Kept files of every kind: their permissions, whose are read, damage in shape, replaced data."""
+"""Kept files of every kind: permissions, trusted owners, malformed content, replaced data."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.datasets.tar.tar_files import photo_entries, tar_bytes, write_tar
 from tests.images import write_photo_folder
 
 STRANGER = 12345
-"""Number of another user."""
+"""Id of another user."""
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
@@ -49,9 +49,9 @@ class Data:
 
     make: Callable[[], Any]
     path: Path
-    """What is indexed."""
+    """Path of the indexed data."""
     place: Path
-    """Where its index is kept."""
+    """Path of the kept index."""
 
     def samples(self) -> list[Any]:
         source = self.make()
@@ -97,7 +97,7 @@ DATA = {
 
 @pytest.fixture(autouse=True)
 def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Listings of few images in young folders are kept, too."""
+    """Keep listings even of few images in young folders."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(listing, "KEPT_FROM", 1)
     monkeypatch.setattr(index_files, "YOUNG", -(10**18))
@@ -111,7 +111,7 @@ def data(request: pytest.FixtureRequest, tmp_path: Path) -> Data:
 
 
 def in_child(run: Callable[[], None]) -> None:
-    """Run a function in a forked process, whose umask and limits are its own."""
+    """Run a function in a forked process, with its own umask and limits."""
     child = os.fork()
     if not child:
         code = 1
@@ -132,7 +132,7 @@ def arrays_of(place: Path) -> dict[str, Any]:
 
 
 def write_arrays(place: Path, arrays: dict[str, Any]) -> None:
-    """As a writer would that knows the format: with the right checksum."""
+    """Write arrays with the right checksums, like a writer that knows the format."""
     index = {name: array for name, array in arrays.items() if name not in ("header", "contents")}
     contents = np.array(index_files._contents(index))
     with open(place, "wb") as file:
@@ -297,7 +297,7 @@ UNTRUSTED = [pytest.param(_of_a_stranger, marks=needs_root), _writable_by_all, _
 def test_an_index_that_is_not_trusted_is_built_again(
     data: Data, change: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Planted in a folder where every user can write, as /tmp."""
+    """Another user planted it in a folder where every user can write, like /tmp."""
     expected, arrays = data.samples(), arrays_of(data.place)
     data.path.parent.chmod(0o1777)
     if data.path.is_dir():
@@ -327,7 +327,7 @@ def test_the_index_of_the_owner_of_the_data_is_read(
 
 
 def test_a_copy_with_the_same_size_and_time_is_indexed_again(tmp_path: Path) -> None:
-    """The inode is another one: no error, and no samples of the file before."""
+    """The inode differs, so there is no error and no sample of the earlier file."""
     data = _tar(tmp_path)
     expected, before = data.samples(), data.place.stat().st_ino
     shutil.copy2(data.path, data.path.with_name("copy"))
@@ -349,7 +349,7 @@ def test_a_file_of_another_file_system_is_indexed_again(
 
 
 def _in_place(path: Path, content: bytes) -> None:
-    """Other bytes with the same size, time and inode."""
+    """Overwrite a file, keeping its size, time and inode."""
     status = path.stat()
     assert len(content) == status.st_size
     with open(path, "r+b") as file:
@@ -370,7 +370,7 @@ def test_a_tar_overwritten_with_the_same_size_and_time_is_indexed_again(
 
 
 def test_a_tar_overwritten_in_its_middle_is_refused_once(tmp_path: Path) -> None:
-    """The sample that shows it has the index removed, so the next source is right."""
+    """The sample that shows it deletes the index, so the next source is right."""
     data = _tar(tmp_path)
     entries = photo_entries(0, 4)
     names = [(name.replace("0001.", "0009."), content) for name, content in entries]
@@ -390,7 +390,7 @@ def test_a_tar_overwritten_in_its_middle_is_refused_once(tmp_path: Path) -> None
 def test_an_index_that_cannot_be_kept_is_named_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A limit of the size of files stands for a full disk."""
+    """A limit on file sizes simulates a full disk."""
     path = write_tar(tmp_path / "a.tar", photo_entries(0, 4))
 
     def run() -> None:
@@ -469,7 +469,7 @@ def test_a_prepared_file_that_is_not_trusted_is_neither_read_nor_written(
 def test_an_index_that_is_a_link_before_the_folder_is_begun_is_not_followed(
     tmp_path: Path, photos: FolderSource
 ) -> None:
-    """Its target is neither cut nor made longer."""
+    """The link's target is neither cut nor extended."""
     folder, secret = tmp_path / "kept", tmp_path / "secret"
     folder.mkdir()
     secret.write_bytes(b"keep this")
@@ -483,7 +483,7 @@ def test_an_index_that_is_a_link_before_the_folder_is_begun_is_not_followed(
 
 
 def test_a_folder_that_is_begun_is_not_cut(tmp_path: Path, photos: FolderSource) -> None:
-    """By a process that does not see yet that another one has begun it."""
+    """A process may not yet see that another one has begun the folder."""
     folder = tmp_path / "kept"
     prepared = PreparedSource(photos, folder)
     prepared.read(3)
@@ -497,7 +497,7 @@ def test_a_folder_that_is_begun_is_not_cut(tmp_path: Path, photos: FolderSource)
 
 @needs_root
 def test_the_owner_of_a_folder_is_trusted_unless_all_can_write_above_it(tmp_path: Path) -> None:
-    """Under /tmp another user may have made it first."""
+    """Under /tmp, another user may have made the folder first."""
     folder = tmp_path / "open" / "kept"
     folder.mkdir(parents=True)
     os.chown(folder, STRANGER, -1)

@@ -13,7 +13,7 @@ FILE = np.random.default_rng(0).integers(0, 256, 1 << 20, dtype=np.uint8)
 
 
 def reads_of(step: int, window: int) -> list[tuple[int, int]]:
-    """Offset and size of the reads for a piece of 12 bytes at every ``step``."""
+    """Return offset and size of the reads for 12 bytes at every ``step``."""
     reads = []
 
     def read(offset: int, size: int) -> Bytes:

@@ -1,4 +1,4 @@
-"""Ranges of files, from many threads and processes, with few descriptors."""
+"""Ranges of files, read by many threads and processes with few descriptors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_ranges_are_read(tmp_path: Path) -> None:
 def test_parts_are_filled_however_little_a_call_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    """Network file systems read less than they are asked for."""
+    """Network file systems read less than requested."""
     content = bytes(range(100))
     (tmp_path / "a").write_bytes(content)
     fsspec.filesystem("memory").pipe("memory://parts", content)
@@ -81,7 +81,7 @@ def test_descriptors_are_few_though_threads_are_many(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         read_by_turn = list(pool.map(read, range(1200)))
     assert read_by_turn == [f"{turn % 60:04d}".encode() for turn in range(1200)]
-    # One of each thread besides those that are kept, and the listing's own.
+    # One for each thread besides the kept ones, and one for the listing.
     assert max(most) <= before + 5 + 8 + 8
     assert open_descriptors() <= before + 5
     files.forget()
@@ -91,7 +91,7 @@ def test_descriptors_are_few_though_threads_are_many(tmp_path: Path) -> None:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Paths of the files that are opened, in order."""
+    """Paths of the opened files, in order."""
     paths, system_open = [], os.open
 
     def noting(path: str, *arguments: int) -> int:
@@ -133,7 +133,7 @@ def test_a_pickled_copy_has_nothing_open(tmp_path: Path) -> None:
 
 
 def test_a_fork_opens_its_own(tmp_path: Path) -> None:
-    """Also where another thread of the parent was opening a file at that moment."""
+    """Also if another thread of the parent was opening a file at that moment."""
     path = write_files(tmp_path, 1)[0]
     files = OpenFiles()
     files.read(path, 0, 4)

@@ -36,7 +36,7 @@ def test_wildcards_in_urls_are_sorted() -> None:
 
 
 def test_a_signature_is_no_part_of_a_name() -> None:
-    """Each day's signed URLs are of the same files."""
+    """Signed URLs change daily, but name the same files."""
     signed = [f"https://host/{name}.tar.gz?signature=a/{name}" for name in "xy"]
     assert as_paths(signed) == signed
     assert names_of(signed) == ["x.tar.gz", "y.tar.gz"]
@@ -79,7 +79,7 @@ def test_paths_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_local_files_by_url_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """fsspec would look for them in the working directory of each read."""
+    """fsspec would look for them in the current working directory at each read."""
     monkeypatch.chdir(tmp_path)
     given = ["file://a.tar", "simplecache::file://b/c.tar", "file:///d.tar", "s3://e/f.tar"]
     found = as_paths(given)

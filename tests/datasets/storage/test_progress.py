@@ -1,4 +1,4 @@
-"""A progress bar is drawn on a terminal, and nowhere else."""
+"""A progress bar is drawn only on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranges by URL are fetched ahead, joined and in parallel, and kept until they are read."""
+"""Ranges by URL are fetched ahead, merged and in parallel, and kept until they are read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SECONDS = 60
 
 
 class Server:
-    """A file of which each byte is its place, and the requests that were made."""
+    """A file whose bytes are their offsets, and a record of the requests."""
 
     def __init__(self) -> None:
         self.requests: list[Range] = []
@@ -92,7 +92,7 @@ def test_what_fails_or_is_cut_off_is_left_to_whoever_reads_it() -> None:
 
 
 def test_the_oldest_is_forgotten_beyond_the_limit() -> None:
-    """What a pass that was broken off had asked for does not stay for ever."""
+    """Requests of a pass that was broken off are dropped some time."""
     server = Server()
     ahead = ReadAhead(most_bytes=100, read=server)
     for number in range(10):
@@ -106,7 +106,7 @@ def test_the_oldest_is_forgotten_beyond_the_limit() -> None:
 
 
 def test_requests_are_under_way_at_the_same_time() -> None:
-    """Each waits for all others, so fewer at a time would never end."""
+    """Each request waits for all others, so fewer at a time would never end."""
     barrier = threading.Barrier(REQUESTS)
 
     def read(url: str, offset: int, size: int) -> bytes:
@@ -148,7 +148,7 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
 
 
 def test_open_files_read_what_was_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what was too much to be kept, or is local, as if nobody had asked."""
+    """Ranges that are too large, or local, are read without read-ahead."""
     system = fsspec.filesystem("memory")
     system.pipe("memory://ahead/b", content(0, 200))
     requests: list[Any] = []

@@ -1,4 +1,4 @@
-"""Files by URL: errors, forks, and packages that are not there."""
+"""Files by URL: errors, forks, and missing packages."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from tests.datasets.storage.processes import in_a_fork, in_a_fork_while_held
 
 
 class ClientError(Exception):
-    """What a client of remote files raises: no OSError."""
+    """An exception of a client of remote files that is no OSError."""
 
 
 requests: list[tuple[Any, Any]] = []
-"""First byte, and the byte behind the last."""
+"""First byte, and the byte after the last."""
 
 
 class Unreliable(MemoryFileSystem):  # type: ignore[misc]
-    """Fails as long as it is told to."""
+    """Raises ``failing`` while it is set."""
 
     protocol = "unreliable"
     cachable = False
@@ -96,7 +96,7 @@ def test_ranges_and_streams(url: str) -> None:
 def test_streams_of_object_storage_fetch_the_next_part_ahead(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And hold two parts, whatever the size of the file."""
+    """They hold two parts, whatever the size of the file."""
     monkeypatch.setattr(Unreliable, "async_impl", True)
     monkeypatch.setattr(remote, "_PART", 2_000_000)
     monkeypatch.setattr(remote, "_BUFFER", 1)
@@ -144,7 +144,7 @@ def test_a_file_that_is_cut_off_while_it_is_read_is_named(
 
 @pytest.mark.parametrize("error", [ClientError("connection lost"), OSError("connection lost")])
 def test_what_a_client_raises_becomes_an_oserror(url: str, error: Exception) -> None:
-    """The loader retries those; while a stream is read, too."""
+    """The loader retries an OSError, also while a stream is read."""
     with open_stream(url) as stream, open_stream(url) as other:
         assert stream.read(3) == b"012"
         with failing(error):
@@ -176,7 +176,7 @@ def test_errors_of_the_system_keep_their_number(tmp_path: Path) -> None:
 
 
 def test_a_server_that_gives_no_ranges_is_named(url: str) -> None:
-    """Its answer is the whole file, of which the first bytes are other ones."""
+    """It answers with the whole file, which begins with other bytes."""
     Unreliable.whole = True
     with pytest.raises(OSError, match=r"4.*3.*3000000"):
         read_remote(url, 3, 4)
@@ -196,7 +196,7 @@ def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_fork_makes_its_own_file_systems(url: str) -> None:
-    """Also where another thread of the parent was making one at that moment."""
+    """Also if another thread of the parent was making one at that moment."""
     assert read_remote(url, 0, 3) == b"012"
     system = remote._systems[url][0]
 

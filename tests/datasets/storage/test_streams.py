@@ -1,4 +1,4 @@
-"""Files from beginning to end, decompressed, and what damage looks like."""
+"""Files read from start to end, decompressed, and their damage."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def written(folder: Path, ending: str, data: bytes) -> str:
 @pytest.mark.parametrize("ending", COMPRESS)
 @pytest.mark.parametrize("protocol", ["", "file://", "memory://"])
 def test_the_content_comes_whole_and_in_pieces(tmp_path: Path, ending: str, protocol: str) -> None:
-    """Several compressed parts one after the other are one content, as ``cat`` joins them."""
+    """Several compressed parts in a row are one content, as ``cat`` joins them."""
     half = len(CONTENT) // 2
     data = COMPRESS[ending](CONTENT[:half]) + COMPRESS[ending](CONTENT[half:])
     path = written(tmp_path, ending, data)

@@ -1,4 +1,4 @@
-"""Compressing tars as their tools do, for the tests of streams."""
+"""Compression of tars like their tools do it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tar files as Python's tarfile writes them, for the tests of tars by index and by stream."""
+"""Tar files as Python's tarfile writes them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarf
 
 
 def tar_bytes(entries: Entries, tar_format: int = tarfile.GNU_FORMAT) -> bytes:
-    """An archive of regular files, by names and contents."""
+    """Return an archive of regular files, given by names and contents."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=tar_format) as tar:
         for name, content in entries:
@@ -26,13 +26,13 @@ def tar_bytes(entries: Entries, tar_format: int = tarfile.GNU_FORMAT) -> bytes:
 
 
 def write_tar(path: Path, entries: Entries, tar_format: int = tarfile.GNU_FORMAT) -> Path:
-    """Writes such an archive; its path."""
+    """Write an archive; return its path."""
     path.write_bytes(tar_bytes(entries, tar_format))
     return path
 
 
 def sample_entries(first: int, last: int) -> list[tuple[str, bytes]]:
-    """A few bytes for an image, and a class, for each number."""
+    """Return a few bytes for an image, and a class, for each number."""
     return [
         entry
         for number in range(first, last)
@@ -44,7 +44,7 @@ def sample_entries(first: int, last: int) -> list[tuple[str, bytes]]:
 
 
 def photo_entries(first: int, last: int) -> list[tuple[str, bytes]]:
-    """JPEG files of real photographs, no two alike, with a class and a text each."""
+    """Return different real JPEG photographs, each with a class and a text."""
     entries = []
     for number in range(first, last):
         left = 10 * number
@@ -56,7 +56,7 @@ def photo_entries(first: int, last: int) -> list[tuple[str, bytes]]:
 
 
 def write_photo_tars(folder: Path, lengths: tuple[int, ...] = (4, 3, 6)) -> list[Path]:
-    """Tars of so many photographs; their paths."""
+    """Write tars of the given numbers of photographs; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths, first = [], 0
     for number, length in enumerate(lengths):

@@ -52,7 +52,7 @@ def theirs(data: bytes) -> list[tuple[str, bytes]]:
 
 
 def patched(data: bytes, changes: dict[int, bytes], at: int = 0) -> bytes:
-    """The archive with other bytes in the header at ``at``, and that header's new checksum."""
+    """Return the archive with changed bytes in the header at ``at``, and a new checksum."""
     block = bytearray(data[at : at + 512])
     for offset, content in changes.items():
         block[offset : offset + len(content)] = content
@@ -78,7 +78,7 @@ def test_headers_that_lie_together_are_read_without_the_contents_after_them(
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
         for number in range(20):
             member = tarfile.TarInfo(f"{number}.jpg")
-            member.size, member.mtime = size, 1.5  # which takes a header of its own
+            member.size, member.mtime = size, 1.5  # which needs a separate header
             tar.addfile(member, io.BytesIO(bytes(size)))
     files = Counting()
     reader = RangeReader(files, str(path), path.stat().st_size)
@@ -96,7 +96,7 @@ def test_members_are_those_of_tarfile(tar_format: str, size: int) -> None:
 
 
 def test_old_archives_have_no_magic() -> None:
-    """Unix V7: the kind is a zero byte, and a folder is a name with a slash at its end."""
+    """Unix V7: the kind is a zero byte, and a folder's name ends with a slash."""
     data = patched(tar_bytes([("a.jpg", b"abc")]), {156: b"\0", 257: bytes(255)})
     folder = patched(tar_bytes([("folder", b"")]), {6: b"/", 156: b"\0", 257: bytes(255)})
     both = folder[:512] + data
@@ -104,7 +104,7 @@ def test_old_archives_have_no_magic() -> None:
 
 
 def test_gnu_tar_keeps_times_where_ustar_has_a_prefix() -> None:
-    """Its incremental archives: the magic tells them apart (tarfile does not look at it)."""
+    """Only the magic identifies its incremental archives; tarfile does not look at it."""
     data = tar_bytes([("a.jpg", b"abc")])
     assert ours(patched(data, {345: b"14712345671\0"})) == [("a.jpg", b"abc")]
     ustar = tar_bytes([("a.jpg", b"abc")], tarfile.USTAR_FORMAT)
@@ -136,7 +136,7 @@ def test_links_and_folders_are_left_out() -> None:
 
 
 def test_a_hard_link_with_a_size_has_no_content() -> None:
-    """As tarfile reads it: the size is that of the file it leads to."""
+    """Like tarfile: the size is that of the linked file."""
     link = patched(tar_bytes([("link.jpg", b"")]), {156: b"1", 124: b"00000001000\0"})
     data = link[:512] + tar_bytes([("a.jpg", b"abc")])
     assert ours(data) == theirs(data) == [("a.jpg", b"abc")]
@@ -163,7 +163,7 @@ def test_pax_sizes_and_names_win_over_the_header() -> None:
 
 
 def test_global_comments_are_skipped() -> None:
-    """As ``git archive`` writes one."""
+    """``git archive`` writes one."""
     file = io.BytesIO()
     headers = {"comment": "a commit"}
     with tarfile.open(
@@ -204,7 +204,7 @@ def extended(kind: bytes, content: bytes) -> bytes:
     ],
 )
 def test_what_cannot_be_read_is_named(make: Callable[[], bytes], text: str | None) -> None:
-    """Where tarfile ends in silence at a damaged header, this does not."""
+    """Unlike tarfile, which silently ends at a damaged header."""
     data = make()
     with pytest.raises(ValueError, match=text or "announces a member") as caught:
         list(Members(StreamReader(io.BytesIO(data)), "a.tar"))
@@ -213,7 +213,7 @@ def test_what_cannot_be_read_is_named(make: Callable[[], bytes], text: str | Non
 
 
 def test_the_end_is_a_block_of_zeros_or_the_end_of_the_file() -> None:
-    """Archives that were joined with ``cat`` end at the first one's end, as in tarfile."""
+    """Archives joined by ``cat`` end where the first one ends, as in tarfile."""
     one = tar_bytes([("a.jpg", b"abc")])
     members = Members(StreamReader(io.BytesIO(one + one)), "a.tar")
     assert [member.name for member in members] == ["a.jpg"]
@@ -258,7 +258,7 @@ def test_a_changed_byte_of_a_header_is_noticed(place: int, change: int) -> None:
         header = parse_header(bytes(block))
     except ValueError:
         return
-    # Blanks and zeros around the digits of the checksum mean nothing.
+    # Blanks and zeros around the checksum's digits are ignored.
     assert 148 <= place < 156
     assert header is not None
     assert (header.name, header.size) == (b"photos/a.jpg", 3)

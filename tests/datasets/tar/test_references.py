@@ -1,4 +1,4 @@
-"""Tars by index against webdataset's and DALI's own readers, sample for sample."""
+"""Tars by index compared with webdataset's and DALI's own readers, sample for sample."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TRICKY = [
 
 
 def webdataset_samples(paths: list[Path]) -> list[tuple[str, bytes, bytes]]:
-    """Key, image and class of each sample that has both, as webdataset reads them."""
+    """Return key, image and class of each sample that has both, as webdataset reads them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         names = [str(path) for path in paths]
@@ -64,7 +64,7 @@ def our_samples(source: TarSource) -> list[tuple[str, bytes, int]]:
 def dali_samples(
     paths: list[Path], extensions: list[str], indices: list[Path] | None = None
 ) -> list[tuple[bytes, ...]]:
-    """The components of each sample that has all of them, as DALI's reader gives them."""
+    """Return the components of each sample that has all of them, as DALI's reader returns them."""
     given = {} if indices is None else {"index_paths": list(map(str, indices))}
     samples = read_by_dali(
         "webdataset",
@@ -78,7 +78,7 @@ def dali_samples(
 
 
 def index_of(path: Path) -> Path:
-    """DALI's own script, quietly."""
+    """Return the index that DALI's own script writes."""
     text = path.with_suffix(".idx")
     with (
         contextlib.redirect_stdout(io.StringIO()),
@@ -99,7 +99,7 @@ def test_samples_are_those_of_webdataset(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tar_format", FORMATS)
 def test_samples_of_webdatasets_writer(tmp_path: Path, tar_format: str) -> None:
-    """Of every kind that its basic decoders know."""
+    """Members of every kind that its basic decoders know."""
     path = tmp_path / "a.tar"
     samples: list[dict[str, Any]] = [
         {
@@ -127,7 +127,7 @@ def test_samples_of_webdatasets_writer(tmp_path: Path, tar_format: str) -> None:
 
 @pytest.mark.dali
 def test_samples_are_those_of_dali(tmp_path: Path) -> None:
-    """With the index that it infers, and with one that its wds2idx wrote."""
+    """With the index that DALI infers, and with an index of its wds2idx."""
     paths = write_photo_tars(tmp_path)
     indices = [index_of(path) for path in paths]
     own = TarSource(paths)
@@ -141,7 +141,7 @@ def test_samples_are_those_of_dali(tmp_path: Path) -> None:
 
 
 def test_tricky_names_are_read_as_dali_reads_them(tmp_path: Path) -> None:
-    """A name without extension parts a sample for DALI, not for webdataset; see its index."""
+    """A name without extension splits a sample in DALI, but not in webdataset."""
     path = write_tar(tmp_path / "a.tar", TRICKY)
     text = index_of(path)
     indexed = TarSource(path, index_paths=text, missing="skip")
@@ -156,7 +156,7 @@ def test_tricky_names_are_read_as_dali_reads_them(tmp_path: Path) -> None:
 
 
 def test_the_first_alternative_is_that_of_webdataset(tmp_path: Path) -> None:
-    """``"jpg;png"`` prefers the jpg; for DALI it is whichever comes first in the tar."""
+    """``"jpg;png"`` prefers the jpg; DALI takes the first of both in the tar."""
     entries = [
         ("a.png", b"png of a"),
         ("a.jpg", b"jpg of a"),
@@ -223,7 +223,7 @@ def test_an_index_of_another_tar_is_refused(tmp_path: Path, change: Any, text: s
 
 
 def test_archives_of_gnu_tar(tmp_path: Path) -> None:
-    """From files on disk, with folders, links and long names, in each of its formats."""
+    """Files from disk, with folders, links and long names, in each of its formats."""
     folder = tmp_path / "root" / ("long" * 20)
     for name, content in photo_entries(0, 3):
         file = folder / name

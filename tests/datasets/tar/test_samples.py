@@ -1,4 +1,4 @@
-"""Grouping by key, choosing and decoding members, as the package webdataset does."""
+"""Grouping by key, choosing and decoding members, like the package webdataset."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_pickles_are_never_loaded() -> None:
     ],
 )
 def test_malformed_values_are_value_errors(extension: str, data: bytes) -> None:
-    """They are malformed at every retry."""
+    """Every retry would find them malformed."""
     with pytest.raises(ValueError, match=r"\w"):
         value_of(extension, data)
 

@@ -1,4 +1,4 @@
-"""Tars as streams: each sample from each cursor on."""
+"""Tars as streams: each sample from each cursor."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_uneven_and_empty_shards(tmp_path: Path) -> None:
 
 
 def test_without_a_target_it_is_the_byte_of_the_sample(tmp_path: Path) -> None:
-    """The same after a resume, and for a compressed tar."""
+    """It is the same after a resume, and for a compressed tar."""
     data = tar_bytes(sample_entries(0, 3))
     for ending in (".tar", ".tar.gz"):
         path = tmp_path / f"a{ending}"
@@ -124,7 +124,7 @@ def test_without_a_target_it_is_the_byte_of_the_sample(tmp_path: Path) -> None:
 
 
 def test_torch_iterates_them_too(tmp_path: Path) -> None:
-    """Without a loader of this package; its workers divide the shards."""
+    """Without a loader of this package, torch's workers divide the shards."""
     shards = TarShards(write_photo_tars(tmp_path))
     alone = list(shards)
     with warnings.catch_warnings():

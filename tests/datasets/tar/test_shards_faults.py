@@ -1,4 +1,4 @@
-"""Shards that are damaged, cut off, changed or gone: the right samples, then a named error."""
+"""Damaged, truncated, changed and missing shards: the right samples, then a named error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WHOLE = tar_bytes(ENTRIES)
 def until_the_error(
     dataset: ShardedDataset, shard: str, cursor: int = 0
 ) -> tuple[list[Any], str | None]:
-    """The samples that come before the first ValueError, and its text."""
+    """Return the samples before the first ValueError, and its text."""
     found = []
     try:
         for sample, _ in dataset.read_shard(shard, cursor):
@@ -48,7 +48,7 @@ def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ending", COMPRESS)
 def test_a_shard_cut_off_at_any_byte_gives_a_prefix(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"a{ending}"
-    # Without the zeros that tarfile fills up a record with.
+    # Without the zeros with which tarfile fills up a record.
     data = COMPRESS[ending](tar_bytes(sample_entries(0, 2))[:5120])
     for make in (TarShards, TarRecords):
         path.write_bytes(data)
@@ -66,7 +66,7 @@ def test_a_shard_cut_off_at_any_byte_gives_a_prefix(tmp_path: Path, ending: str)
 
 
 def test_an_archive_without_its_end_is_read_where_nothing_can_be_missing(tmp_path: Path) -> None:
-    """As tarfile and webdataset read it; but all members of its last sample are not known."""
+    """Like tarfile and webdataset, but members of the last sample may be missing."""
     path = tmp_path / "a.tar"
     path.write_bytes(WHOLE[:8192])
     found, error = until_the_error(TarShards(path), "a.tar")
@@ -79,7 +79,7 @@ def test_an_archive_without_its_end_is_read_where_nothing_can_be_missing(tmp_pat
 
 @pytest.mark.parametrize("ending", [".tar", ".tar.gz", ".tar.zst"])
 def test_the_samples_before_the_damage_come(tmp_path: Path, ending: str) -> None:
-    """And the sample that it breaks off in does not, for it may lack members."""
+    """The sample that breaks off may lack members, so it is not delivered."""
     path = tmp_path / f"a{ending}"
     for header, whole in ((0, 0), (1024, 0), (2048, 0), (3072, 1), (4096, 1), (6144, 2)):
         data = WHOLE[: header + 5] + b"\xff" + WHOLE[header + 6 :]
@@ -93,7 +93,7 @@ def test_the_samples_before_the_damage_come(tmp_path: Path, ending: str) -> None
 
 @pytest.mark.parametrize("ending", [".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"])
 def test_damaged_compressed_bytes_are_named(tmp_path: Path, ending: str) -> None:
-    """A ValueError, for no retry helps."""
+    """A ValueError, because retries do not help."""
     path = tmp_path / f"a{ending}"
     data = bytearray(COMPRESS[ending](WHOLE))
     middle = len(data) // 2
@@ -160,7 +160,7 @@ def test_a_malformed_target_and_a_doubled_member_are_named(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("ending", [".tar", ".tar.gz"])
 def test_a_cursor_behind_the_end_is_named(tmp_path: Path, ending: str) -> None:
-    """Of a shard that became shorter since the state was saved."""
+    """The shard became shorter after the state was saved."""
     path = tmp_path / f"a{ending}"
     path.write_bytes(COMPRESS[ending](WHOLE))
     shards = TarShards(path)

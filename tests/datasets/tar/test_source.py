@@ -1,4 +1,4 @@
-"""Tars by index: what a sample is, and what does not change it."""
+"""Tars by index: the content of a sample, and changes that do not affect it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.datasets.tar.tar_files import sample_entries, write_tar
 
 @pytest.fixture
 def tars(tmp_path: Path) -> list[Path]:
-    """Nine samples in three tars, one of which is empty."""
+    """Nine samples in three tars, one of them empty."""
     folder = tmp_path / "tars"
     folder.mkdir()
     lengths = ((0, 4), (4, 4), (4, 9))
@@ -106,7 +106,7 @@ def test_targets_of_every_form(tmp_path: Path) -> None:
 
 
 def test_members_far_apart_are_read_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A megabyte between image and class is not read for the class's sake."""
+    """A megabyte between image and class is not read."""
     entries = [("k.jpg", b"image"), ("k.wav", bytes(1 << 20)), ("k.cls", b"3")]
     source = TarSource(write_tar(tmp_path / "a.tar", entries))
     sizes, fill = [], OpenFiles.fill
@@ -126,7 +126,7 @@ def test_members_far_apart_are_read_apart(tmp_path: Path, monkeypatch: pytest.Mo
 def test_an_image_is_read_into_the_memory_of_a_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: tuple[str, ...]
 ) -> None:
-    """In one read and without a copy, wherever it lies among the members of its sample."""
+    """In one read without a copy, wherever it lies among the members of its sample."""
     bodies = {"jpg": b"image" * 300, "cls": b"3", "txt": b"a cat"}
     entries = [(f"{key}.{name}", bodies[name]) for key in "kl" for name in order]
     target = ("txt", "cls", "jpg", "__key__")
@@ -150,7 +150,7 @@ def test_an_image_is_read_into_the_memory_of_a_batch(
 
 
 def test_a_tar_that_is_cut_off_while_it_is_open_is_an_error(tmp_path: Path) -> None:
-    """And not the end of the process, as it would be for a memory map."""
+    """A memory map would end the process."""
     path = write_tar(tmp_path / "a.tar", sample_entries(0, 9))
     source = TarSource(path)
     source.read(8)
@@ -177,7 +177,7 @@ def test_a_sample_without_image_or_target_is_named(tmp_path: Path, tars: list[Pa
 
 
 def test_an_empty_image_is_a_sample(tmp_path: Path) -> None:
-    """Whether that is a bad sample is not for the source to say."""
+    """The decoder decides whether an empty image is a bad sample."""
     source = TarSource(write_tar(tmp_path / "a.tar", [("k.jpg", b""), ("k.cls", b"3")]))
     assert source[0][0].shape == (0,)
 
@@ -191,7 +191,7 @@ def test_tars_without_samples_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_fingerprint_is_of_the_content(tars: list[Path], tmp_path: Path) -> None:
-    """Equal wherever and however the same samples lie, and another one for other samples."""
+    """It is equal wherever and however the same samples lie; other samples have another one."""
     source = TarSource(tars)
     moved = [shutil.copy(path, tmp_path / f"moved-{i}.tar") for i, path in enumerate(tars)]
     one = write_tar(tmp_path / "one.tar", sample_entries(0, 9), tar_format=2)
@@ -223,6 +223,6 @@ def test_the_fingerprint_is_of_the_content(tars: list[Path], tmp_path: Path) -> 
 
 
 def test_the_fingerprint_is_kept(tars: list[Path]) -> None:
-    """A state that was saved today is compared by later releases."""
+    """Later releases compare states that are saved today."""
     known = "9 samples in tars, blake2b 7664412a55d74b0d75cc68cc786d3536"
     assert TarSource(tars).fingerprint() == known

@@ -1,4 +1,4 @@
-"""Tars that are damaged, cut off, replaced, compressed or gone."""
+"""Damaged, truncated, replaced, compressed and missing tars."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_a_tar_that_is_not_there_is_named(tmp_path: Path, tar: Path) -> None:
 
 @pytest.mark.parametrize("kind", [FileNotFoundError, IsADirectoryError])
 def test_a_tar_that_vanished_names_path_and_index(tar: Path, kind: type[OSError]) -> None:
-    """An OSError stays one, for it may pass."""
-    # A copy, as a worker gets it: what is open can still be read.
+    """An OSError stays an OSError, because it may be temporary."""
+    # A copy, as a worker has it: open files can still be read.
     source = pickle.loads(pickle.dumps(TarSource(tar)))
     tar.unlink()
     if kind is IsADirectoryError:
@@ -63,7 +63,7 @@ def test_a_tar_that_vanished_names_path_and_index(tar: Path, kind: type[OSError]
 
 
 def test_a_tar_replaced_on_disk_is_noticed(tar: Path) -> None:
-    """No sample comes from the wrong place; it is the file's fault, so nothing is left out."""
+    """No sample comes from a wrong offset. The file is at fault, so no sample is left out."""
     source = TarSource(tar)
     tar.write_bytes(tar_bytes([("x.txt", b"in front"), *ENTRIES]))
     with pytest.raises(OSError, match=r"index = 1") as e:
@@ -126,7 +126,7 @@ def test_a_damaged_tar_is_named_with_the_byte(
 
 
 def test_a_malformed_target_is_a_bad_sample(tar: Path) -> None:
-    """Only this one; key, tar, byte and index are named."""
+    """Only this sample is bad; the error names key, tar, byte and index."""
     entries = [(name, b"seven" if name == "0001.cls" else data) for name, data in ENTRIES]
     source = TarSource(write_tar(tar, entries))
     assert source[0][1] == 0
@@ -148,7 +148,7 @@ def test_compressed_tars_are_refused_with_the_remedy(tmp_path: Path, ending: str
 @settings(max_examples=100)
 @given(st.integers(0, 1 << 20), st.integers(1, 255))
 def test_bytes_that_change_after_indexing_never_give_another_sample(place: int, by: int) -> None:
-    """A header is checked at every read; contents have no checksum in a tar."""
+    """Headers are checked at every read; a tar has no checksums of contents."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "a.tar")
         path.write_bytes(WHOLE)
@@ -164,7 +164,7 @@ def test_bytes_that_change_after_indexing_never_give_another_sample(place: int, 
 
 
 def test_errors_of_construction_do_not_advise_what_a_loader_does(tar: Path) -> None:
-    """No loader is there yet whose on_bad_sample= could leave a record out."""
+    """No loader exists yet whose on_bad_sample= could leave out a record."""
     for damage in (b"", b"not a tar at all" * 99, WHOLE[:1300], WHOLE[:1024] + b"x" + WHOLE[1025:]):
         tar.write_bytes(damage)
         with pytest.raises(ValueError, match="Remedy: ") as caught:
@@ -198,7 +198,7 @@ def test_a_member_whose_name_begins_as_a_compressed_file_is_read(tar: Path) -> N
 def test_a_link_in_place_of_a_member_is_named(
     tar: Path, kind: bytes, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As GNU tar packs the second name of a file. webdataset leaves links out, too."""
+    """GNU tar stores the second name of a file as a link. webdataset omits links, too."""
     with tarfile.open(tar, "w") as archive:
         for name, content in (("a.jpg", b"image"), ("a.cls", b"1"), ("b.cls", b"2")):
             member = tarfile.TarInfo(name)

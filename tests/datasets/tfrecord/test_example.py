@@ -1,4 +1,4 @@
-"""tf.train.Example without TensorFlow, against bytes that TensorFlow wrote."""
+"""tf.train.Example without TensorFlow, compared with bytes that TensorFlow wrote."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stateful_gpu_loader.datasets.tf_example import features_of, values_of
 from tests.datasets.lmdb.lmdb_files import varint
 from tests.datasets.record_files import delimited, example, feature, imagenet_example
 
-# What TensorFlow's tutorial on TFRecord prints for serialize_example(False, 4, b"goat", 0.9876).
+# Output of TensorFlow's tutorial on TFRecord for serialize_example(False, 4, b"goat", 0.9876).
 GOAT = (
     b"\nR\n\x11\n\x08feature0\x12\x05\x1a\x03\n\x01\x00\n\x11\n\x08feature1\x12\x05\x1a\x03\n\x01"
     b"\x04\n\x14\n\x08feature2\x12\x08\n\x06\n\x04goat\n\x14\n\x08feature3\x12\x08\x12\x06\n\x04["
@@ -24,7 +24,7 @@ GOAT = (
 
 
 def parsed(message: bytes) -> dict[str, Any]:
-    """All features, in plain types: what each has, and of which type."""
+    """Return all features in plain types: the values of each, and their type."""
     found: dict[str, Any] = {}
     for name, view in features_of(message).items():
         values = values_of(view)
@@ -188,7 +188,7 @@ MESSAGE = example(imagenet_example(b"jpeg" * 50, 3))
 
 @given(st.lists(st.tuples(st.integers(0, len(MESSAGE) - 1), st.integers(0, 255)), max_size=4))
 def test_the_quick_way_and_the_thorough_way_agree(changes: list[tuple[int, int]]) -> None:
-    """Whatever the bytes are: the same features, or both say that they are none."""
+    """For any bytes, both return the same features, or both refuse."""
     changed = bytearray(MESSAGE)
     for at, value in changes:
         changed[at] = value

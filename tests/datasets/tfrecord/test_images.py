@@ -1,4 +1,4 @@
-"""Image and target out of an Example: which features, in which types."""
+"""Image and target of an Example: the features and types that are accepted."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_targets_can_be_collated() -> None:
 
 
 def test_a_feature_of_variable_length_is_always_an_array() -> None:
-    """Boxes of one object do not become single numbers."""
+    """Boxes of a single object do not become single numbers."""
     for label in (1, 2):
         features = imagenet_example(b"jpeg", label)
         target = taken(features, target=(BOXES,), variable_length=BOXES)[1]
@@ -117,7 +117,7 @@ def test_what_a_record_lacks_is_named(
 
 @pytest.mark.parametrize("image", [b"", b"jpeg"])
 def test_an_image_that_is_written_in_two_parts_or_empty_is_taken(image: bytes) -> None:
-    """Merged messages are copied, and may be written to as others; that is torch's demand."""
+    """Merged messages are copied. Like others, the image must be writable for torch."""
     value = delimited(1, delimited(1, image))
     name = delimited(1, b"image/encoded")
     for entry in (

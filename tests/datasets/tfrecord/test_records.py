@@ -1,4 +1,4 @@
-"""The frames of TFRecord files, against bytes that TensorFlow wrote."""
+"""Frames of TFRecord files, compared with bytes that TensorFlow wrote."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_every_window_finds_the_same_records(payloads: list[bytes], window: int)
 
 
 def test_every_flipped_byte_is_noticed() -> None:
-    """The two checksums cover a record whole."""
+    """The two checksums cover the whole record."""
     ends = [0, *(end for _, end in streamed(FILE))]
     for at in range(len(FILE)):
         damaged = bytearray(FILE)
@@ -108,7 +108,7 @@ def test_a_record_that_is_not_as_long_as_the_index_says_is_named() -> None:
     ],
 )
 def test_compressed_bytes_are_recognised(compress: Callable[[bytes], bytes], text: str) -> None:
-    """TensorFlow's own compression leaves no trace in a file's name."""
+    """A file's name does not show TensorFlow's own compression."""
     for read in (walked, streamed):
         with pytest.raises(ValueError, match=text):
             read(compress(FILE))
@@ -139,7 +139,7 @@ def test_an_index_that_is_something_else_is_named_by_line(text: bytes, error: st
 
 
 def test_the_mask_is_tensorflows() -> None:
-    """The header of every event file: 24 bytes."""
+    """The header of every event file has 24 bytes."""
     assert masked_crc32c((24).to_bytes(8, "little")) == int.from_bytes(b'\xa3\x7fK"', "little")
     assert masked_crc32c(b"") == 0xA282EAD8
     array = np.frombuffer(b"x" + (24).to_bytes(8, "little"), dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""TFRecordSource against DALI's reader, and what only TFRecords have."""
+"""TFRecordSource compared with DALI's reader, and features that only TFRecord has."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FEATURES = {
 
 @pytest.mark.dali
 def test_samples_are_those_of_dalis_reader(tmp_path: Path) -> None:
-    """With its own index, over several files, image, integers, floats and text."""
+    """With TFRecordSource's own index, several files, images, integers, floats and text."""
     images = photos(tmp_path / "photos")
     paths = [tmp_path / f"train-{i:05d}-of-00003" for i in range(3)]
     indices = write_tfrecords(paths, images)
@@ -69,7 +69,7 @@ def test_samples_are_those_of_dalis_reader(tmp_path: Path) -> None:
 def test_the_index_is_that_of_dalis_own_tool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """tfrecord2idx, as DALI's wheel installs it."""
+    """DALI's wheel installs the tool as tfrecord2idx."""
     tool = Path(sys.executable).with_name("tfrecord2idx")
     if not tool.exists():
         pytest.skip("DALI's tfrecord2idx is not installed")
@@ -85,7 +85,7 @@ def test_the_index_is_that_of_dalis_own_tool(
 def test_damage_is_not_looked_for_if_asked_not_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And then google-crc32c is not needed."""
+    """Then google-crc32c is not needed."""
     path = tmp_path / "a.tfrecord"
     framed = bytearray(tfrecord_frame(example(imagenet_example(b"jpeg", 3))))
     framed[-1] ^= 1

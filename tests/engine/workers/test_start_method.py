@@ -233,9 +233,7 @@ if __name__ == "__main__":
 @pytest.mark.processes
 @pytest.mark.parametrize("decoder", ["nvimgcodec", "torchcodec"])
 def test_a_worker_that_is_spawned_begins_without_torchvision(tmp_path: Path, decoder: str) -> None:
-    """Importing torchvision takes as long as importing torch, and would only tell how it
-    resizes.
-    """
+    """Importing torchvision takes as long as importing torch, and only shows how it resizes."""
     pytest.importorskip({"nvimgcodec": "nvidia.nvimgcodec"}.get(decoder, decoder))
     write_photo_folder(tmp_path / "photos", num_classes=1, per_class=4)
     script = SPAWNED.replace('"photos"', repr(str(tmp_path / "photos")))

@@ -278,7 +278,6 @@ def test_examples_resume_from_every_batch(name: str, num_workers: int) -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("build", [tutorial_map, tutorial_iterable])
 def test_objects_of_the_tutorial_resume_from_every_batch(build: Build, num_workers: int) -> None:
-    """The classes are those of torchdata's tutorial."""
     assert_rest_equals_rest(build, num_workers)
 
 

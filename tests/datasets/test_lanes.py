@@ -90,7 +90,6 @@ def test_numbers_of_samples_are_asked_for_once() -> None:
 
 
 def test_ranks_divide_the_lanes() -> None:
-    """Each lane belongs to one rank."""
     for ranks in (1, 2, 3, 4, 6, 12):
         LanePlan(Numbers(lanes=12), shuffle=False).check_ranks(ranks)
         served = [

@@ -176,7 +176,7 @@ def test_one_unusual_read_does_not_decide_for_all() -> None:
 
 @pytest.mark.parametrize("kind", [FolderSource, Renamed, Passing])
 def test_a_folder_is_read_without_a_copy(tmp_path: Path, kind: type[FolderSource]) -> None:
-    """Unless ``read`` is overridden, even at a late time."""
+    """Unless ``read`` is replaced, at any time."""
     (tmp_path / "a.jpg").write_bytes(b"abc")
     source = kind.from_paths([str(tmp_path / "a.jpg")])
     asked: list[int] = []

@@ -60,7 +60,6 @@ def test_an_epoch_ends_at_the_same_place_on_all_workers(
 
 
 def test_every_sample_draws_anew_in_every_epoch_under_every_seed() -> None:
-    """All draws are different."""
     drawn = [
         draw
         for seed in (1, 2)
@@ -101,7 +100,6 @@ def test_the_state_is_small_plain_and_the_same_after_many_samples() -> None:
 
 
 def test_constructing_and_asking_for_the_state_calls_nothing() -> None:
-    """Nothing starts before the first batch, and state_dict() changes nothing."""
     calls: list[SampleInfo] = []
 
     def function(info: SampleInfo) -> int:

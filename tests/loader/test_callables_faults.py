@@ -175,7 +175,6 @@ def _torn(info: BatchInfo) -> Any:
 
 
 def test_a_batch_of_more_targets_than_images_is_named() -> None:
-    """The longer list is not cut."""
     with pytest.raises(ValueError, match=r"BatchInfo\(iteration=0.*\[2, 3\] samples.*Remedy"):
         next(iter(make(_torn, source={"image": 0, "batch": True}, batch_size=None)))
 

@@ -136,7 +136,6 @@ def test_another_version_of_what_decides_pixels_warns(
 
 
 def test_nothing_is_touched_before_the_first_batch(photos: Path, fake_gpu: FakeGpu) -> None:
-    """Nothing starts before the first batch, and state_dict() changes nothing."""
     threads = threading.active_count()
     loader = make(photos, num_workers=2)
     loader.state_dict()
@@ -219,7 +218,6 @@ def test_memory_that_runs_out_loses_nothing(photos: Path, fake_gpu: FakeGpu, wor
 
 
 def test_an_exception_of_a_decoder_is_its_batchs_alone(photos: Path, fake_gpu: FakeGpu) -> None:
-    """The exception keeps its type, and the loader continues."""
     expected = list(make(photos))
     loader = make(photos, num_workers=1, prefetch_factor=1)
     batches = iter(loader)
@@ -230,7 +228,6 @@ def test_an_exception_of_a_decoder_is_its_batchs_alone(photos: Path, fake_gpu: F
 
 
 def test_delivered_batches_are_never_written_again(photos: Path, fake_gpu: FakeGpu) -> None:
-    """A batch that the user keeps stays unchanged."""
     loader = make(photos, num_workers=2, prefetch_factor=4)
     kept = [batch for _ in range(3) for batch in loader]
     again = make(photos)
@@ -260,7 +257,6 @@ def test_workers_that_are_kept_hold_no_batch_on_the_device(photos: Path, fake_gp
 
 
 def test_a_stage_that_hung_is_replaced(photos: Path, fake_gpu: FakeGpu) -> None:
-    """The stream continues with another stage."""
     expected = [copy_of(batch) for batch in make(photos)]
     loader = make(photos, num_workers=1, timeout=seconds(0.05))
     decode, go_on, calls = fake_gpu.decoder.decode_batch, threading.Event(), []

@@ -247,7 +247,6 @@ def test_nothing_is_read_before_it_is_asked_for(photos: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_again_is_an_error(photos: Path, tmp_path: Path) -> None:
-    """It never returns numbers of another image."""
     paths = write_photo_folder(tmp_path, num_classes=1, per_class=4)
     for mode in ("raise", "replace"):
         loader = make(FolderSource(tmp_path), on_bad_sample=mode)

@@ -142,7 +142,6 @@ def test_images_of_different_sizes_in_one_batch_are_explained(photos: Path) -> N
 
 
 def test_delivered_batches_are_never_written_again(photos: Path) -> None:
-    """A batch that the user keeps stays unchanged, while other memory is reused."""
     loader, again = make_images(photos, num_workers=2), make_images(photos)
     kept = [batch for _ in range(3) for batch in loader]
     assert same(kept, [copy_of(batch) for _ in range(3) for batch in again])

@@ -81,7 +81,6 @@ def test_a_resume_behind_an_error_loses_nothing(batch_size: int, shuffle: bool) 
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_drop_leaves_out_the_rest_with_a_record(shuffle: bool) -> None:
-    """The state records each dropped rest."""
     loader = make(on_bad_sample="drop", shuffle=shuffle)
     assert sorted(indices_of(loader)) == loader.dataset.sound()
     record = {bad.index: bad.reason for bad in loader.bad_samples.samples}
@@ -99,7 +98,6 @@ def test_what_is_met_on_the_way_to_rests_that_are_left_out_is_recorded() -> None
 
 
 def test_any_number_of_workers_drops_the_same() -> None:
-    """Batches, states and records are the same."""
     build = partial(make, on_bad_sample="drop")
     alone = build()
     wanted = [copy_of(batch) for batch in alone]

@@ -1,4 +1,4 @@
-"""Killed, hanging and interrupted workers of lanes: the stream goes on unchanged."""
+"""Workers of lanes are killed, hang or are interrupted, and the stream stays unchanged."""
 
 from __future__ import annotations
 
@@ -45,8 +45,6 @@ def test_a_process_that_hangs_in_a_shard(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_a_thread_that_hangs_in_a_shard(tmp_path: Path) -> None:
-    """It is abandoned, and another thread opens the lane again."""
-
     def build(**arguments: Any) -> Loader:
         dataset = PhotoShards(lives=arguments.pop("lives", None))
         return make(dataset, transform=[T.Resize((8, 8))], **arguments)

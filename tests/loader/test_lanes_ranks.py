@@ -178,7 +178,6 @@ def test_a_rank_without_a_batch_is_refused_on_every_rank() -> None:
 
 
 def test_a_rank_of_damaged_shards_alone_ends_in_an_error() -> None:
-    """It does not read them forever."""
     dataset = DamagedShards({1: (0, "value")}, (9, 9), lanes=2, counted=True)
     loader = make(dataset, 2, 1, shuffle=False, on_bad_sample="drop")
     with pytest.raises(ValueError, match="rank 1 has no batch in its lanes in epoch 0"):

@@ -171,7 +171,7 @@ def test_fuzzed_cursors_are_refused_or_end(cursors: list[str], counted: bool) ->
 
 
 def test_a_state_of_the_middle_is_none_of_those() -> None:
-    """The unchanged original state loads."""
+    """The state that these tests damage loads."""
     loader = loaded(make(), state_in_the_middle())
     whole = make()
     assert indices_of(whole)[6:] == indices_of(loader)

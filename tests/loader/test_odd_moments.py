@@ -204,7 +204,7 @@ def test_workers_lost_before_the_first_batch_leave_the_sampler_where_it_was(
 
 
 def test_persistent_workers_that_were_lost_get_their_states_again() -> None:
-    """A pass after a pass on other workers."""
+    """One pass follows another on other workers."""
 
     def build() -> StatefulGPULoader[Any]:
         return StatefulGPULoader(
@@ -362,7 +362,6 @@ def test_a_plain_iterable_is_read_again_in_the_same_batches_only() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_sampler_that_was_refused_is_refused_again(num_workers: int) -> None:
-    """The same iterator does not continue with it."""
     loader = StatefulGPULoader(Indices(N), batch_size=2, sampler=list(range(N)))
     next(iter(loader))
     other = StatefulGPULoader(

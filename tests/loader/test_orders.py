@@ -218,7 +218,6 @@ def test_a_dataset_that_grows_keeps_the_order_of_a_pass_that_has_begun() -> None
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_the_loader_divides_the_order_of_a_given_sampler_among_its_ranks(rank: int) -> None:
-    """Ranks share a given sampler's order as they share the loader's own order."""
     ranks = {"num_replicas": 3, "rank": rank, "batch_size": 4, "seed": 5}
     own = StatefulGPULoader(Indices(50), shuffle=True, **ranks)
     given = StatefulGPULoader(Indices(50), sampler=ShuffledSampler(Indices(50)), **ranks)

@@ -239,7 +239,6 @@ def test_after_a_break_it_is_the_next_pass() -> None:
 
 
 def test_bad_samples_are_recorded_when_they_are_met() -> None:
-    """Peeking does not record them."""
     loader = make_bad()
     while loader.bad_samples.total == 0:
         loader.set_epoch(loader.epoch)

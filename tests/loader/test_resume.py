@@ -49,7 +49,6 @@ def test_a_private_generator_is_reached_inside_torchs_wrappers(wrap: Any) -> Non
 
 
 def test_persistent_workers_stay_over_passes_and_broken_ones() -> None:
-    """The same processes serve a broken pass and the next one."""
     loader = make_noisy(num_workers=2, persistent_workers=True)
     expected, _ = uninterrupted(make_noisy(), 3)
     broken = iter(loader)
@@ -64,7 +63,6 @@ def test_persistent_workers_stay_over_passes_and_broken_ones() -> None:
 
 
 def test_two_live_iterators_do_not_disturb_each_other() -> None:
-    """One iterator is live when another is made."""
     for persistent in (False, True):
         loader = make_noisy(num_workers=2, persistent_workers=persistent)
         expected, _ = uninterrupted(make_noisy(), 2)

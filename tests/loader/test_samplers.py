@@ -172,7 +172,6 @@ def test_another_distributed_sampler_is_refused_with_its_arguments(changes: dict
 
 
 def test_the_loaders_epoch_reaches_the_sampler_inside_a_batch_sampler() -> None:
-    """One epoch of the loader is one epoch of its sampler."""
     inner = DistributedSampler(Indices(N), 2, 0)
     loader = make(batch_sampler=BatchSampler(inner, 4, drop_last=False), batch_size=1)
     loader.set_epoch(3)
@@ -180,7 +179,7 @@ def test_the_loaders_epoch_reaches_the_sampler_inside_a_batch_sampler() -> None:
 
 
 def test_a_sampler_that_cannot_be_iterated_again_is_refused() -> None:
-    """Neither in the middle of an epoch nor between two is the order silently wrong."""
+    """Otherwise the order would silently be wrong, within an epoch or from epoch to epoch."""
     loader = make(sampler=ShufflingOutOfSight(N))
     states = []
     for epoch in range(3):

@@ -67,7 +67,6 @@ def test_the_first_pass_is_served_by_the_workers_that_wait(build: Any, persisten
 
 
 def test_workers_that_wait_end_with_their_loader() -> None:
-    """A loader that is never iterated leaves no workers."""
     loader = make()
     start_workers(loader)
     waiting = loader._engine.workers.idle.workers  # type: ignore[union-attr]

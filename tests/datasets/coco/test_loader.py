@@ -25,7 +25,6 @@ make_loader = partial(
 
 
 def test_boxes_and_masks_are_where_the_pixels_are(tmp_path: Path) -> None:
-    """Each object lies on the same pixels as before."""
     source = CocoSource(*write_coco(tmp_path), masks=True)
     plain = {
         target["image_id"]: target

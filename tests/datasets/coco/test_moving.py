@@ -90,7 +90,6 @@ def test_crops_cut_boxes_and_drop_what_is_gone(
 
 
 def test_formats_and_parts_are_kept() -> None:
-    """Boxes move the same way in every format."""
     corners = torch.tensor([[4.0, 6.0, 20.0, 16.0]])
     motion = scaled(2, 0.5, 3, 1)
     expected = torch.tensor([[11.0, 4.0, 43.0, 9.0]])

@@ -78,7 +78,7 @@ def test_a_sample_names_its_file_and_place(kind: Kind, path: Path) -> None:
 def test_a_file_cut_at_every_byte_gives_a_right_prefix(
     kind: Kind, tmp_path: Path, ending: str
 ) -> None:
-    """Whole records come first, then an error that names the damage, unless records are whole."""
+    """Whole records come first, then the damage is named. A cut between records is not noticed."""
     path = tmp_path / "a.records"
     places = kind.write(path, IMAGES[:3])
     ends = [0, *(offset + size for offset, size in places)]
@@ -141,7 +141,6 @@ def test_an_empty_shard_has_no_samples(kind: Kind, path: Path) -> None:
 
 
 def test_the_fingerprint_is_of_names_and_choice(kind: Kind, path: Path) -> None:
-    """It does not depend on the place of the shards."""
     paths = [path, path.with_stem("b")]
     elsewhere = [Path("/elsewhere") / each.name for each in paths]
     first = kind.shards(paths).fingerprint()

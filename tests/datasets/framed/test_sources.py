@@ -181,7 +181,6 @@ def test_one_damaged_record_leaves_the_others(kind: Kind, paths: list[Path]) -> 
 def test_the_fingerprint_depends_on_content_and_not_on_the_place(
     kind: Kind, paths: list[Path], tmp_path: Path
 ) -> None:
-    """It depends neither on the place nor on the time of the files."""
     first = kind.source(paths).fingerprint()
     assert kind.source(paths).fingerprint() == first
     moved = shutil.copytree(paths[0].parent, tmp_path / "elsewhere" / "deep")

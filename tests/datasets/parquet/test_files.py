@@ -114,7 +114,6 @@ def test_rows_are_decoded_a_few_at_a_time(tmp_path: Path) -> None:
 
 
 def test_every_truncation_is_named(path: str) -> None:
-    """A truncated file is refused, and never read in part."""
     content = Path(path).read_bytes()
     for size in range(len(content)):
         Path(path).write_bytes(content[:size])

@@ -70,7 +70,6 @@ def test_a_shuffle_of_everything_warns_once_with_the_remedy(path: str) -> None:
 
 
 def test_the_same_reads_warn_at_the_same_place(path: str) -> None:
-    """The warning depends on no timing."""
     order = shuffled(source_of(path))[:_ENOUGH]
     places = [list(warnings_of(source_of(path), order)) for _ in range(2)]
     assert places[0] == places[1]

@@ -57,7 +57,7 @@ def contents(source: Source) -> list[tuple[bytes, Any]]:
 
 
 def test_rows_of_several_files_are_one_sequence(folder: Path) -> None:
-    """In the order of the files, including a file without rows."""
+    """Including a file without rows."""
     source = ParquetSource(folder / "train-*.parquet")
     assert contents(source) == list(zip(images(12), range(12), strict=True))
     assert len(source) == 12
@@ -269,7 +269,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_row_groups_are_kept_within_the_limit(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cache is bounded and holds row groups of the needed columns."""
     decoded = counted(monkeypatch)
     source = ParquetSource(folder / "train-0.parquet")
     for index in (0, 6, 3, 4, 2):

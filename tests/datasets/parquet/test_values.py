@@ -117,7 +117,6 @@ def test_lists_of_texts_and_structs_are_lists_and_dicts() -> None:
     ],
 )
 def test_a_null_is_refused_and_its_neighbour_is_not(array: Any) -> None:
-    """A missing value is never replaced."""
     value_of(array[0])
     with pytest.raises(ValueError, match="it is null"):
         value_of(array[1])

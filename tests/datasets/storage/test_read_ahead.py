@@ -92,7 +92,7 @@ def test_what_fails_or_is_cut_off_is_left_to_whoever_reads_it() -> None:
 
 
 def test_the_oldest_is_forgotten_beyond_the_limit() -> None:
-    """Requests of a pass that was broken off are dropped some time."""
+    """Requests of a pass that was broken off do not stay forever."""
     server = Server()
     ahead = ReadAhead(most_bytes=100, read=server)
     for number in range(10):

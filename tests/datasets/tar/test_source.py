@@ -126,7 +126,7 @@ def test_members_far_apart_are_read_apart(tmp_path: Path, monkeypatch: pytest.Mo
 def test_an_image_is_read_into_the_memory_of_a_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: tuple[str, ...]
 ) -> None:
-    """In one read without a copy, wherever it lies among the members of its sample."""
+    """In one read without a copy, at any place among the members of its sample."""
     bodies = {"jpg": b"image" * 300, "cls": b"3", "txt": b"a cat"}
     entries = [(f"{key}.{name}", bodies[name]) for key in "kl" for name in order]
     target = ("txt", "cls", "jpg", "__key__")
@@ -191,7 +191,6 @@ def test_tars_without_samples_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_fingerprint_is_of_the_content(tars: list[Path], tmp_path: Path) -> None:
-    """It is equal wherever and however the same samples lie; other samples have another one."""
     source = TarSource(tars)
     moved = [shutil.copy(path, tmp_path / f"moved-{i}.tar") for i, path in enumerate(tars)]
     one = write_tar(tmp_path / "one.tar", sample_entries(0, 9), tar_format=2)

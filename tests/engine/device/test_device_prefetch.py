@@ -89,7 +89,6 @@ def test_batches_come_in_order_whatever_is_ready(ahead: int, ready: bool) -> Non
 
 @pytest.mark.parametrize("ahead", [1, 3])
 def test_no_more_than_the_limit_is_taken_over(ahead: int) -> None:
-    """prefetch_factor bounds the batches in flight."""
     inner = Scripted([torch.tensor(i) for i in range(20)])
     device = pipeline(inner, ahead=ahead)
     for delivered in range(1, 10):
@@ -278,7 +277,6 @@ def test_full_memory_frees_what_was_made_of_the_batch() -> None:
 
 
 def test_a_new_start_and_a_close_abandon_what_is_in_flight() -> None:
-    """No stale batch is delivered later."""
     inner = Scripted([torch.tensor(i) for i in range(3)])
     device = pipeline(inner, ahead=3)
     next(device)

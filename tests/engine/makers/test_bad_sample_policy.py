@@ -188,7 +188,6 @@ def test_no_candidate_comes_twice(n: int) -> None:
 
 
 def test_candidates_do_not_depend_on_batch_or_rank() -> None:
-    """Candidates depend on the key alone."""
     policy = BadSamplePolicy(mode="replace", order=ShuffledOrder(range(20)))
     found = {
         (ranks, batch_size): {

@@ -115,7 +115,6 @@ def test_lanes_of_an_epoch_that_a_rank_has_ended_are_not_mixed_with_those_of_oth
 
 
 def test_records_of_bad_samples_are_united() -> None:
-    """Records of map-style data, too."""
     ranks = []
     for rank in range(2):
         loader = StatefulGPULoader(Indices(8), num_replicas=2, rank=rank, seed=1)

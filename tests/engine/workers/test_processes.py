@@ -76,7 +76,6 @@ def test_an_answer_waits_for_the_older_ones(make: Any, gate: Gate) -> None:
 
 
 def test_out_of_order_a_slow_worker_holds_back_nobody(make: Any, gate: Gate) -> None:
-    """All other requests are answered while the first worker waits."""
     pipeline = make(in_order=False)
     actions = [gate.action, *[fakes.returning(i) for i in range(10)]]
     pipeline.start(requests(*actions))

@@ -110,7 +110,6 @@ def test_requests_that_failed_do_not_keep_the_workers() -> None:
 
 
 def test_a_hung_worker_is_ended_by_close(gate: Gate, monkeypatch: Any) -> None:
-    """After a while it is killed, whatever it does."""
     monkeypatch.setattr("stateful_gpu_loader.engine.workers.processes._SECONDS_TO_CLEAN_UP", 0.1)
     pipeline = fakes.processes(num_workers=1)
     pipeline.start(requests(gate.action))

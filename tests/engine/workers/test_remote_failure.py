@@ -72,8 +72,6 @@ def test_the_type_and_the_traceback_arrive(error: Exception, kind: type[Exceptio
 
 
 def test_a_local_type_becomes_its_nearest_base() -> None:
-    """Code that catches the base class catches it."""
-
     class Mixin:
         pass
 
@@ -86,7 +84,6 @@ def test_a_local_type_becomes_its_nearest_base() -> None:
 
 
 def test_an_error_of_this_package_travels_whole() -> None:
-    """Its fields arrive."""
     found = remote(BadSample("a.jpg", index=1, position=2, epoch=3, reason="truncated"))
     assert isinstance(found, BadSample)
     assert (found.name, found.index, found.position) == ("a.jpg", 1, 2)

@@ -372,7 +372,6 @@ def test_worker_processes_fill_their_segments_again(make: Any) -> None:
 
 
 def test_segments_that_worker_processes_give_up_are_unmapped(make: Any) -> None:
-    """The user keeps many batches for a while."""
     pipeline = filling(make, num_workers=1)
     pipeline.start(numbered(60))
     mapped = pipeline._dispatch._cluster._segments._mapped

@@ -25,7 +25,7 @@ Make = Callable[..., StatefulGPULoader[Any]]
 
 
 class Large(Noisy):
-    """Items of 256 KB. A batch is twice as large as the pipe that it travels through."""
+    """Items of 256 KB. A batch is twice the capacity of the pipe that carries it."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {**super().__getitem__(index), "large": np.full(1 << 15, index, dtype=np.int64)}

@@ -432,7 +432,7 @@ class DealtWhenBuilt(Sampler[int]):
 
 
 class ShuffledWhereItLies(RepeatedAugmentation):
-    """Each pass shuffles the list that the pass before has left."""
+    """Each pass shuffles the list left by the pass before."""
 
     def __init__(self, length: int, num_replicas: int, rank: int) -> None:
         super().__init__(length, num_replicas, rank)

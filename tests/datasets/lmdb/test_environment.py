@@ -175,7 +175,7 @@ def test_a_record_that_lies_beyond_the_file_is_bad_and_the_others_are_read(
 
 
 def test_a_tree_whose_pages_are_lost_is_refused(path: Path) -> None:
-    """The root is no page of the tree any more: before and after the keys were read."""
+    """The root page no longer belongs to the tree, before or after the keys were read."""
     pickled = pickle.dumps(CaffeLMDBSource(path))
     file = path / "data.mdb"
     data = bytearray(file.read_bytes())

@@ -32,9 +32,9 @@ def assert_exact_resume(
 
     States are loaded into a fresh loader, into the same loader object, and several times in one
     epoch. ``state_dict()`` must return the loaded state. Without workers, the loader resumes at the
-    boundaries and in the middle of each epoch. Workers take a tenth of a second to start, so a
-    loader with workers, and each change in ``other``, resumes at a few places (:func:`few_places`).
-    :func:`assert_exact_on_all` resumes everywhere.
+    boundaries of each epoch, to the end of all epochs, and at :func:`few_places`. Workers take a
+    tenth of a second to start, so a loader with workers, and each change in ``other``, resumes only
+    at the few places. :func:`assert_exact_on_all` resumes everywhere.
 
     Args:
         make_loader: builds a new loader of the stream under test; takes ``other`` as arguments.

@@ -189,9 +189,7 @@ class ShufflingGroups(Sampler[int]):
 
 
 class StatefulDataset(Dataset[Any]):
-    """Map-style. Each item holds the number of items that this worker's dataset has returned
-    before.
-    """
+    """Map-style. Each item holds the number of items that this worker's dataset gave before."""
 
     def __init__(self, length: int) -> None:
         self.length = length

@@ -148,7 +148,6 @@ def assert_same_rest(
 
 
 def loaded(loader: Loader, state: Any) -> Loader:
-    """Load a state into a loader; return the loader."""
     loader.load_state_dict(state)
     return loader
 

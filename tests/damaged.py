@@ -211,8 +211,6 @@ class InMemory(Source):
 
 
 class Counting(Decoder):
-    """Counts the images that it decodes."""
-
     family = "counting"
 
     def __init__(self) -> None:
@@ -490,5 +488,4 @@ def assert_found_is_of_the_order(found: tuple[Any, ...], length: int, seed: int 
 
 
 def assert_same(found: Any, wanted: Any) -> None:
-    """Check that both are equal bit for bit."""
     assert same(found, wanted), f"{found} is not {wanted}"

@@ -58,7 +58,6 @@ class Block:
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """Return the blocks of a page, in order."""
     found = []
     for code, printed in BLOCK.findall(page.read_text(encoding="utf-8")):
         reason = NOT_RUN.match(code)
@@ -67,7 +66,6 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def name_of(page: Path) -> str:
-    """Return a page's path in the repository."""
     return page.relative_to(ROOT).as_posix()
 
 

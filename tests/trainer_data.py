@@ -74,12 +74,10 @@ def samples_of(batch: Any) -> list[tuple[int, str]]:
 
 
 def sorted_samples(batches: Iterable[list[tuple[int, str]]]) -> list[tuple[int, str]]:
-    """Return all samples of the batches, sorted by number."""
     return sorted(chain.from_iterable(batches))
 
 
 def numbers_of(batches: Iterable[Seen]) -> list[int]:
-    """Return the numbers of all samples, in order."""
     return [number for numbers, _ in batches for number in numbers]
 
 

@@ -88,7 +88,6 @@ def sound_batches(kind: Kind, photos: Photos, batch_size: int = 4) -> list[Any]:
 
 
 def rows(batch: Any, kept: list[int]) -> Any:
-    """Return the given samples of a batch."""
     if isinstance(batch, dict):
         return {key: rows(part, kept) for key, part in batch.items()}
     if isinstance(batch, list):
@@ -296,7 +295,6 @@ RESUMED = [
 
 @pytest.mark.parametrize(("name", "mode"), RESUMED)
 def test_every_state_resumes_exactly(name: str, mode: str, photos: Photos) -> None:
-    """The record is compared too."""
     build = partial(KINDS[name].make, photos, DAMAGED, on_bad_sample=mode)
     other = ({"num_workers": 2},) if name in SLOW else ()
     assert_exact_resume(build, other=other)

@@ -47,7 +47,6 @@ def state_in_the_middle(make: Make) -> dict[str, Any]:
 
 
 def pad(samples: list[Any], length: int = 8) -> Any:
-    """A user's collate function."""
     return default_collate(samples), length
 
 

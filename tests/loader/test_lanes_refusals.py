@@ -101,13 +101,11 @@ def test_encoded_shards_yield_encoded_samples() -> None:
     ],
 )
 def test_a_cursor_outside_its_lane(key: str, text: str) -> None:
-    """The error names the lane, and nothing changes."""
     loader = make()
     refusal(loader, {**state_in_the_middle(), key: text}, key)
 
 
 def test_lanes_that_are_missing_or_too_many() -> None:
-    """The error has the numbers."""
     state = state_in_the_middle()
     loader = make()
     del state["lane_00001"]

@@ -76,7 +76,6 @@ def test_a_batch_that_failed_is_not_made_again_behind_an_interrupt(sampler: Any)
 def test_an_iterator_whose_workers_could_not_start_tries_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The epoch does not end silently."""
     fork, failures = os.fork, [OSError(11, "try again")]
 
     def failing() -> int:
@@ -229,7 +228,6 @@ def test_persistent_workers_that_were_lost_get_their_states_again() -> None:
 
 
 def test_an_old_iterator_that_loses_its_workers_leaves_a_loaded_state_alone() -> None:
-    """The state does not belong to the old iterator."""
     loader = StatefulGPULoader(Indices(40), batch_size=2, num_workers=1, max_worker_restarts=0)
     old = iter(loader)
     next(old)
@@ -295,7 +293,6 @@ def test_an_iterator_that_only_raised_goes_on_though_its_function_had_ended(leng
 
 
 def test_an_iterator_from_before_a_load_does_not_enter_its_bad_samples() -> None:
-    """They do not belong to the loaded stream."""
     loader = StatefulGPULoader(Failing(N, {5}), batch_size=2, on_bad_sample="drop")
     old, state = iter(loader), loader.state_dict()
     next(old)

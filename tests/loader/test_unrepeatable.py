@@ -86,7 +86,6 @@ def test_one_that_repeats_is_not(kind: str) -> None:
 
 
 def test_one_that_has_become_shorter_is_refused() -> None:
-    """It ends before the loaded place."""
     loader = make(Shuffled(7))
     batches = iter(loader)
     for _ in range(5):

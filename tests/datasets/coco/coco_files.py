@@ -55,7 +55,6 @@ def _object(generator: np.random.Generator, i: int, owner: int) -> dict[str, Any
 
 
 def write_annotations(path: Path, content: Any) -> Path:
-    """Write a JSON file."""
     path.write_text(json.dumps(content))
     return path
 

@@ -90,7 +90,6 @@ def tensor(
 
 
 def tensors(*protos: bytes) -> bytes:
-    """Return Caffe2's TensorProtos."""
     return message(*((1, proto) for proto in protos))
 
 

@@ -92,7 +92,6 @@ def request(ordinal: int, action: Any, **fields: Any) -> Request:
 
 
 def requests(*actions: Callable[[], Any], **fields: Any) -> Iterator[Request]:
-    """Yield one request for each action."""
     return iter([request(ordinal, action, **fields) for ordinal, action in enumerate(actions)])
 
 
@@ -113,7 +112,6 @@ def processes(
     max_losses: int = 3,
     segments: WorkerSegments | None = None,
 ) -> PoolPipeline:
-    """Return a pipeline of worker processes."""
     segments, tally = segments or WorkerSegments(keep=prefetch_factor), Tally()
     adapter = WorkerAdapter(
         maker or Doing(),
@@ -154,7 +152,6 @@ def threads(
     in_order: bool = True,
     max_losses: int = 3,
 ) -> PoolPipeline:
-    """Return a pipeline of worker threads."""
     tally = Tally()
     dispatch = partial(
         Dispatch,
@@ -171,7 +168,6 @@ def threads(
 
 
 def answers(pipeline: Any) -> list[Any]:
-    """Return all remaining answers."""
     found = []
     while True:
         try:

@@ -2,8 +2,7 @@
 
 Unlike in Ray's guide, the loader replaces `prepare_data_loader`. Its state, gathered from all
 workers, is in the checkpoint, from which Ray restarts the workers. The batches of both workers are
-compared with one loader in one process. Needs
-`pip install 'stateful_gpu_loader[demo]' 'ray[train]'`.
+compared with one loader. Needs `pip install 'stateful_gpu_loader[demo]' 'ray[train]'`.
 """
 
 import os

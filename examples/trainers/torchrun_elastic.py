@@ -1,7 +1,6 @@
 """A torchrun job that is killed and resumed with another number of processes: 4, 2, 3.
 
-Safer here: all processes together get the batches of one process; a killed step gets its batch
-again.
+Safer here: all processes together get the batches of one process, a killed step's batch again.
 """
 
 import os

@@ -271,7 +271,7 @@ def check_scaled_decoding(
         obstacle = f"{name} is not a source of encoded images and decodes them itself"
         remedy = "a Source such as FolderSource(root), or scale in the dataset's own code"
     elif source.makes_pixels:
-        obstacle = f"{name} gives pixels that were decoded before"
+        obstacle = f"{name} returns pixels that were decoded earlier"
         remedy = "leave it out, or PreparedSource(..., scaled_decoding=True) of encoded images"
     elif recipes is None:
         obstacle = f"it is not known what size {describe(config.transform)} needs"

@@ -198,7 +198,7 @@ def test_reports_of_several_calls_are_one() -> None:
 
 def test_every_test_that_the_ledger_names_is_there() -> None:
     text = ledger.LEDGER.read_text(encoding="utf-8")
-    named = ledger.TESTS.findall(text.partition("## Features")[2].partition("## Figures")[0])
+    named = ledger.TESTS.findall(text.partition("## Features")[2].partition("\n## ")[0])
     assert len(named) > 20
     for file, function, word in named:
         content = (gpu_check.ROOT / "tests" / file).read_text(encoding="utf-8")

@@ -75,7 +75,7 @@ def test_every_kind_has_saved_states() -> None:
     assert set(json.loads(SAVED.read_text())) >= {*KINDS, *OF_FOLDERS}
 
 
-@pytest.mark.filterwarnings("ignore:.*read again to get to:UserWarning")
+@pytest.mark.filterwarnings("ignore:.* are read again:UserWarning")
 @pytest.mark.parametrize("kind", [*KINDS, *OF_FOLDERS])
 def test_saved_states_go_on_exactly(kind: str, tmp_path: Path) -> None:
     make = maker(kind, tmp_path)

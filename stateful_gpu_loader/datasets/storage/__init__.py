@@ -1,1 +1,1 @@
-"""Bytes of files, local or by fsspec URL: by range, as a stream, and the indices kept of them."""
+"""File access, local or by fsspec URL: ranges, streams and kept indices."""

@@ -1,4 +1,4 @@
-"""The errors of reading: a file that cannot be read, and a record that is damaged."""
+"""Errors of reading: unreadable files and damaged records."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import Any
 
 
 def failed(error: OSError, path: str, what: str) -> OSError:
-    """An OSError of the same kind that also names the file and what was read from it.
+    """Return an OSError of the same kind that also names the file and what was read from it.
 
     Args:
-        error: as the operating system or a client of remote files raised it.
-        path: of the file.
-        what: what was being read.
+        error: error raised by the operating system or by a client of remote files.
+        path: path of the file.
+        what: description of what was being read.
 
     >>> failed(FileNotFoundError(2, "No such file or directory"), "a.tar", "sample 3")
     FileNotFoundError(2, 'No such file or directory, sample 3')
     """
     if error.errno is not None and error.strerror is not None:
-        # OSError picks the kind by the number.
+        # OSError chooses its subclass by the number.
         return OSError(error.errno, f"{error.strerror}, {what}", path)
     text = str(error) if path in str(error) else f"{path!r}: {error}"
     kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
@@ -28,19 +28,19 @@ REMEDY = "fetch the file again, or leave the record out with on_bad_sample="
 """Remedy for a record that a loader reads."""
 
 INDEX_REMEDY = "fetch or write the file again, or leave it out of paths="
-"""Remedy for a file whose records are looked for before a loader reads any."""
+"""Remedy for a file whose records are indexed before a loader reads any."""
 
 
 def damaged(
     path: str, what: str, *, record: Any = None, offset: int | None = None, remedy: str = REMEDY
 ) -> ValueError:
-    """The ValueError of a record that will be malformed at every retry.
+    """Return the ValueError for a record that every retry would find malformed.
 
     Args:
-        path: the file.
-        what: what is wrong.
-        record: its number or key in the file.
-        offset: of the damage, in bytes from the file's beginning.
+        path: path of the file.
+        what: description of the damage.
+        record: number or key of the record in the file.
+        offset: offset of the damage in bytes.
         remedy: what the user can do.
 
     >>> damaged("a.tar", "its checksum differs", record=3, offset=1536)

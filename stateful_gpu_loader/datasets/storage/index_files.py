@@ -1,8 +1,8 @@
-"""Indices of files, built once and kept: beside the file, or in a cache directory.
+"""Indices of files, built once and kept beside the file or in a cache directory.
 
-An index of folders is good while their times are the same. A folder's times change when an entry is
-added, removed or renamed, and not when the content of a file does. The time of modification can be
-set back, as tar does when it unpacks more into a folder; the time of change cannot.
+An index of folders is valid while their times are unchanged. A folder's times change when an entry
+is added, removed or renamed, but not when a file's content changes. The modification time can be
+set back, as tar does when it unpacks into a folder. The change time cannot.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from stateful_gpu_loader.datasets.storage.remote import remote_identity
 logger = logging.getLogger(__name__)
 
 Index = dict[str, npt.NDArray[np.generic]]
-"""Arrays by name; none of objects."""
+"""Arrays by name; none of dtype object."""
 
 _HEADER, _CONTENTS = "header", "contents"
 
 
 def identity_of(path: str) -> tuple[int, str]:
-    """Size in bytes, and a text that changes when the file is written anew.
+    """Return the size in bytes, and a text that changes when the file is rewritten.
 
     Raises:
-        OSError: there is no such file, or it cannot be asked.
+        OSError: the file does not exist, or its status cannot be read.
     """
     if is_url(path):
         return remote_identity(path)
@@ -59,27 +59,26 @@ def cached_index(
     cache_dir: str | None = None,
     fits: Callable[[Index], bool] = lambda index: True,
 ) -> Index:
-    """Return the index of a file: a kept one that still fits, else a new one, which is kept.
+    """Return the index of a file: a valid kept index, else a new one, which is kept.
 
-    It is kept beside the file as ``.<name>.<kind>.npz`` where that folder can be written, else in
-    the cache folder. It is built again if the file's size, time of modification, inode or file
-    system has changed. It is built again, with a line in the log, if it is damaged or not trusted
-    (:class:`KeptFile`). It is written to a temporary file that is then renamed, so that several
-    processes may build it at the same time.
+    The index is kept beside the file as ``.<name>.<kind>.npz`` where that folder is writable, else
+    in the cache folder. It is built again if the file's size, modification time, inode or file
+    system has changed. A damaged or untrusted index (:class:`KeptFile`) is logged and built again.
+    Several processes may build an index at the same time, because it is written to a temporary file
+    that is then renamed.
 
     Args:
-        path: local, or a URL; a file, or a folder.
+        path: file or folder; a local path or a URL.
         kind: name and version of the index, such as ``"tar-1"``.
-        build: makes it; called once at most.
-        check: raises ValueError if a kept index, given with the file's size in bytes, cannot be
-            that of the file.
-        cache_dir: where to keep it, and only there; None is beside a local file, else
+        build: builds the index; called at most once.
+        check: raises ValueError if a kept index does not match the file's size in bytes.
+        cache_dir: the only directory for the index; None keeps it beside a local file, else in
             ``$XDG_CACHE_HOME/stateful_gpu_loader`` (``~/.cache`` by default).
-        fits: whether an index is right for what the file's own size and time of change say nothing
-            about; one that does not fit is neither taken nor kept.
+        fits: whether an index matches whatever the file's own size and change time do not cover;
+            an index that does not fit is neither used nor kept.
 
     Raises:
-        OSError: the file cannot be asked for its size.
+        OSError: the file's status cannot be read.
     """
     size, identity = _identity(path)
     header = json.dumps({"kind": kind, "size": size, **identity})
@@ -96,7 +95,7 @@ def cached_index(
         except (FileNotFoundError, NotADirectoryError):
             continue
         except Exception as error:
-            # NumPy and zipfile raise many types for damaged bytes, MemoryError among them.
+            # For damaged bytes NumPy and zipfile raise many types, including MemoryError.
             refused[place] = f"{type(error).__name__}: {error}"
     for place, reason in refused.items():
         logger.warning("the kept index %r is not used, and is built again: %s", str(place), reason)
@@ -107,7 +106,7 @@ def cached_index(
 
 
 def remove_index(path: str, *, kind: str, cache_dir: str | None) -> list[str]:
-    """Remove what is kept as the index of a file, and return the paths that were removed."""
+    """Remove the kept indices of a file, and return the removed paths."""
     removed = []
     for place in map(str, _places(path, kind, cache_dir)):
         try:
@@ -126,11 +125,11 @@ def array_in(
     Args:
         index: the index.
         name: name of the array.
-        dtype: type of its elements.
-        columns: second dimension; None for an array of one dimension.
+        dtype: expected dtype.
+        columns: expected second dimension; None for a 1-D array.
 
     Raises:
-        ValueError: the array is missing, or has another type or shape.
+        ValueError: the array is missing, or has another dtype or shape.
     """
     array = index.get(name)
     if array is None:
@@ -142,18 +141,18 @@ def array_in(
 
 
 def check_ends(name: str, ends: npt.NDArray[np.int64], *, total: int, shortest: int) -> None:
-    """Check where parts begin and end that follow each other from 0 on.
+    """Check the ends of consecutive parts that begin at 0.
 
     Args:
         name: name of the array.
         ends: int64 [num_parts + 1].
-        total: where the last part ends.
-        shortest: smallest size of a part.
+        total: end of the last part.
+        shortest: smallest allowed size of a part.
 
     Raises:
-        ValueError: the parts do not begin at 0, do not end at ``total``, or one is too short.
+        ValueError: the parts do not begin at 0 or end at ``total``, or a part is too short.
     """
-    # Compared, because a difference could overflow.
+    # Compared, because a subtraction could overflow.
     is_ascending = bool((ends[1:] >= ends[:-1]).all())
     if not len(ends) or ends[0] != 0 or ends[-1] != total or not is_ascending:
         raise ValueError(f"its array {name!r} does not ascend from 0 to {total}")
@@ -162,10 +161,10 @@ def check_ends(name: str, ends: npt.NDArray[np.int64], *, total: int, shortest: 
 
 
 def _identity(path: str) -> tuple[int, dict[str, object]]:
-    """Size in bytes, and what else tells the file from one that replaces it.
+    """Return the size in bytes, and attributes that differ for a file that replaces this one.
 
-    A file system in user space (FUSE) may number one file differently each time it is mounted. The
-    device's number differs from machine to machine, so the file system's own is taken.
+    A FUSE file system may number a file differently at each mount, so its inodes are left out. The
+    device number differs between machines, so the file system's own identifier is used.
     """
     if is_url(path):
         size, mark = remote_identity(path)
@@ -184,17 +183,17 @@ def _places(path: str, kind: str, cache_dir: str | None) -> list[Path]:
         return [Path(cache_dir).expanduser() / name]
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     general = Path(home) / "stateful_gpu_loader" / name
-    # Hidden, so that the wildcard that found the file does not find its index the next time.
+    # Hidden, so that a wildcard that matched the file does not match its index.
     folder, own = os.path.split(path)
     return [general] if is_url(path) else [Path(folder, f".{own}.{kind}.npz"), general]
 
 
 def _load(place: Path, header: str, owners: Owners) -> Index | None:
-    """Return a kept index; None if it is of another file or kind.
+    """Return a kept index; None if it belongs to another file or kind.
 
     Raises:
-        FileNotFoundError: there is none.
-        Exception: it is damaged, or not trusted.
+        FileNotFoundError: no index is kept there.
+        Exception: the index is damaged or not trusted.
     """
     kept = KeptFile(str(place), os.O_RDONLY, owners)
     # Opened here, because np.load leaves a damaged file open.
@@ -214,7 +213,7 @@ def _load(place: Path, header: str, owners: Owners) -> Index | None:
 
 
 def _contents(index: Index) -> str:
-    """The type, shape and digest of each array, by name, so that no other array passes for it."""
+    """Return the dtype, shape and digest of each array as JSON."""
     return json.dumps(
         {
             name: [array.dtype.str, array.shape, _digest(array)]
@@ -224,12 +223,12 @@ def _contents(index: Index) -> str:
 
 
 def _digest(array: npt.NDArray[np.generic]) -> str:
-    # Of the bytes where they lie: a listing of a million names has forty megabytes of them.
+    # Hashed without a copy: the listing of a million names takes 40 MB.
     return hashlib.blake2b(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data).hexdigest()
 
 
 def _keep(places: list[Path], header: str, index: Index, owners: Owners) -> None:
-    """Write an index to the first place where that is possible."""
+    """Write an index to the first place that accepts it."""
     for place in places:
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -247,7 +246,7 @@ def _keep(places: list[Path], header: str, index: Index, owners: Owners) -> None
 
 
 def _check_replaceable(place: Path, owners: Owners) -> None:
-    """Raise PermissionError if another user keeps an index here: both would replace it for ever."""
+    """Raise PermissionError if another user keeps an index here: each would replace the other's."""
     try:
         owner = place.lstat().st_uid
     except FileNotFoundError:
@@ -268,20 +267,20 @@ def _say_unkept(folder: str, reason: str) -> None:
 
 
 Times = npt.NDArray[np.int64]
-"""int64 [num_folders, 2]: of each, when it was modified and when it was changed, in nanoseconds."""
+"""int64 [num_folders, 2]: modification and change time of each folder, in nanoseconds."""
 
 YOUNG = 2_000_000_000
-"""Nanoseconds within which a folder may change twice and show one time, on the coarsest clocks."""
+"""Nanoseconds within which a folder may change twice without a new time, on the coarsest clocks."""
 UNKNOWN = (-1, -1)
 
 _MOUNTS = Path("/proc/self/mountinfo")
 
 
 def times_before_listing(folder: str) -> tuple[int, int]:
-    """The times of a folder that is about to be listed; :data:`UNKNOWN` if they are too young.
+    """Return the times of a folder before it is listed; :data:`UNKNOWN` if they are too recent.
 
     Raises:
-        OSError: it cannot be asked.
+        OSError: the folder's status cannot be read.
     """
     now = time.time_ns()
     status = os.stat(folder)
@@ -290,10 +289,10 @@ def times_before_listing(folder: str) -> tuple[int, int]:
 
 
 def are_unchanged(folders: Iterable[str], times: Times) -> bool:
-    """Whether no folder has changed since :func:`times_before_listing` gave its times.
+    """Return whether no folder has changed since :func:`times_before_listing` returned its times.
 
-    It is said to have where that cannot be known: on file systems in user space (FUSE), since
-    those of object stores leave a folder's times as they are when objects come or go.
+    Folders on FUSE file systems always count as changed: file systems for object stores leave a
+    folder's times unchanged when objects come or go.
     """
     devices: set[int] = set()
     try:
@@ -308,7 +307,7 @@ def are_unchanged(folders: Iterable[str], times: Times) -> bool:
 
 
 def devices_in_user_space() -> set[int]:
-    """Return the devices of mounted FUSE file systems; none where the system lists no mounts."""
+    """Return the devices of mounted FUSE file systems; empty if the mounts cannot be listed."""
     devices = set()
     try:
         lines = _MOUNTS.read_text(errors="surrogateescape").splitlines()
@@ -323,20 +322,20 @@ def devices_in_user_space() -> set[int]:
 
 
 DELAY = 1.0
-"""Seconds before a bar appears."""
+"""Seconds before a progress bar appears."""
 
 
 @contextmanager
 def progress_bar(description: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-    """Yield a function that is told how much has been done of a work that may take long.
+    """Yield a function that takes the amount of work done so far.
 
-    A bar is drawn on stderr if that is a terminal, tqdm is installed, and the work takes more than
+    A bar appears on stderr if it is a terminal, tqdm is installed, and the work takes longer than
     :data:`DELAY`.
 
     Args:
-        description: what is done, as ``"indexing train.tar"``.
-        total: how much there is to do.
-        unit: what it is counted in; ``"B"`` is bytes.
+        description: label of the bar, such as ``"indexing train.tar"``.
+        total: total amount of work.
+        unit: unit of the amounts; ``"B"`` for bytes.
 
     >>> with progress_bar("indexing train.tar", 1 << 20, "B") as note:
     ...     note(1 << 19)

@@ -1,7 +1,7 @@
-"""Files that the package keeps for later runs: how they are made, and which of them are read.
+"""Files that the package keeps for later runs: how they are made, and which ones are trusted.
 
-Whoever can write a kept file decides what a later run reads. So a kept file is read, or written to,
-only if it is a regular file of a trusted owner that not every user can write. Links are not
+Anyone who can write a kept file controls what a later run reads. So a kept file is used only if it
+is a regular file, belongs to a trusted user, and is not writable by every user. Links are not
 followed.
 """
 
@@ -18,53 +18,53 @@ from typing import IO
 
 
 class Descriptor:
-    """An open file, closed with the last reference to it.
+    """An open file that closes with the last reference to it.
 
     Args:
-        path: of the file.
-        flags: as of ``os.open``; the file is closed in programs that this process executes.
+        path: path of the file.
+        flags: flags of ``os.open``; ``O_CLOEXEC`` is added.
 
     Attributes:
-        number: the file's number in this process.
+        number: the file descriptor.
     """
 
     def __init__(self, path: str, flags: int) -> None:
         self.number = -1
         self.number = os.open(path, flags | os.O_CLOEXEC, 0o644)
 
-    # A default argument, because at the interpreter's exit ``os`` may be gone.
+    # A default argument, because ``os`` may be gone at interpreter exit.
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self.number >= 0:
             close(self.number)
 
 
 Owners = frozenset[int]
-"""Numbers of trusted users."""
+"""User IDs of trusted users."""
 
 _MODE = 0o644
-"""Permissions of a new file, less the umask: no umask lets other users write it."""
+"""Mode of a new file before the umask: other users can never write it."""
 
 
 def owners_for_data(path: str | None) -> Owners:
-    """Return the users whose index of a data file is read: this one, root, and the data's owner.
+    """Return the users whose index of a data file is trusted: this one, root, and the data's owner.
 
-    The owner of the data decides what a run reads from it in any case.
+    The data's owner already controls what a run reads.
 
     Args:
         path: file or folder of the data; None for a URL.
 
     Raises:
-        OSError: the data cannot be found.
+        OSError: the data does not exist, or its status cannot be read.
     """
     trusted = {os.geteuid(), 0}
     return frozenset(trusted if path is None else trusted | {os.stat(path).st_uid})
 
 
 def owners_for_folder(folder: Path) -> Owners:
-    """Return the users whose files in a folder are read: this one, root, and the folder's owner.
+    """Return the users whose files in a folder are trusted: this one, root, the folder's owner.
 
-    The folder's owner is left out where every user can write to a folder above it, as to ``/tmp``:
-    another user may have made the folder there first.
+    The folder's owner is left out if every user can write to a folder above it, such as ``/tmp``:
+    another user may have created the folder first.
     """
     trusted = {os.geteuid(), 0}
     if not any(above.stat().st_mode & stat.S_IWOTH for above in folder.parents if above.exists()):
@@ -74,21 +74,21 @@ def owners_for_folder(folder: Path) -> Owners:
 
 
 class KeptFile(Descriptor):
-    """An open kept file, closed with the last reference to it.
+    """An open kept file that closes with the last reference to it.
 
     Args:
         path: path of the file.
         flags: flags of ``os.open``.
-        owners: numbers of the trusted users.
+        owners: user IDs of the trusted users.
 
     Raises:
-        PermissionError: the file is not trusted; the text says why.
+        PermissionError: the file is not trusted; the message says why.
         OSError: the file cannot be opened.
     """
 
     def __init__(self, path: str, flags: int, owners: Collection[int]) -> None:
         self.number = -1
-        # O_NONBLOCK, because opening a named pipe would wait for its other end.
+        # O_NONBLOCK, because opening a named pipe would block.
         safely = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             self.number = os.open(path, flags | safely, _MODE)
@@ -104,8 +104,8 @@ def new_file(place: Path, owners: Collection[int]) -> Iterator[tuple[IO[bytes], 
     """Yield a new file beside ``place``, and its path. It is removed afterwards unless renamed.
 
     Raises:
-        PermissionError: a file that is made there is not trusted, so it would never be read.
-        OSError: the file cannot be made.
+        PermissionError: files created there are not trusted, so they would never be read.
+        OSError: the file cannot be created.
     """
     path = str(place.with_name(f".{place.name}.{secrets.token_hex(8)}.part"))
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)

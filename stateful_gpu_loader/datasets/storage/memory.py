@@ -1,4 +1,4 @@
-"""Memory that bytes are read into: NumPy's own, one arena for a batch, or the same again."""
+"""Memory for reads: new NumPy arrays, a reused scratch array, or one arena for a batch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 
 Bytes = npt.NDArray[np.uint8]
 Memory = Callable[[int], Bytes]
-"""uint8 [num_bytes], uninitialised, for a number of bytes; whoever asked fills it."""
+"""Returns uninitialised uint8 [num_bytes] for a number of bytes; the caller fills it."""
 
 
 LARGEST_GUESS = 2**28
-"""Most bytes that are allocated because of a single read, whose size may be unusual."""
+"""Most bytes allocated on the evidence of a single read, whose size may be unusual."""
 
 
 def with_margin(num_bytes: int) -> int:
-    """Add an eighth: batches differ by some percent, and an arena that must grow is copied.
+    """Add an eighth: batches differ by some percent, and growing an arena copies it.
 
     >>> with_margin(800)
     900
@@ -27,12 +27,12 @@ def with_margin(num_bytes: int) -> int:
 
 
 def new_memory(num_bytes: int) -> Bytes:
-    """Of NumPy: torch.empty costs more, and obeys torch's default device."""
+    """Return a NumPy array: torch.empty is slower and obeys torch's default device."""
     return np.empty(num_bytes, dtype=np.uint8)
 
 
 class Scratch:
-    """A :data:`Memory` that gives the same bytes at each call, which stay in a processor's cache.
+    """A :data:`Memory` that returns the same bytes at each call, which stay in the CPU cache.
 
     >>> scratch = Scratch()
     >>> first = scratch(2)
@@ -51,13 +51,13 @@ class Scratch:
 
 
 class Arena:
-    """The bytes of several reads, back to back in one tensor; it grows as they come.
+    """The bytes of several reads, back to back in one tensor that grows as needed.
 
     Args:
-        allocate: an uninitialised uint8 tensor [num_bytes] on the CPU.
-        num_bytes: number of bytes that are expected in all; 0 if it is not known.
-        num_reads: number of reads. If ``num_bytes`` is not known, memory for as many reads of the
-            first one's size is allocated at once, up to :data:`LARGEST_GUESS`.
+        allocate: returns an uninitialised uint8 tensor [num_bytes] on the CPU.
+        num_bytes: expected total number of bytes; 0 if unknown.
+        num_reads: number of reads. If ``num_bytes`` is unknown, the first read allocates memory for
+            this many reads of its size, up to :data:`LARGEST_GUESS`.
 
     >>> arena = Arena(lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8), 1)
     >>> arena.take(2)[:] = 1
@@ -75,15 +75,15 @@ class Arena:
         self._tensor = allocate(num_bytes)
         self._bytes: Bytes = self._tensor.numpy()
         self.end = 0
-        """Bytes that were taken so far."""
+        """Number of bytes taken so far."""
 
     def take_from(self, start: int, num_bytes: int) -> Bytes:
-        """As :meth:`take`, after :meth:`cut`: what was taken behind ``start`` is given up."""
+        """Drop the bytes from ``start`` on, then :meth:`take`."""
         self.cut(start)
         return self.take(num_bytes)
 
     def take(self, num_bytes: int) -> Bytes:
-        """The next bytes, to be filled before others are taken: a :data:`Memory`."""
+        """Return the next bytes, to be filled before more are taken: a :data:`Memory`."""
         start, end = self.end, self.end + num_bytes
         if end > len(self._bytes):
             guess = min(with_margin(end * self._num_reads), LARGEST_GUESS)
@@ -95,16 +95,16 @@ class Arena:
         return self._bytes[start:end]
 
     def holds(self, start: int, data: torch.Tensor) -> bool:
-        """Whether these bytes are what follows the first ``start`` ones."""
+        """Return whether ``data`` lies in the arena at ``start``."""
         return data.numel() > 0 and data.data_ptr() == self._tensor.data_ptr() + start
 
     def keep(self, start: int, data: torch.Tensor) -> None:
-        """Let these bytes be what follows the first ``start`` ones, and be the last.
+        """Make ``data`` the last bytes of the arena, at ``start``.
 
-        They are copied unless they lie there.
+        It is copied unless it already lies there.
 
         Args:
-            start: :attr:`end`, before they were read.
+            start: value of :attr:`end` before the read.
             data: uint8 [num_bytes] on the CPU.
         """
         if not self.holds(start, data):
@@ -113,14 +113,14 @@ class Arena:
         self.cut(start + data.numel())
 
     def leave_out(self, start: int, spans: Sequence[tuple[int, int]]) -> int:
-        """Remove parts of the last bytes, and return where the others now start.
+        """Remove parts of the last bytes, and return the new start of the remaining bytes.
 
-        The bytes before a part move up to those after it, and leave a gap before the new start. In
-        an image few bytes come before what is removed, and all pixels after it.
+        The bytes before a removed part move up to the bytes after it, which leaves a gap before the
+        new start. In an image few bytes come before the removed parts, and all pixels after them.
 
         Args:
-            start: first of the bytes.
-            spans: (first, last + 1) of each part, counted from ``start``, in order.
+            start: first of the last bytes.
+            spans: (first, last + 1) of each part, relative to ``start``, ascending.
 
         >>> arena = Arena(lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8), 9)
         >>> arena.take(9)[:] = range(9)
@@ -137,13 +137,13 @@ class Arena:
         return to
 
     def view(self, start: int, num_bytes: int) -> memoryview:
-        """So many of the bytes that were taken, from ``start`` on."""
+        """Return ``num_bytes`` of the taken bytes, from ``start`` on."""
         return self._bytes.data[start : start + num_bytes]
 
     def cut(self, end: int) -> None:
-        """Take back what lies behind so many bytes."""
+        """Drop the bytes from ``end`` on."""
         self.end = end
 
     def filled(self) -> torch.Tensor:
-        """uint8 [end] on the CPU: all of them."""
+        """Return all taken bytes: uint8 [end] on the CPU."""
         return self._tensor[: self.end]

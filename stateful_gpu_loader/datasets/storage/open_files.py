@@ -1,4 +1,4 @@
-"""OpenFiles: reading ranges of many files, from many threads, in any process."""
+"""OpenFiles: reads ranges of many files, from many threads, in any process."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from stateful_gpu_loader.datasets.storage.paths import is_url
 from stateful_gpu_loader.datasets.storage.remote import Range, ReadAhead, read_remote
 
 FileNumber = tuple[int, int]
-"""Device and inode."""
+"""Device and inode of a file."""
 
 
 def file_number(path: str) -> FileNumber | None:
-    """What tells a local file from one that replaces it; None for a URL or a missing file."""
+    """Return the identity of a local file; None for a URL or a missing file."""
     try:
         status = os.stat(path)
     except OSError:
@@ -32,16 +32,16 @@ def file_number(path: str) -> FileNumber | None:
 
 
 class OpenFiles:
-    """Opens files as they are read, and keeps the descriptors of the last few that it read.
+    """Opens files as they are read, and keeps the descriptors of the files read last.
 
-    Reads carry their offset with them, so threads share a descriptor; a forked child opens files
-    anew, and a pickled copy has none.
+    Each read passes its own offset, so threads can share a descriptor. A forked child opens its own
+    descriptors, and a pickled copy starts without any.
 
     Args:
-        limit: descriptors that are kept open.
-        numbers: of local files, by path, as :func:`file_number` gave them when they were indexed:
-            another file in the place of one is not read as if it were the same.
-        owners: trusted users, if the files are kept ones (:class:`KeptFile`); None reads any file.
+        limit: largest number of descriptors kept open.
+        numbers: :func:`file_number` of local files when they were indexed, by path; a file that has
+            replaced an indexed file is refused.
+        owners: trusted users, for kept files (:class:`KeptFile`); None reads any file.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile() as file:
@@ -60,18 +60,18 @@ class OpenFiles:
         self._limit = limit
         self._numbers = numbers or {}
         self._owners = owners
-        self._files: OrderedDict[str, Descriptor] = OrderedDict()  # the one read last at the end
+        self._files: OrderedDict[str, Descriptor] = OrderedDict()  # the one read last comes last
         self._lock = threading.Lock()
         self._ahead = ReadAhead()
         forget_in_children(self)
 
     def expect(self, ranges: Iterable[Range], num_bytes: int, *, anew: bool = False) -> None:
-        """Begin to fetch ranges of URLs that will be read, each once and as it is given here.
+        """Begin to fetch ranges of URLs; each range will be read once, exactly as passed here.
 
         Args:
-            ranges: URL, first byte and the byte behind the last; made only where there is room.
-            num_bytes: of all of them. Where these are too many to be kept, nothing is fetched.
-            anew: whether what was expected before will not be read any more.
+            ranges: (URL, begin, end) in bytes; consumed only if there is room.
+            num_bytes: total size of the ranges. If it is too large to keep, nothing is fetched.
+            anew: whether to drop the ranges announced before.
         """
         if anew:
             self._ahead.forget()
@@ -79,22 +79,21 @@ class OpenFiles:
             self._ahead.expect(ranges)
 
     def read(self, path: str, offset: int, size: int) -> Bytes:
-        """uint8 [size]; the GIL is released while it is read.
+        """Return uint8 [size], read without the GIL.
 
         Raises:
-            OSError: the file cannot be opened or read, or is another one.
-            ValueError: it ends before.
+            OSError: the file cannot be opened or read, or has been replaced.
+            ValueError: the file ends too early.
         """
         data = new_memory(size)
         self.fill(path, offset, [data.data])
         return data
 
     def fill(self, path: str, offset: int, parts: Sequence[memoryview]) -> None:
-        """Read the bytes from ``offset`` on into the parts, which follow each other in the file.
+        """Read from ``offset`` on into ``parts``, which are consecutive in the file.
 
-        One call of the system fills them all, so that what is wanted need not be copied out of
-        what was read along with it. Files are read and not mapped: a map of a file that somebody
-        cuts off kills the process, where a read ends with an error.
+        One system call fills all parts, so nothing is copied afterwards. Files are not mapped,
+        because truncating a mapped file kills the process, while a read reports an error.
 
         Raises:
             OSError, ValueError: as :meth:`read`.
@@ -110,7 +109,7 @@ class OpenFiles:
         else:
             file = file or self._open(path)
             done = 0
-            # One read gives at most 2 GiB, and less on some network file systems.
+            # One read returns at most 2 GiB, and less on some network file systems.
             while done < size and (
                 got := os.preadv(
                     file.number, unfilled(parts, done) if done else parts, offset + done
@@ -120,14 +119,14 @@ class OpenFiles:
         if done < size:
             raise ValueError(
                 f"{path!r} ends at byte {offset + done}, in the middle of the {size} bytes from "
-                f"{offset}. Remedy: fetch the file anew; if it was replaced, make a new index"
+                f"{offset}. Remedy: fetch the file again; if it was replaced, make a new index"
             )
 
     def _kept(self, path: str) -> Descriptor | None:
         try:
             self._files.move_to_end(path)
             return self._files[path]
-        except KeyError:  # another thread may close it in between
+        except KeyError:  # another thread may evict it in between
             return None
 
     def _open(self, path: str) -> Descriptor:
@@ -139,14 +138,14 @@ class OpenFiles:
         with self._lock:
             file = self._files.setdefault(path, opened)
             while len(self._files) > self._limit:
-                # A thread that is still reading keeps the descriptor open until it is done.
+                # A thread that is still reading holds a reference, which keeps the file open.
                 self._files.popitem(last=False)
         return file
 
     def forget(self) -> None:
-        """Forget all descriptors, and what was fetched; files that are not being read are closed.
+        """Drop all descriptors and fetched ranges; files close once no thread reads them.
 
-        A forked child begins with this, for a thread of the parent may have held the lock.
+        Called in each forked child, because a thread of the parent may have held the lock.
         """
         self._files = OrderedDict()
         self._lock = threading.Lock()
@@ -157,12 +156,12 @@ class OpenFiles:
 
 
 def read_whole(path: str) -> Bytes:
-    """All bytes of one file, uint8 [num_bytes], which is not kept open; errors as of reading it."""
+    """Return a whole file as uint8 [num_bytes], without keeping it open; raises as a read does."""
     return OpenFiles(limit=1).read(path, 0, identity_of(path)[0])
 
 
 def unfilled(parts: Sequence[memoryview], done: int) -> list[memoryview]:
-    """What is left of the parts of one read or write, the first ``done`` bytes aside.
+    """Return the parts of a read or write that remain after ``done`` bytes.
 
     >>> [bytes(part) for part in unfilled([memoryview(b"ab"), memoryview(b"cd")], 3)]
     [b'd']
@@ -178,7 +177,7 @@ _forgetful: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def forget_in_children(holder: Any) -> None:
-    """Let the ``forget`` of an object be called in each forked child."""
+    """Call the object's ``forget`` in each forked child."""
     _forgetful.add(holder)
 
 
@@ -191,7 +190,7 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 class _Opened(Descriptor):
-    """A file that is read, unless it is another one than was indexed."""
+    """A file opened for reading, unless it has replaced the indexed file."""
 
     def __init__(self, path: str, expected: FileNumber | None) -> None:
         super().__init__(path, os.O_RDONLY)
@@ -199,17 +198,17 @@ class _Opened(Descriptor):
         if expected not in (None, (status.st_dev, status.st_ino)):
             raise OSError(
                 errno.ESTALE,
-                "another file took its place since it was indexed. Remedy: make the source anew",
+                "another file took its place since it was indexed. Remedy: make a new source",
                 path,
             )
 
 
 def read_file(path: str, memory: Memory = new_memory) -> torch.Tensor:
-    """The file's bytes: uint8 [num_bytes] on the CPU; the GIL is released while it is read.
+    """Return the file's bytes, read without the GIL: uint8 [num_bytes] on the CPU.
 
     Args:
-        path: of the file.
-        memory: where its bytes go.
+        path: path of the file.
+        memory: allocates the memory.
 
     Raises:
         OSError: the file cannot be opened or read.
@@ -224,7 +223,7 @@ def read_file(path: str, memory: Memory = new_memory) -> torch.Tensor:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         rest = data = memory(os.fstat(descriptor).st_size)
-        # One read gives at most 2 GiB, and less on some network file systems.
+        # One read returns at most 2 GiB, and less on some network file systems.
         while len(rest) and (got := os.readv(descriptor, [rest.data])):
             rest = rest[got:]
     finally:

@@ -1,4 +1,4 @@
-"""Paths and URLs as users give them: one or several, with braces or wildcards."""
+"""Paths and URLs from users: one or several, with braces or wildcards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
 
 
 def is_url(path: str) -> bool:
-    """Whether fsspec reads it, and not the operating system.
+    """Return whether fsspec reads the path, rather than the operating system.
 
     >>> is_url("s3://bucket/a.tar"), is_url("simplecache::https://host/a.tar"), is_url("a/b.tar")
     (True, True, False)
@@ -27,12 +27,12 @@ def is_url(path: str) -> bool:
 
 
 def absolute(path: AnyPath) -> str:
-    """A local path from the root, without ``~``."""
+    """Return the absolute local path, with ``~`` expanded."""
     return os.path.abspath(os.path.expanduser(path))
 
 
 def without_query(path: str) -> str:
-    """A URL without its query, from ``?`` on; a path as it is.
+    """Return a URL without its query, or a local path unchanged.
 
     >>> without_query("https://host/a.tar.gz?signature=1")
     'https://host/a.tar.gz'
@@ -41,15 +41,15 @@ def without_query(path: str) -> str:
 
 
 def as_paths(paths: AnyPath | Iterable[AnyPath]) -> list[str]:
-    """Absolute paths and URLs, in the order given.
+    """Return absolute paths and URLs, in the order given.
 
     Args:
-        paths: one or several. ``{000..011}`` stands for a range of numbers and ``{a,b}`` for a
-            choice, as in webdataset; in a local path that names no file itself, ``*``, ``?`` and
-            ``[...]`` stand for the files that match, sorted; in a URL ``*`` does.
+        paths: one or several. ``{000..011}`` expands to a range of numbers and ``{a,b}`` to
+            alternatives, as in webdataset. In a local path that does not exist itself, ``*``, ``?``
+            and ``[...]`` expand to the sorted matching files. In a URL only ``*`` does.
 
     Raises:
-        ValueError: there is none, or one comes twice.
+        ValueError: no path is given, or one is given twice.
         FileNotFoundError: a wildcard matches nothing.
 
     >>> as_paths("s3://bucket/{train,val}-{08..10}.tar")[:3]
@@ -66,9 +66,9 @@ def as_paths(paths: AnyPath | Iterable[AnyPath]) -> list[str]:
 
 
 def is_apple_double(name: str) -> bool:
-    """Whether a file holds what macOS keeps beside another file on foreign disks and in archives.
+    """Return whether the file is an AppleDouble file: macOS metadata beside another file.
 
-    Such a file is named as the other one, ending included, with ``._`` before it.
+    Its name is ``._`` and the other file's name. It appears on foreign disks and in archives.
 
     >>> is_apple_double("._cat.jpg"), is_apple_double("cat._.jpg")
     (True, False)
@@ -77,12 +77,12 @@ def is_apple_double(name: str) -> bool:
 
 
 def names_of(paths: list[str]) -> list[str]:
-    """The paths relative to the deepest folder that all have in common.
+    """Return the paths relative to their deepest common folder.
 
-    So they stay the same when that folder moves. URLs lose their query, such as a signature.
+    The names stay the same when that folder moves. URLs lose their query, such as a signature.
 
     Raises:
-        ValueError: two have one name.
+        ValueError: two paths have the same name.
 
     >>> names_of(["/data/train/a.tar", "/data/val/b.tar"]), names_of(["s3://bucket/c.tar"])
     (['train/a.tar', 'val/b.tar'], ['c.tar'])
@@ -116,7 +116,7 @@ def _expand(text: str) -> Iterator[str]:
 
 def _resolve(text: str) -> list[str]:
     if is_url(text):
-        # fsspec would resolve it in the working directory of each read.
+        # fsspec would resolve it against the working directory of each read.
         text = _RELATIVE_FILE.sub(lambda found: f"{found[0]}{os.getcwd()}/", text)
         if "*" not in text:
             return [text]

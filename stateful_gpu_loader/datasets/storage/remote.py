@@ -1,8 +1,8 @@
-"""Files by URL, through fsspec: the one file that imports it. Their ranges are fetched ahead.
+"""Files by URL, read through fsspec. Only this module imports it.
 
-A request to object storage takes some 20 to 100 ms, whatever its size up to some megabytes. So what
-will be read is asked for ahead, in requests that join what lies together, and kept until it is
-read. Nothing depends on it but time: what was not asked for, or failed, is read when it is needed.
+A request to object storage takes 20 to 100 ms, for any size up to some megabytes. So the ranges
+that will be read are requested ahead, with nearby ranges joined, and kept until they are read. This
+affects speed alone: a range that was not requested, or that failed, is read when it is needed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from stateful_gpu_loader.errors import MissingDependency
 
 _BUFFER = 1 << 20
 _PART = 4 << 20
-"""Bytes of a request by a stream, which holds two of them: a rank reads many lanes at a time."""
+"""Bytes of one request of a stream. A stream holds two, and a rank reads many streams at a time."""
 _REMEMBERED = 256
-"""URLs; fsspec itself keeps the file systems."""
+"""Number of URLs remembered; fsspec itself caches the file systems."""
 
 _systems: dict[str, tuple[Any, str]] = {}
 _owner = os.getpid()
@@ -34,11 +34,11 @@ _lock = threading.Lock()
 
 
 def read_remote(url: str, offset: int, size: int) -> bytes:
-    """``size`` bytes from ``offset``, or fewer at the file's end.
+    """Return ``size`` bytes from ``offset``, or fewer at the end of the file.
 
     Raises:
-        OSError: the file system's failure, of whatever type it was.
-        MissingDependency: fsspec, or what it needs for the URL, is not installed.
+        OSError: the file system failed; exceptions of other types are converted.
+        MissingDependency: fsspec, or a package it needs for the URL, is not installed.
     """
     system, path = _system_of(url)
     with _as_oserror(url):
@@ -52,9 +52,9 @@ def read_remote(url: str, offset: int, size: int) -> bytes:
 
 
 def open_remote(url: str, offset: int) -> IO[bytes]:
-    """A stream of the file from ``offset`` on; errors as :func:`read_remote`, of reading too."""
+    """Return a stream from ``offset`` on. Opening and reading raise as :func:`read_remote`."""
     system, path = _system_of(url)
-    # Such clients are those of object storage and of web servers, where each request takes long.
+    # Async clients serve object storage and web servers, where each request is slow.
     if getattr(system, "async_impl", False):
         first = in_background(lambda: read_remote(url, offset, _PART))
         with _as_oserror(url):
@@ -71,15 +71,15 @@ def open_remote(url: str, offset: int) -> IO[bytes]:
 
 
 class _StreamAhead(io.RawIOBase):
-    """Reads a file in parts, of which the next one is fetched while one is read.
+    """Reads a file in parts, and fetches the next part meanwhile.
 
-    A part that failed is asked for again by the next read, as are all that follow a failure.
+    After a failure the next read requests the part again.
 
     Args:
-        url: of a file whose server gives ranges.
-        offset: where to begin.
-        size: of the file.
-        first: the part from the offset on, as far as the file has it.
+        url: URL of a file whose server supports ranges.
+        offset: first byte to read.
+        size: size of the file in bytes.
+        first: the part at ``offset``, cut at the end of the file.
     """
 
     def __init__(self, url: str, offset: int, size: int, first: Future[bytes]) -> None:
@@ -87,7 +87,7 @@ class _StreamAhead(io.RawIOBase):
         self._size = size
         self._position = offset
         self._part = memoryview(b"")
-        """What is left of the present part."""
+        """Unread rest of the current part."""
         self._next: Future[bytes] | None = first
 
     def readable(self) -> bool:
@@ -126,7 +126,7 @@ class _StreamAhead(io.RawIOBase):
 
 
 class _RemoteStream(io.RawIOBase):
-    """Reads a client's file, and closes it; what the client raises becomes an OSError."""
+    """Reads and closes a client's file; the client's exceptions become OSErrors."""
 
     def __init__(self, url: str, file: Any) -> None:
         self._url = url
@@ -148,14 +148,14 @@ class _RemoteStream(io.RawIOBase):
 
 
 def glob_remote(pattern: str) -> list[str]:
-    """URLs of the files that match, sorted; errors as :func:`read_remote`."""
+    """Return the sorted URLs of the matching files; raises as :func:`read_remote`."""
     system, path = _system_of(pattern)
     with _as_oserror(pattern):
         return sorted(system.unstrip_protocol(found) for found in system.glob(path))
 
 
 def remote_identity(url: str) -> tuple[int, str]:
-    """Size in bytes, and a text that changes with the content where the file system has one."""
+    """Return the size in bytes, and a version mark of the content, empty if there is none."""
     system, path = _system_of(url)
     with _as_oserror(url):
         known = system.info(path)
@@ -164,7 +164,7 @@ def remote_identity(url: str) -> tuple[int, str]:
 
 
 def _system_of(url: str) -> tuple[Any, str]:
-    """The file system and the path in it; a forked child makes its own."""
+    """Return the file system and the path in it; a forked child opens its own file system."""
     global _owner
     with _lock:
         if _owner != os.getpid():
@@ -185,7 +185,7 @@ def _open_system(url: str) -> tuple[Any, str]:
     try:
         system, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
-        # fsspec says "Install s3fs to access S3", or the like.
+        # fsspec says "Install s3fs to access S3" or similar.
         named = re.search(r"[Ii]nstall ([\w.-]+)", str(error))
         raise MissingDependency(
             named[1] if named else str(error),
@@ -201,13 +201,13 @@ def _open_system(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def _as_oserror(url: str) -> Iterator[None]:
-    """Turn a client's own exceptions into OSErrors, which the loader retries."""
+    """Convert a client's exceptions to OSErrors, which the loader retries."""
     try:
         yield
     except OSError as error:
         if error.errno is not None:
             raise
-        # What clients raise themselves often names no file, or only a part of the URL.
+        # Clients' own messages often name no file, or only part of the URL.
         kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
         raise kind(f"{url!r} cannot be read: {error}") from error
     except Exception as error:
@@ -215,7 +215,7 @@ def _as_oserror(url: str) -> Iterator[None]:
 
 
 def _forget_lock() -> None:
-    """A thread of the parent may have held it when the child was forked."""
+    """Replace the lock in a forked child: a thread of the parent may have held it."""
     global _lock
     _lock = threading.Lock()
 
@@ -224,22 +224,22 @@ os.register_at_fork(after_in_child=_forget_lock)
 
 
 LARGEST_REQUEST = 8 << 20
-"""Bytes of a request that joins several ranges; a longer one is asked for as it is."""
+"""Largest request in bytes that joins several ranges; a longer range is requested alone."""
 MOST_BYTES = 2 << 30
-"""Bytes that are kept at a time; of what is more, the oldest is forgotten."""
+"""Most bytes kept at a time; beyond it the oldest are dropped."""
 _GAP = 64 << 10
-"""Bytes between two ranges that are read along, where that saves a request."""
+"""Largest gap in bytes between two ranges that are joined; the gap is fetched as well."""
 
 Range = tuple[str, int, int]
-"""URL, first byte, and the byte behind the last."""
+"""URL, first byte, and last byte + 1."""
 
 
 class ReadAhead:
-    """Bytes that will be read; threads share it.
+    """Bytes fetched ahead of their reads; threads share it.
 
     Args:
-        most_bytes: that are kept at a time.
-        read: reads so many bytes of a URL from an offset on.
+        most_bytes: most bytes kept at a time.
+        read: reads ``size`` bytes of a URL from an offset on.
 
     >>> ahead = ReadAhead(read=lambda url, offset, size: b"0123456789"[offset : offset + size])
     >>> ahead.expect([("memory://a", 2, 4), ("memory://a", 5, 7)])
@@ -258,23 +258,23 @@ class ReadAhead:
         self._owner = os.getpid()
         self._ranges: dict[Range, _Part] = {}
         self._parts: OrderedDict[int, _Part] = OrderedDict()
-        """By their identity, the oldest first."""
+        """Requests by ``id``, oldest first."""
         self.num_bytes = 0
-        """Bytes that are kept, or under way."""
+        """Number of bytes kept or being fetched."""
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether so many bytes can be kept beside as many that are being read."""
+        """Return whether ``num_bytes`` can be kept while as many are being read."""
         return num_bytes <= self._most_bytes // 2
 
     def forget(self) -> None:
-        """Forget all that was expected; what is under way is not waited for."""
+        """Drop all expected ranges, without waiting for requests in progress."""
         with self._lock:
             for part in list(self._parts.values()):
                 self._forget(part)
                 part.content.cancel()
 
     def expect(self, ranges: Iterable[Range]) -> None:
-        """Begin to fetch ranges that will be read, each once; those asked for already are not."""
+        """Begin to fetch ranges that will each be read once; pending ranges are skipped."""
         with self._lock:
             for part in _joined(sorted({*ranges} - self._ranges.keys())):
                 self._ranges.update(dict.fromkeys(part.ranges, part))
@@ -289,7 +289,7 @@ class ReadAhead:
                 oldest.content.cancel()
 
     def take(self, url: str, offset: int, size: int) -> memoryview | None:
-        """Return a range that was expected, once; None if it was not, or could not be fetched."""
+        """Return an expected range, once; None if it was not expected or could not be fetched."""
         key = url, offset, offset + size
         with self._lock:
             part = self._ranges.pop(key, None)
@@ -301,14 +301,14 @@ class ReadAhead:
         try:
             content = part.content.result()
         except Exception:
-            return None  # whoever reads it now meets the error, if it is still there
+            return None  # the caller reads it again, and gets the error if it persists
         if len(content) < part.end - part.begin:
             return None
         return memoryview(content)[offset - part.begin :][:size]
 
     def __del__(self) -> None:
         if self._owner != os.getpid():
-            return  # a forked child has none of the requests, and their locks may be held for ever
+            return  # a forked child owns no requests, and their locks may be held for ever
         for part in self._parts.values():
             part.content.cancel()
 
@@ -327,12 +327,12 @@ class _Part:
     begin: int
     end: int
     ranges: set[Range]
-    """What was not read yet."""
+    """Ranges not read yet."""
     content: Future[bytes] = field(default_factory=Future)
 
 
 def _joined(ranges: list[Range]) -> list[_Part]:
-    """Join ranges in order that lie together.
+    """Join neighbouring ranges of a sorted list.
 
     >>> parts = _joined([("a", 0, 5), ("a", 9, 12), ("a", 10**6, 10**7)])
     >>> [(part.begin, part.end) for part in parts]
@@ -355,13 +355,13 @@ def _joined(ranges: list[Range]) -> list[_Part]:
 
 
 REQUESTS = 64
-"""Requests under way at a time, in one process."""
+"""Most requests in progress at a time in one process."""
 
 
 class _Background:
-    """Threads that are begun as they are needed, and end with the process without being waited for.
+    """Daemon threads, started as needed.
 
-    An executor's threads would be waited for at the interpreter's exit, with all that is queued.
+    At interpreter exit an executor would wait for its threads and all queued calls.
     """
 
     def __init__(self) -> None:
@@ -399,12 +399,12 @@ _background = _Background()
 
 
 def in_background(call: Callable[[], bytes]) -> Future[bytes]:
-    """Begin a call in one of the :data:`REQUESTS` threads that all files by URL share."""
+    """Run a call in one of the :data:`REQUESTS` threads that all URLs share."""
     return _background.submit(call)
 
 
 def _begin_anew() -> None:
-    """A forked child has none of its parent's threads."""
+    """Create new threads in a forked child, which has none of its parent's."""
     global _background
     _background = _Background()
 

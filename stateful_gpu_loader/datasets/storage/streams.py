@@ -1,4 +1,4 @@
-"""A file from its beginning to its end, whole or in pieces, decompressed where its name says so."""
+"""Sequential reading of a file, decompressed if its name says so."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from stateful_gpu_loader.datasets.storage.remote import open_remote
 from stateful_gpu_loader.errors import MissingDependency
 
 COMPRESSED = (".gz", ".tgz", ".zst", ".bz2", ".xz")
-"""Endings of names whose files are decompressed: these can be read from the beginning only."""
+"""Name endings of compressed files, which can be read only from the beginning."""
 
 Read = Callable[[int, int], Bytes]
-"""Reads so many bytes from an offset on; raises ValueError if the file ends before."""
+"""Reads (offset, size) in bytes; raises ValueError if the file ends too early."""
 
 _BUFFER = 1 << 20
 _CHUNK = 1 << 16
 _LARGEST_STEP = 1 << 26
-"""Bytes that are reserved at once for a record, whose length may be damaged."""
+"""Most bytes allocated at once for a record, whose length may be damaged."""
 _LARGEST_WINDOW = 1 << 23
-"""Bytes that :class:`Lookahead` reads at once."""
+"""Most bytes that :class:`Lookahead` reads at once."""
 _CORRUPT = "Invalid data stream"
 
 
 def is_compressed(path: str) -> bool:
-    """Whether the file's name says that it is compressed.
+    """Return whether the file's name says that it is compressed.
 
     >>> is_compressed("a.tar.gz"), is_compressed("a.tar")
     (True, False)
@@ -42,18 +42,17 @@ def is_compressed(path: str) -> bool:
 
 
 def open_stream(path: str, offset: int = 0) -> IO[bytes]:
-    """The file's content, decompressed, from ``offset`` on, buffered by 1 MiB.
+    """Return the decompressed content from ``offset`` on, with a buffer of 1 MiB.
 
     Args:
-        path: local, or a URL.
-        offset: in bytes; of a compressed file only 0.
+        path: a local path or a URL.
+        offset: in bytes; must be 0 for a compressed file.
 
     Raises:
-        OSError: it cannot be opened. Reading raises OSError as well, also where a client of remote
-            files raises another kind; where compressed bytes are damaged or cut off it raises
-            one of :func:`damage_errors`.
-        ValueError: an offset in a compressed file.
-        MissingDependency: zstandard, or what a URL needs, is not installed.
+        OSError: the file cannot be opened. Reading raises OSError too, also for errors of remote
+            clients. Damaged or truncated compressed bytes raise one of :func:`damage_errors`.
+        ValueError: a non-zero offset in a compressed file.
+        MissingDependency: zstandard, or a package for the URL, is not installed.
     """
     ending = without_query(path).lower().rpartition(".")[2]
     if is_compressed(path) and offset:
@@ -78,7 +77,7 @@ def open_stream(path: str, offset: int = 0) -> IO[bytes]:
 
 
 def damage_errors() -> tuple[type[Exception], ...]:
-    """What reading a stream of :func:`open_stream` raises where compressed bytes are damaged."""
+    """Return the exceptions that :func:`open_stream`'s streams raise for damaged compression."""
     errors = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, CorruptStream)
     try:
         import zstandard
@@ -88,12 +87,12 @@ def damage_errors() -> tuple[type[Exception], ...]:
 
 
 def read_up_to(stream: IO[bytes], size: int) -> Bytes:
-    """uint8 [size], in memory of its own, or fewer at the stream's end; raises as reading does.
+    """Return newly allocated uint8 [size], or fewer at the end; raises as the stream does.
 
     >>> bytes(read_up_to(io.BytesIO(b"abc"), 5))
     b'abc'
     """
-    # A damaged length may be anything, so memory is reserved as bytes come.
+    # A damaged length may be huge, so memory grows with the bytes that arrive.
     data = np.empty(min(size, _LARGEST_STEP), dtype=np.uint8)
     done = 0
     while done < size:
@@ -107,15 +106,15 @@ def read_up_to(stream: IO[bytes], size: int) -> Bytes:
 
 
 class Lookahead:
-    """Reads small pieces of a file in ascending order, in windows of a size that suits.
+    """Reads small pieces of a file in ascending order, in windows of adaptive size.
 
-    Pieces that are near each other are read together; what lies between far ones is skipped.
+    Nearby pieces are read together; the bytes between distant pieces are skipped.
 
     Args:
         read: reads the file.
-        end: of the file, in bytes.
-        window: the smallest that is read at a time; it grows where it holds many pieces.
-        largest: the largest window.
+        end: size of the file in bytes.
+        window: smallest window in bytes; it grows while a window serves many pieces.
+        largest: largest window in bytes.
 
     >>> file = np.arange(100, dtype=np.uint8)
     >>> pieces = Lookahead(lambda offset, size: file[offset : offset + size], 100, window=10)
@@ -136,11 +135,11 @@ class Lookahead:
         self._served = 0
 
     def at(self, offset: int, size: int) -> bytes:
-        """``size`` bytes from ``offset``, which is not before that of the call before.
+        """Return ``size`` bytes from ``offset``; offsets must ascend from call to call.
 
         Raises:
             OSError: the storage failed.
-            ValueError: the file ends before.
+            ValueError: the file ends too early.
         """
         start = offset - self._start
         if start + size > len(self._window):
@@ -161,11 +160,11 @@ class Lookahead:
 
 
 class CorruptStream(ValueError):
-    """The bytes of a .bz2 file are damaged: the standard library raises a plain OSError there."""
+    """Damaged bytes in a .bz2 file, for which the standard library raises a plain OSError."""
 
 
 class _Decompressed(io.RawIOBase):
-    """Also closes the compressed file, which the standard library's classes leave open."""
+    """A decompressed stream that also closes the compressed file; the standard classes do not."""
 
     def __init__(self, content: Any, raw: IO[bytes]) -> None:
         self._content = content
@@ -192,7 +191,7 @@ class _Decompressed(io.RawIOBase):
 class _Zstandard:
     """Decompresses frame after frame.
 
-    The package's own reader takes the place where a file was cut off for its end.
+    zstandard's own reader takes a truncated file for a complete one.
     """
 
     def __init__(self, raw: IO[bytes], decompressor: Any) -> None:
@@ -211,7 +210,7 @@ class _Zstandard:
         return size
 
     def _more(self) -> bool:
-        """Decompress another chunk; False at the end of the file."""
+        """Decompress another chunk; return False at the end of the file."""
         chunk = self._rest or self._raw.read(_CHUNK)
         self._rest = b""
         if not chunk:

@@ -1,1 +1,1 @@
-"""WebDataset tars: by index, and as streams."""
+"""WebDataset tars, indexed or streamed."""

@@ -1,10 +1,10 @@
-"""TarIndex: where the members of a tar lie, and which of them make a sample.
+"""TarIndex: the positions of a tar's members, and which members form a sample.
 
-:func:`select` finds the samples that have the image and the target that were asked for.
+:func:`select` finds the samples that have the requested image and target.
 
-It is built from the tar, or from an index file of DALI's ``wds2idx``: a text of ``v1.2 <samples>``
-and a line a sample of ``<extension> <byte> <size> <name>`` for each component; ``v1.1`` is without
-the names. See ``wds2idx.py`` in the wheels of DALI.
+An index is built from the tar or from an index file of DALI's ``wds2idx``. That file is text: a
+line ``v1.2 <samples>``, then a line for each sample with ``<extension> <byte> <size> <name>`` for
+each component. ``v1.1`` has no names. See ``wds2idx.py`` in DALI's wheels.
 """
 
 from __future__ import annotations
@@ -41,48 +41,48 @@ from stateful_gpu_loader.datasets.tar.samples import (
 
 KIND = "tar-2"
 """Name and version of a kept index."""
-_TWICE = "pack the files anew, each name once"
+_TWICE = "pack the files again, each name once"
 
 Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class TarIndex:
-    """The samples of one tar in their order; those of several follow each other the same way."""
+    """The samples of one tar, or of several tars in a row."""
 
     members: Numbers
-    """int64 [num_members, 3]: byte of the content, bytes of it, CRC-32 of the header before it."""
+    """int64 [num_members, 3]: content offset and size in bytes, CRC-32 of the header block."""
     extensions: Numbers
-    """int64 [num_members]: of each member, its number in ``vocabulary``."""
+    """int64 [num_members]: index of each member's extension in ``vocabulary``."""
     vocabulary: tuple[str, ...]
-    """The extensions that occur, lower-cased."""
+    """All extensions, lower-cased."""
     starts: Numbers
-    """int64 [num_samples + 1]: a sample's first member; its last is before the next one's first."""
+    """int64 [num_samples + 1]: first member of each sample, then the number of members."""
     keys: bytes
-    """The keys of all samples, one after the other, as file names are encoded."""
+    """The keys of all samples, concatenated, encoded as file names."""
     key_ends: Numbers
     """int64 [num_samples + 1]: key i is ``keys[key_ends[i]:key_ends[i + 1]]``."""
     ignored: Numbers
-    """int64 [n]: bytes of the contents of files that belong to no sample, ascending."""
+    """int64 [n]: content offsets of files that belong to no sample, ascending."""
     links: tuple[Link, ...]
-    """Links whose names are those of members; they have no content and belong to no sample."""
+    """Links with the names of members; they have no content and belong to no sample."""
 
     def key(self, sample: int) -> str:
-        """The key of a sample."""
+        """Return the key of a sample."""
         return os.fsdecode(self.keys[self.key_ends[sample] : self.key_ends[sample + 1]])
 
     def extensions_of(self, sample: int) -> list[str]:
-        """The extensions of a sample's members, in their order."""
+        """Return the extensions of a sample's members, in order."""
         codes = self.extensions[self.starts[sample] : self.starts[sample + 1]]
         return [self.vocabulary[code] for code in codes.tolist()]
 
 
 def tar_index(files: OpenFiles, path: str, cache_dir: str | None) -> TarIndex:
-    """The index of a tar, kept from an earlier time or built by reading its headers.
+    """Return the index of a tar: a kept index, or one built from the tar's headers.
 
     Raises:
         OSError: the tar cannot be opened or read.
-        ValueError: it is damaged, cut off, compressed, or no tar; the text names the byte.
+        ValueError: the file is damaged, truncated, compressed or no tar; the message has the byte.
     """
     if is_compressed(path):
         raise ValueError(
@@ -106,9 +106,9 @@ def tar_index(files: OpenFiles, path: str, cache_dir: str | None) -> TarIndex:
 
 
 def _check(path: str, index: Index, size: int) -> None:
-    """Raise ValueError unless the arrays are an index of a tar of ``size`` bytes.
+    """Raise ValueError unless the arrays index a tar of ``size`` bytes.
 
-    The headers before the first and the last member of a local tar are compared, too.
+    For a local tar the headers of the first and the last member are compared, too.
     """
     members = array_in(index, "members", np.int64, columns=3)
     extensions = array_in(index, "extensions", np.int64)
@@ -130,7 +130,7 @@ def _check(path: str, index: Index, size: int) -> None:
         raise ValueError(f"a member in it is outside of the tar's {size} bytes")
     if is_url(path) or not len(members):
         return
-    files = OpenFiles(limit=1)  # of its own: a source opens no file until a sample is read
+    files = OpenFiles(limit=1)  # private: a source opens no file until a sample is read
     for offset, _, mark in members[[0, -1]].tolist():
         if zlib.crc32(files.read(path, offset - BLOCK, BLOCK).data) != mark:
             raise ValueError(f"another header is before byte {offset}: the tar was replaced")
@@ -146,7 +146,7 @@ def _links(array: npt.NDArray[Any]) -> tuple[Link, ...]:
 
 
 def joined(parts: list[TarIndex]) -> TarIndex:
-    """Several indices as one; extensions are numbered anew."""
+    """Concatenate indices; extensions are numbered again."""
     vocabulary = list(dict.fromkeys(name for part in parts for name in part.vocabulary))
     numbers = {name: number for number, name in enumerate(vocabulary)}
     codes = [
@@ -167,27 +167,27 @@ def joined(parts: list[TarIndex]) -> TarIndex:
 
 @dataclass(frozen=True)
 class Selection:
-    """The samples that are left, over all tars."""
+    """The selected samples of all tars."""
 
     samples: Numbers
-    """int64 [n]: their numbers among the samples of all tars."""
+    """int64 [n]: sample numbers, counted over all tars."""
     members: Numbers
-    """int64 [n, slots]: of each, the members chosen, by their numbers among those of all tars."""
+    """int64 [n, slots]: the chosen members of each sample, counted over all tars."""
     ends: list[int]
-    """After each tar, how many there are up to it."""
+    """Number of selected samples up to the end of each tar."""
 
 
 def select(indices: list[TarIndex], choice: MemberChoice, paths: list[str]) -> Selection:
-    """The samples with a member for each slot.
+    """Return the samples that have a member for each slot.
 
     Args:
-        indices: of the tars, in order.
-        choice: the slots, and whether samples that lack one are an error or are left out.
-        paths: of the tars, for errors.
+        indices: index of each tar, in order.
+        choice: the slots, and whether samples without one are an error or are skipped.
+        paths: paths of the tars, for errors.
 
     Raises:
-        ValueError: samples lack one and are not to be left out, or none is left; the text counts
-            them and names the first.
+        ValueError: samples lack a member and are not to be skipped, or no sample is left. The
+            message counts the samples and names the first.
     """
     found = [_members(index, choice) for index in indices]
     lacking = [np.asarray((members < 0).any(axis=1)) for members in found]
@@ -246,7 +246,7 @@ def _build(files: OpenFiles, path: str) -> Index:
                 keys.append(os.fsencode(grouping.key or ""))
             members.append((member.offset, member.size, member.mark))
             extensions.append(numbers.setdefault(extension, len(numbers)))
-    # An extension is what follows the last "/" of a name, so it holds none.
+    # An extension follows the last "/" of a name, so it contains none.
     vocabulary = "".join(f"{name}/" for name in numbers).encode("utf-8", "surrogateescape")
     ends = np.cumsum([0, *map(len, keys)], dtype=np.int64)
     links = "".join(
@@ -265,7 +265,7 @@ def _build(files: OpenFiles, path: str) -> Index:
 
 
 def _members(index: TarIndex, choice: MemberChoice) -> Numbers:
-    """int64 [samples, slots]: of each sample the member for a slot, -1 where there is none."""
+    """Return int64 [samples, slots]: the member of a sample for each slot, or -1."""
     num_samples, num_members = len(index.starts) - 1, len(index.members)
     found = np.full((num_samples, len(choice.slots)), -1, dtype=np.int64)
     if not num_samples:
@@ -275,7 +275,7 @@ def _members(index: TarIndex, choice: MemberChoice) -> Numbers:
         for rank, name in reversed(list(enumerate(alternatives))):
             if name in index.vocabulary:
                 ranks[index.vocabulary.index(name)] = rank
-        # The best rank of a sample, and the member that has it, in one number.
+        # The best rank in a sample and its member, combined in one number.
         both = ranks[index.extensions] * num_members + np.arange(num_members)
         best = np.minimum.reduceat(both, index.starts[:-1])
         there = best < len(alternatives) * num_members
@@ -302,34 +302,34 @@ def _complaint(
         f"of {total} samples in {len(paths)} tars {' and '.join(counts)}. The first: key "
         f"{indices[tar].key(sample)!r} in {paths[tar]!r} has "
         f"{', '.join(map(repr, indices[tar].extensions_of(sample)))}.{note} Remedy: pass image= "
-        "and target= as the members are called, or missing='skip' to leave such samples out; where "
-        "members of a key do not follow each other, pack the tar again in the order of the names"
+        "and target= as the members are called, or missing='skip' to leave such samples out; if "
+        "the members of a key are not consecutive, pack the tar again in the order of the names"
     )
 
 
-# A name ends with its extension; there may be blanks in it.
+# A name may contain blanks and ends with its extension.
 _COMPONENT = {
     "v1.1": re.compile(r"(\S*) ([0-9]{1,19}) ([0-9]{1,19})(?: |$)"),
     "v1.2": re.compile(r"(\S*) ([0-9]{1,19}) ([0-9]{1,19}) .*?\1(?: (?=\S* [0-9]+ [0-9]+ )|$)"),
 }
 _HEADING = re.compile(r"(v1\.[12])\s+([0-9]{1,19})\s*")
-_REMEDY = "make the index of this tar anew with wds2idx, or leave index_paths= out"
+_REMEDY = "make the index of this tar again with wds2idx, or leave index_paths= out"
 
 
 def samples_of(index: TarIndex, path: str, tar: str) -> TarIndex:
-    """The samples that an index file names, in its order, from the tar's own index.
+    """Return the samples listed in an index file, in its order, from the tar's own index.
 
-    Each entry is checked: it must be a member of the tar, of that size and extension.
-    Files that belong to no sample by webdataset's rule are left out.
+    Each entry must match a member of the tar in offset, size and extension. Files that belong to no
+    sample by webdataset's rule are left out.
 
     Args:
-        index: of the tar.
-        path: of the index file.
-        tar: its path, for errors.
+        index: index of the tar.
+        path: path of the index file.
+        tar: path of the tar, for errors.
 
     Raises:
         OSError: the index file cannot be read.
-        ValueError: it is malformed, or of another tar.
+        ValueError: the index file is malformed, or belongs to another tar.
     """
     with open_stream(path) as stream:
         text = stream.read().decode("utf-8", "surrogateescape")
@@ -369,7 +369,7 @@ def samples_of(index: TarIndex, path: str, tar: str) -> TarIndex:
 
 
 def _components(line: str, version: str, path: str, record: int) -> list[tuple[str, int, int]]:
-    """(extension, byte, size) of each component."""
+    """Return (extension, byte, size) of each component."""
     found, at = [], 0
     while at < len(line):
         match = _COMPONENT[version].match(line, at)

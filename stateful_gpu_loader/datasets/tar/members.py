@@ -1,12 +1,12 @@
-"""The regular members of a tar archive, in their order, from any place on; and their headers.
+"""The headers of a tar archive, and its regular members in order, from any position.
 
-A member is a header block and its content, filled up to whole blocks; a block of zeros ends the
-archive, as does the end of the file between two members (both as Python's ``tarfile`` reads).
+A member is a header block and its content, padded to whole blocks. The archive ends at a block of
+zeros, or at the end of the file between two members, as Python's ``tarfile`` reads it.
 
-The header block has the name, size and kind under a checksum, as POSIX.1-1988 (ustar), GNU tar and
-Unix V7 write it: see tar(5) of libarchive. Before it there may be extensions: GNU tar writes a long
-name as a member of the kind ``L``; POSIX.1-2001 (pax) writes records of any kind before one member
-(``x``) or before all that follow (``g``).
+The header block holds the name, size and kind, with a checksum. POSIX.1-1988 (ustar), GNU tar and
+Unix V7 write it; see tar(5) of libarchive. Extensions may precede it. GNU tar writes a long name as
+a member of kind ``L``. POSIX.1-2001 (pax) writes records before one member (``x``) or before all
+that follow (``g``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WITHOUT_CONTENT = frozenset((b"1", b"2", b"3", b"4", b"5", b"6"))
 _LINKS = {b"1": "a hard link", b"2": "a symbolic link"}
 _LINKED = slice(157, 257)
 _KIND_SPARSE = b"S"
-_UNPACK = "pack the files anew, without --sparse, as tarfile, GNU tar and webdataset do by default"
+_UNPACK = "pack the files again, without --sparse, as tarfile, GNU tar and webdataset do by default"
 
 _LOCAL_WINDOW = 4 << 10
 _REMOTE_WINDOW = 8 << 20
@@ -38,45 +38,45 @@ class Member(NamedTuple):
     """One regular file in an archive."""
 
     name: str
-    """Its path in the archive; bytes that are no UTF-8 are escaped, as ``os.fsdecode`` does."""
+    """Path in the archive; bytes that are not UTF-8 are escaped, as by ``os.fsdecode``."""
     start: int
-    """Byte of its first header block, extensions included."""
+    """Offset of its first header block, extensions included."""
     offset: int
-    """Byte of its content; the 512 bytes before are its header."""
+    """Offset of its content; the 512 bytes before it are its header."""
     size: int
-    """Bytes of its content."""
+    """Size of its content in bytes."""
     mark: int
-    """CRC-32 of its header, by which a replaced file is noticed."""
+    """CRC-32 of its header, which reveals a replaced file."""
 
 
 class Link(NamedTuple):
-    """A link in an archive, which has no content of its own."""
+    """A link in an archive; it has no content."""
 
     name: str
-    """Its path in the archive."""
+    """Path in the archive."""
     what: str
-    """Its kind, and the file it leads to: ``"a hard link to 'a.jpg'"``."""
+    """Kind and target of the link: ``"a hard link to 'a.jpg'"``."""
 
 
 class Reader(Protocol):
-    """The archive's bytes, in order."""
+    """Reads the archive's bytes in order."""
 
     @property
     def position(self) -> int:
-        """The byte that is read next."""
+        """Offset of the next byte."""
 
     def read(self, size: int) -> bytes:
-        """The next bytes; fewer at the end of the file."""
+        """Return the next bytes; fewer at the end of the file."""
 
     def advance(self, position: int) -> bool:
-        """Skip to a later byte; False where the file ends before it."""
+        """Skip to a later byte; return False if the file ends before it."""
 
 
 class RangeReader:
-    """Reads windows of a file whose size is known, and skips what lies between them.
+    """Reads windows of a file of known size, and skips the bytes between them.
 
-    A window is 4 KiB of a local file, which skips the contents of images even where several headers
-    lie together, and 8 MiB of a remote one, where a request takes as long as that transfer.
+    A window is 4 KiB of a local file, which skips the contents of images even between nearby
+    headers. It is 8 MiB of a remote file, where a request takes as long as that transfer.
     """
 
     def __init__(self, files: OpenFiles, path: str, size: int) -> None:
@@ -96,11 +96,11 @@ class RangeReader:
 
 
 class StreamReader:
-    """Reads a stream from its current position on; what is skipped is read and dropped.
+    """Reads a stream from its current position; skipped bytes are read and dropped.
 
     Args:
-        stream: buffered; it is not closed.
-        position: of its next byte in the archive.
+        stream: buffered stream; it is not closed.
+        position: offset of its next byte in the archive.
     """
 
     def __init__(self, stream: IO[bytes], position: int = 0) -> None:
@@ -118,7 +118,7 @@ class StreamReader:
         return self.position >= position
 
     def read_array(self, size: int) -> Bytes | None:
-        """uint8 [size], in memory of its own; None where the file ends before."""
+        """Return newly allocated uint8 [size]; None if the file ends too early."""
         content = read_up_to(self._stream, size)
         self.position += len(content)
         return content if len(content) == size else None
@@ -127,23 +127,23 @@ class StreamReader:
 class Members:
     """Iterates over the regular members; links, folders and devices are left out.
 
-    Before it asks for the next member, the caller may read the content of the one it got; what it
-    does not read is skipped.
+    Before requesting the next member, the caller may read the content of the current one. Unread
+    content is skipped.
 
     Args:
-        reader: at the first byte of a header, or at the archive's end.
-        path: of the archive, for errors.
+        reader: reader at the first byte of a header, or at the archive's end.
+        path: path of the archive, for errors.
         remedy: what the user can do if the archive is damaged.
 
     Attributes:
-        links: the links so far.
-        end: after the last member: the byte where the archive ends.
-        is_closed: whether a block of zeros is there; a file without one may have been cut off
+        links: links found so far.
+        end: offset where the archive ends, once the iteration has ended.
+        is_closed: whether a block of zeros is there; a file without it may have been truncated
             between two members.
 
     Raises:
-        ValueError: the archive is damaged or cut off, is none at all, or has a sparse member. The
-            members before have come.
+        ValueError: the archive is damaged or truncated, is no tar, or has a sparse member. All
+            earlier members have been yielded.
 
     >>> import io, tarfile
     >>> archive = io.BytesIO()
@@ -237,7 +237,7 @@ class Members:
 
 
 BLOCK = 512
-"""Bytes: headers and contents begin at multiples of it."""
+"""Block size in bytes; headers and contents begin at multiples of it."""
 
 _ZEROS = bytes(BLOCK)
 _CHECKSUM = slice(148, 156)
@@ -247,10 +247,10 @@ _BASE_256 = 0x80
 LONG_NAME, LONG_LINK, PAX, PAX_OF_SOLARIS, PAX_GLOBAL = b"L", b"K", b"x", b"X", b"g"
 
 EXTENSIONS = frozenset((LONG_NAME, LONG_LINK, PAX, PAX_OF_SOLARIS, PAX_GLOBAL))
-"""Kinds of headers that belong to the next member."""
+"""Kinds of headers that describe the next member."""
 
 MAX_EXTENSION = 1 << 20
-"""Bytes: no name is longer."""
+"""Largest size of an extension in bytes."""
 
 COMPRESSED = (
     (b"\x1f\x8b", "gzip", ".gz"),
@@ -258,27 +258,27 @@ COMPRESSED = (
     (b"BZh", "bzip2", ".bz2"),
     (b"\xfd7zXZ\0", "xz", ".xz"),
 )
-"""How compressed files begin, by what, and how their names end."""
+"""First bytes, compressor and name ending of compressed files."""
 
 _SPARSE = "holds a sparse file, which has no content of its own in one piece"
 
 
 class Header(NamedTuple):
-    """What a header block says."""
+    """The contents of a header block."""
 
     name: bytes
-    """With the prefix of ustar; of long names only the beginning."""
+    """Name with the prefix of ustar; a long name is cut."""
     size: int
-    """Of the content, in bytes."""
+    """Size of the content in bytes."""
     kind: bytes
-    """One byte: ``b"0"`` a regular file, ``b"5"`` a folder, ``b"x"`` an extended header, ..."""
+    """One byte: ``b"0"`` regular file, ``b"5"`` folder, ``b"x"`` extended header, ..."""
 
 
 def parse_header(block: bytes) -> Header | None:
-    """What a block of 512 bytes says; None for the block of zeros that ends an archive.
+    """Parse a block of 512 bytes; return None for the block of zeros that ends an archive.
 
     Raises:
-        ValueError: it is no header: its checksum differs, or its size is no number.
+        ValueError: the block is no header: its checksum differs, or its size is no number.
 
     >>> import tarfile
     >>> member = tarfile.TarInfo("a/0001.jpg")
@@ -295,17 +295,17 @@ def parse_header(block: bytes) -> Header | None:
     name = block[:100].partition(b"\0")[0]
     if kind == b"\0":
         kind = b"5" if name.endswith(b"/") else b"0"
-    # GNU tar, whose magic has a blank there, keeps times where ustar has the prefix.
+    # GNU tar, whose magic has a blank there, stores times in place of ustar's prefix.
     if block[345] and block[257:263] == b"ustar\0":
         name = block[345:500].partition(b"\0")[0] + b"/" + name
     return Header(name, size, kind)
 
 
 def parse_number(field: bytes) -> int:
-    """A numeric field: octal digits, or base 256 after a byte 0x80 (8 GiB and more).
+    """Parse a numeric field: octal digits, or base 256 after a byte 0x80 (8 GiB and more).
 
     Raises:
-        ValueError: it is neither, or negative.
+        ValueError: the field is neither, or negative.
 
     >>> parse_number(b"00000001750\\0"), parse_number(b"\\x80" + (2**40).to_bytes(11, "big"))
     (1000, 1099511627776)
@@ -319,7 +319,7 @@ def parse_number(field: bytes) -> int:
 
 
 def padded(size: int) -> int:
-    """The size of a content of ``size`` bytes with its padding to whole blocks.
+    """Return the size of a content of ``size`` bytes, padded to whole blocks.
 
     >>> padded(0), padded(1), padded(512)
     (0, 512, 512)
@@ -328,7 +328,7 @@ def padded(size: int) -> int:
 
 
 class Extension:
-    """What extensions say about the member after them; the first of two wins, as in tarfile.
+    """Extensions for the next member; the first of two wins, as in tarfile.
 
     >>> extension = Extension()
     >>> extension.add(b"x", b"18 path=long/name\\n")
@@ -341,10 +341,10 @@ class Extension:
         self.size: int | None = None
 
     def add(self, kind: bytes, content: bytes) -> None:
-        """Take in one extension: its kind, and its content without padding.
+        """Add one extension: its kind, and its content without padding.
 
         Raises:
-            ValueError: it is malformed, or says what cannot be read: a sparse file, or a name or
+            ValueError: the extension is malformed or unsupported: a sparse file, or one name or
                 size for all members.
         """
         if kind == LONG_NAME:
@@ -368,7 +368,7 @@ class Extension:
 
 
 def parse_pax(content: bytes) -> dict[bytes, bytes]:
-    """The records ``"<length> <key>=<value>\\n"`` of a pax header.
+    """Parse the records ``"<length> <key>=<value>\\n"`` of a pax header.
 
     Raises:
         ValueError: a record is malformed.
@@ -395,8 +395,8 @@ def _checksum_fits(block: bytes) -> bool:
         stated = parse_number(block[_CHECKSUM])
     except ValueError:
         return False
-    # Adler-32's low half is 1 + the sum of the bytes, exact for 256 of them: ten times faster
-    # than adding them up here. The checksum's own bytes count as blanks.
+    # Adler-32's low half is 1 + the sum of the bytes, exact for 256 bytes, and ten times faster
+    # than a sum in Python. The checksum's own bytes count as blanks.
     low, high = zlib.adler32(block[:256]) & 0xFFFF, zlib.adler32(block[256:]) & 0xFFFF
     blanks = 8 * 0x20 - sum(block[_CHECKSUM])
     total = low + high - 2 + blanks
@@ -406,3 +406,5 @@ def _checksum_fits(block: bytes) -> bool:
     own = block[_CHECKSUM]
     negative = sum(byte > 0x7F for byte in block) - sum(byte > 0x7F for byte in own)
     return total - 256 * negative == stated
+
+    # Some old programs summed signed bytes.

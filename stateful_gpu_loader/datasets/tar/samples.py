@@ -1,7 +1,7 @@
-"""Members of an archive as samples: which belong together, what their bytes mean, what is chosen.
+"""Samples of an archive: grouping of members, their values, and the choice of members.
 
-The rules are those of the package ``webdataset``: ``tariterators.py`` groups, and the basic
-decoders of ``autodecode.py`` give values; but nothing is ever unpickled.
+The rules are those of the package ``webdataset``: grouping as in ``tariterators.py``, values as
+from the basic decoders of ``autodecode.py``. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from stateful_gpu_loader.datasets.storage.paths import is_apple_double
 from stateful_gpu_loader.datasets.target_choice import Target, TargetChoice
 
 KEY = "__key__"
-"""The name of a sample's key among its members."""
+"""Name of a sample's key among its members."""
 
 PICKLES = frozenset(("pkl", "pickle", "pyd", "pth", "pt"))
-"""Extensions whose files run code when they are loaded."""
+"""Extensions of files that run code when they are loaded."""
 
 _INTEGERS = frozenset(("cls", "cls2", "index", "inx", "id"))
 _TEXTS = frozenset(("txt", "text", "transcript"))
@@ -40,10 +40,10 @@ _META = re.compile(r"__[^/]*__($|/)")
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Key and extension: the extension is all after the first dot of the last part, lower-cased.
+    """Split a name at the first dot of its last part into key and lower-cased extension.
 
-    None for names that belong to no sample: those without an extension, macOS's ``._name.jpg``, and
-    ``__name__`` or what lies in such a folder, which holds data about the archive.
+    Return None for names that belong to no sample: names without an extension, macOS's
+    ``._name.jpg``, and the archive's metadata, which is ``__name__`` or lies in such a folder.
 
     >>> split_name("train/a.b/0001.left.JPG"), split_name("README"), split_name("__meta__/1.txt")
     (('train/a.b/0001', 'left.jpg'), None, None)
@@ -57,12 +57,12 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 
 def link_note(links: Iterable[tuple[str, str]], key: str, wanted: frozenset[str]) -> str:
-    """Return a sentence about a link that a sample has in place of a member, or an empty text.
+    """Return a sentence about a link in place of a member of the sample, or an empty text.
 
     Args:
-        links: names and targets of links in the archive.
+        links: (name, kind and target) of the links in the archive.
         key: key of the sample.
-        wanted: extensions that are looked for.
+        wanted: wanted extensions.
 
     >>> link_note([("1.jpg", "a hard link to '0.jpg'")], "1", frozenset(["jpg"]))
     " Its member '1.jpg' is a hard link to '0.jpg' and has no content: pack the tar with tar \
@@ -79,9 +79,9 @@ def link_note(links: Iterable[tuple[str, str]], key: str, wanted: frozenset[str]
 
 
 class SampleGrouping:
-    """Groups consecutive members of one key; names that belong to no sample may come between them.
+    """Groups consecutive members with the same key, ignoring names that belong to no sample.
 
-    A key that comes back after another one begins a second sample, as in webdataset and DALI.
+    A key that returns after another key begins a second sample, as in webdataset and DALI.
 
     >>> grouping = SampleGrouping()
     >>> [grouping.place(name) for name in ("a.jpg", "README", "a.cls", "b.jpg")]
@@ -95,10 +95,10 @@ class SampleGrouping:
         self._extensions: set[str] = set()
 
     def place(self, name: str) -> tuple[bool, str] | None:
-        """Whether the member begins a sample, and its extension; None if it belongs to none.
+        """Return whether the member begins a sample, and its extension; None for no sample.
 
         Raises:
-            ValueError: the sample has a member of this extension already.
+            ValueError: the sample already has a member with this extension.
         """
         parts = split_name(name)
         if parts is None:
@@ -116,13 +116,13 @@ class SampleGrouping:
 
 
 def value_of(extension: str, data: bytes) -> Any:
-    """What a member's bytes mean, by the last part of its extension.
+    """Convert a member's bytes, by the last part of its extension.
 
-    ``cls``, ``cls2``, ``index``, ``inx``, ``id``: int; ``json``, ``jsn``: as parsed; ``txt``,
-    ``text``, ``transcript``: str of UTF-8; ``npy``: a NumPy array; all others: the bytes.
+    ``cls``, ``cls2``, ``index``, ``inx``, ``id``: int; ``json``, ``jsn``: parsed JSON; ``txt``,
+    ``text``, ``transcript``: str, from UTF-8; ``npy``: NumPy array; all others: bytes.
 
     Raises:
-        ValueError: the bytes are none of that.
+        ValueError: the bytes are malformed.
 
     >>> value_of("cls", b"7"), value_of("meta.json", b"[1]"), value_of("txt", b"a cat")
     (7, [1], 'a cat')
@@ -149,18 +149,18 @@ def member_value(
     offset: int,
     sample: str = "",
 ) -> Any:
-    """The value of a member, as :func:`value_of` has it.
+    """Convert a member with :func:`value_of`; the other arguments are for errors.
 
     Args:
-        extension: of the member.
-        content: of the member, uint8 [num_bytes].
-        path: of the tar; this and what follows is for errors.
-        key: of the sample.
-        offset: the byte of the member's content in the tar.
+        extension: extension of the member.
+        content: content of the member, uint8 [num_bytes].
+        path: path of the tar.
+        key: key of the sample.
+        offset: offset of the content in the tar, in bytes.
         sample: more words about the sample.
 
     Raises:
-        ValueError: the content is malformed; the text names the tar, the key and the byte.
+        ValueError: the content is malformed; the message has the tar, the key and the byte.
     """
     try:
         return value_of(extension, content.tobytes())
@@ -177,7 +177,7 @@ def _integer(data: bytes) -> int:
 
 
 def _array(data: bytes) -> npt.NDArray[Any]:
-    """The array of a .npy file, in memory of its own; objects, which are pickled, are refused."""
+    """Return the array of a .npy file, newly allocated; pickled objects are refused."""
     stream = io.BytesIO(data)
     try:
         version = np.lib.format.read_magic(stream)
@@ -185,7 +185,7 @@ def _array(data: bytes) -> npt.NDArray[Any]:
             raise ValueError(f"unknown version {version}")
         shape, fortran, dtype = _NPY_HEADERS[version](stream)
     except Exception as error:
-        # NumPy evaluates the header as a Python literal, which fails in many ways.
+        # NumPy evaluates the header as a Python literal, which can raise many types.
         text = f"its NumPy header is malformed: {type(error).__name__}: {error}"
         raise ValueError(text) from error
     if dtype.hasobject:
@@ -202,25 +202,25 @@ Names: TypeAlias = str | Sequence[str]
 Missing: TypeAlias = Literal["error", "skip"]
 
 IMAGES = ("jpg", "jpeg", "png", "webp")
-"""The extensions of what the decoders read."""
+"""Extensions of the images that the decoders read."""
 
 
 class MemberChoice:
-    """The extensions that are looked for in each sample.
+    """The extensions wanted from each sample.
 
     Args:
         image: an extension, or several; each may be a choice such as ``"jpg;png"``.
-        target: as of :class:`TargetChoice`, of extensions and such choices, or ``"__key__"``.
-        missing: whether a sample that lacks one of them is an error or is skipped.
+        target: as in :class:`TargetChoice`, with extensions, choices or ``"__key__"`` as names.
+        missing: whether a sample that lacks a wanted member is an error or is skipped.
 
     Attributes:
         missing: as given.
-        slots: of the image, then of each part of the target that is a member: extensions, of which
-            the first that a sample has is taken.
+        slots: extensions for the image, then for each member of the target; in each slot the
+            first extension that a sample has is taken.
 
     Raises:
-        ValueError: an extension is empty, or its files are pickles, or ``missing`` is unknown.
-        TypeError: an argument is of another type.
+        ValueError: an extension is empty or belongs to pickles, or ``missing`` is unknown.
+        TypeError: an argument has a wrong type.
 
     >>> choice = MemberChoice(image="jpg;png", target={"label": "cls", "text": "txt"})
     >>> choice.slots
@@ -248,27 +248,27 @@ class MemberChoice:
 
     @property
     def wanted(self) -> frozenset[str]:
-        """All extensions."""
+        """The extensions of all slots."""
         return frozenset(extension for slot in self.slots for extension in slot)
 
     def target(self, values: list[Any], key: str, number: int) -> Any:
-        """The target of a sample.
+        """Return the target of a sample.
 
         Args:
-            values: of the slots after the image's.
-            key: of the sample.
-            number: what the target is where no member is asked for.
+            values: values of the slots after the image's.
+            key: key of the sample.
+            number: the target if no member is wanted.
         """
         by_name = dict(zip(self._names, values, strict=True))
         by_name[KEY] = key
         return self._target.make(by_name.__getitem__, number)
 
     def names(self, slot: int) -> str:
-        """A slot in words, for errors."""
+        """Describe a slot for errors."""
         return f"{'target' if slot else 'image'} ({', '.join(self.slots[slot])})"
 
     def __str__(self) -> str:
-        """Equal for equal choices: part of a fingerprint."""
+        """Return a text that is equal for equal choices, for fingerprints."""
         return self._text
 
 

@@ -39,25 +39,24 @@ _PACK = "pass image= and target= as the members are called, or missing='skip' to
 
 
 class TarShards(FileShards, EncodedShards):
-    """Images in WebDataset tars, read as streams: ``.tar``, or with ``.gz .zst .bz2 .xz`` or
-    ``.tgz``.
+    """Images in WebDataset tars, read as streams: plain, or with ``.tgz .gz .zst .bz2 .xz``.
 
-    Members belong together as :class:`TarSource` has it. A plain tar is resumed at the byte where
-    the next sample begins, by URL as well; a compressed one by decompressing from its beginning.
+    Members form samples as in :class:`TarSource`. A plain tar is resumed at the byte where the next
+    sample begins, by URL as well. A compressed tar is decompressed from its beginning again.
 
     Args:
-        paths: one or several, in order; ``{000..011}``, ``{a,b}`` and wildcards stand for several.
-        image: the extension of the image; of several (or ``"jpg;png"``) the first there is.
-        target: as :class:`TarSource` has it; with None the target is the byte of the tar,
-            decompressed, where the sample begins.
+        paths: one or several, in order; ``{000..011}``, ``{a,b}`` and wildcards expand.
+        image: extension of the image; of several (or ``"jpg;png"``) the first that a sample has.
+        target: as in :class:`TarSource`; with None the target is the byte of the decompressed tar
+            where the sample begins.
         missing: ``"error"`` refuses a sample without image or target, ``"skip"`` leaves it out.
-        counts: the samples of each shard, where they are known: by name, in order, or a JSON file
-            such as webdataset's ``sizes.json``. Checked as shards are read from their beginning.
-        num_lanes, shuffle_buffer: as of :class:`ShardedDataset`.
+        counts: number of samples of each shard, if known: by name, in order, or a JSON file such
+            as webdataset's ``sizes.json``. Checked whenever a whole shard is read.
+        num_lanes, shuffle_buffer: as in :class:`ShardedDataset`.
 
     Raises:
         FileNotFoundError: a wildcard matches nothing.
-        ValueError: no path, one twice, a wrong argument, or a shard without a count.
+        ValueError: no path, a repeated path, a wrong argument, or a shard without a count.
 
     >>> import io, tarfile, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -85,19 +84,20 @@ class TarShards(FileShards, EncodedShards):
         self._choice = MemberChoice(image, target, missing)
 
     def fingerprint(self) -> str:
-        """Of the names of the shards, and of what is chosen: no tar is opened for it."""
+        """Return a text of the shards' names and the choice of members; opens no tar."""
         return f"{super().fingerprint()}, {self._choice}, missing={self._choice.missing}"
 
     def read_shard(
         self, shard: str, cursor: int
     ) -> Iterator[tuple[EncodedSample | ValueError, int]]:
-        """As :class:`EncodedShards` has it: a ValueError is yielded in place of a sample that lacks
-        its image or target, or has a malformed one.
+        """Yield pairs as :meth:`EncodedShards.read_shard` does.
+
+        A sample with a missing or malformed image or target yields a ValueError in its place.
 
         Raises:
             OSError: the tar cannot be opened or read.
-            ValueError: from here on it is damaged or cut off; or there are not as many samples as
-                ``counts`` says.
+            ValueError: the rest of the tar is damaged or truncated, or the number of samples
+                differs from ``counts``.
         """
         samples = _tar_samples(self, shard, cursor, self._choice.wanted, self._accepts)
         with closing(samples):
@@ -108,7 +108,7 @@ class TarShards(FileShards, EncodedShards):
         return self._choice.missing == "error" or self._lacking(sample) is None
 
     def _lacking(self, sample: TarSample) -> int | None:
-        """The first slot of the choice for which the sample has nothing."""
+        """Return the first slot without a member in the sample, or None."""
         for slot, alternatives in enumerate(self._choice.slots):
             if not any(extension in sample.contents for extension in alternatives):
                 return slot
@@ -138,12 +138,12 @@ class TarRecords(FileShards):
     """Samples of any kind in WebDataset tars, as dicts of all their members.
 
     A sample is ``{"__key__": key, extension: value, ...}``, with the values of :func:`value_of`;
-    pickled files stay bytes. All else is as with :class:`TarShards`.
+    pickled files stay bytes. Everything else is as in :class:`TarShards`.
 
     Args:
-        paths: as of :class:`TarShards`.
-        counts: as of :class:`TarShards`.
-        num_lanes, shuffle_buffer: as of :class:`ShardedDataset`.
+        paths: as in :class:`TarShards`.
+        counts: as in :class:`TarShards`.
+        num_lanes, shuffle_buffer: as in :class:`ShardedDataset`.
 
     >>> import io, tarfile, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -169,7 +169,7 @@ class TarRecords(FileShards):
     def read_shard(
         self, shard: str, cursor: int
     ) -> Iterator[tuple[dict[str, Any] | ValueError, int]]:
-        """As :class:`ShardedDataset` has it; errors as of :meth:`TarShards.read_shard`."""
+        """Yield pairs as :meth:`ShardedDataset.read_shard` does; raises as :meth:`TarShards.read_shard`."""
         samples = _tar_samples(self, shard, cursor, None, lambda sample: True)
         with closing(samples):
             for sample, after in samples:
@@ -201,16 +201,16 @@ class TarSample:
     """The members of one key."""
 
     path: str
-    """Of the tar."""
+    """Path of the tar."""
     key: str
     start: int
-    """Byte of its first header in the tar, decompressed."""
+    """Offset of its first header in the decompressed tar."""
     contents: dict[str, Bytes] = field(default_factory=dict)
-    """uint8 [num_bytes] by extension, in the order of the tar; empty where it was not wanted."""
+    """uint8 [num_bytes] by extension, in the order of the tar; empty for unwanted members."""
     offsets: dict[str, int] = field(default_factory=dict)
-    """By extension, the byte of its content in the tar, decompressed."""
+    """Offset of each content in the decompressed tar, by extension."""
     links: list[Link] = field(default_factory=list)
-    """The links in the tar up to the next sample, of this sample or not."""
+    """All links in the tar before the next sample, whether or not they belong to this one."""
 
 
 def _tar_samples(
@@ -220,22 +220,22 @@ def _tar_samples(
     wanted: frozenset[str] | None,
     accepts: Callable[[TarSample], bool],
 ) -> Generator[tuple[TarSample, int]]:
-    """Each sample of a shard from a cursor on, with the cursor of the next sample.
+    """Yield each sample of a shard from a cursor on, with the cursor of the next sample.
 
     Args:
         shards: the dataset.
-        shard: its name.
-        cursor: 0, or one that came with a sample.
-        wanted: the extensions whose contents are read; None for all.
-        accepts: whether a sample counts and is given. It sees the extensions; the contents may
+        shard: name of the shard.
+        cursor: 0, or a cursor that was yielded with a sample.
+        wanted: extensions whose contents are read; None for all.
+        accepts: whether a sample counts and is yielded. It sees the extensions; the contents may
             not have been read.
 
     Raises:
         OSError: the tar cannot be opened or read.
-        ValueError: it is damaged or cut off from here on: the sample that it breaks off in does not
-            come, for it may lack members; nor, where all members are wanted, does the last one of
-            an archive that is not closed. Or it ends before the cursor; or, where reading began at
-            its beginning, the samples are not as many as ``counts`` says.
+        ValueError: the rest of the tar is damaged or truncated. The truncated sample is not
+            yielded, because it may lack members; if all members are wanted, this also holds for
+            the last sample of an archive without an end mark. Or the tar ends before the cursor.
+            Or a shard read from its beginning has another number of samples than ``counts``.
     """
     path, number = shards.path_of(shard), 0
 

@@ -47,7 +47,7 @@ from stateful_gpu_loader.state.contents import ContentDigest
 logger = logging.getLogger(__name__)
 
 _GAP = 64 << 10
-"""Bytes between members that are read along, where that saves a second read."""
+"""Largest total gap in bytes between members that are read together."""
 _INDEXED_AT_ONCE = 8
 
 Content = Bytes | memoryview
@@ -55,32 +55,32 @@ Content = Bytes | memoryview
 
 
 class TarSource(Source):
-    """WebDataset tars, local or by URL, each sample read by its place.
+    """WebDataset tars, local or by URL, with random access by an index.
 
-    Each tar's headers are read once, and its index is kept beside it or in a cache directory. By
-    URL headers are read together with what lies between them, which is most of a tar.
-    Members belong together as in the package ``webdataset``: consecutive ones with the same path up
+    Each tar's headers are read once, and its index is kept beside the tar or in a cache directory.
+    By URL this reads most of the tar, because headers are read with the contents between them.
+    Members form samples as in the package ``webdataset``: consecutive members with the same path up
     to the first dot of its last part are a sample, and the rest of the name is the extension. A key
-    that comes back later in a tar begins another sample, as in that package.
+    that returns later in the tar begins another sample, as in that package.
 
     Args:
-        paths: one or several, in order; ``{000..011}``, ``{a,b}`` and wildcards stand for several.
-        image: the extension of the image; of several (or ``"jpg;png"``) the first there is, in
-            this order, as in webdataset; DALI takes what comes first in the tar.
-        target: an extension, whose value is the target (``"cls;txt"`` is the first there is); a
-            tuple or list of them for a tuple, a dict ``{name: extension}`` for a dict, None for the
-            index. ``"__key__"`` is the sample's key. Values as :func:`value_of` gives them.
+        paths: one or several, in order; ``{000..011}``, ``{a,b}`` and wildcards expand.
+        image: extension of the image; of several (or ``"jpg;png"``) the first that a sample has, in
+            this order, as in webdataset. DALI takes the first in the tar.
+        target: an extension, whose value is the target (``"cls;txt"`` is the first that exists); a
+            tuple or list of extensions for a tuple, a dict ``{name: extension}`` for a dict, None
+            for the index. ``"__key__"`` is the sample's key. Values are those of :func:`value_of`.
         missing: ``"error"`` refuses tars where a sample lacks the image or the target; ``"skip"``
             leaves such samples out, as DALI's ``missing_component_behavior="skip"`` does.
-        cache_dir: where indices are kept; None is beside the tars, or where these cannot be
-            written ``$XDG_CACHE_HOME/stateful_gpu_loader``.
-        index_paths: files that DALI's ``wds2idx`` wrote, one a tar: the samples are those that they
-            name. They are checked against the tars.
+        cache_dir: directory for the indices; None keeps them beside the tars, or in
+            ``$XDG_CACHE_HOME/stateful_gpu_loader`` if those folders cannot be written.
+        index_paths: files written by DALI's ``wds2idx``, one for each tar, which select the
+            samples. They are checked against the tars.
 
     Raises:
         OSError: a tar cannot be read.
-        ValueError: a tar is damaged or compressed; no sample, or one without image or target; or an
-            index file of another tar.
+        ValueError: a tar is damaged or compressed; no sample, or a sample without image or target;
+            or an index file of another tar.
 
     >>> import io, tarfile, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -155,11 +155,11 @@ class TarSource(Source):
         return len(self._samples)
 
     def read(self, index: int, into: Memory | None = None) -> EncodedSample:
-        """The image's bytes, the target, and the name of tar and member.
+        """Return the image's bytes, the target, and the name of tar and member.
 
         Raises:
             OSError: the tar cannot be read, or was replaced since it was indexed.
-            ValueError: a member of the target is malformed, or the tar was cut off.
+            ValueError: a member of the target is malformed, or the tar was truncated.
         """
         members, key = self._chosen[index], self.key(index)
         image, *extensions = self._extensions(members)
@@ -186,13 +186,13 @@ class TarSource(Source):
         self._files.expect(ranges, int(sizes.sum()), anew=anew)
 
     def key(self, index: int) -> str:
-        """The names, up to the dot, of the members of the sample at ``0 <= index < len(self)``."""
+        """Return the key of the sample at ``0 <= index < len(self)``: its names up to the dot."""
         return self._members.key(self._samples[index])
 
     def record(self, index: int) -> dict[str, Any]:
-        """All members of a sample: its key as ``"__key__"``, and values by their extensions.
+        """Return all members of a sample: its key as ``"__key__"``, and values by extension.
 
-        Values are as :func:`value_of` gives them; pickled files stay bytes.
+        Values are those of :func:`value_of`; pickled files stay bytes.
 
         Raises:
             OSError, ValueError: as :meth:`read`.
@@ -205,12 +205,12 @@ class TarSource(Source):
         return {KEY: key, **dict(zip(extensions, values, strict=True))}
 
     def block_lengths(self) -> npt.NDArray[np.int64]:
-        """int64 [num_tars]: the samples of each tar, in the order of their indices."""
+        """Return int64 [num_tars]: the number of samples of each tar, in the order of indices."""
         ends = np.array([0, *self._ends], dtype=np.int64)
         return ends[1:] - ends[:-1]
 
     def fingerprint(self) -> str:
-        """blake2b of what is chosen, and of all members' keys, extensions and sizes in order.
+        """Return a blake2b of the choice, and of all members' keys, extensions and sizes in order.
 
         It does not depend on the tars' paths and names, nor on the program that packed them.
         """
@@ -239,9 +239,9 @@ class TarSource(Source):
         return [vocabulary[code] for code in self._members.extensions[members].tolist()]
 
     def _contents(self, index: int, places: list[list[int]], memory: Memory) -> list[Content]:
-        """The contents of some members of a sample, those of the first in ``memory``.
+        """Return the contents of some members of a sample, the first one in ``memory``.
 
-        They are read at once where they lie together.
+        Members that lie close together are read at once.
         """
         spans = _spans(places)
         if len(spans) > 1:
@@ -274,10 +274,10 @@ class TarSource(Source):
 
     def _replaced(self, index: int, offset: int) -> OSError:
         path = self.paths[self._tar(index)]
-        # The size and time of the tar may be as before, so the next TarSource would take the index.
+        # The tar's size and time may be unchanged, so the next TarSource would use the index.
         removed = remove_index(path, kind=KIND, cache_dir=self._cache_dir)
         indices = f" Its kept index {', '.join(map(repr, removed))} was removed." * bool(removed)
-        # The whole file was replaced, so there is no reason to leave out one record.
+        # The whole file was replaced, so leaving out one record is no remedy.
         return OSError(
             errno.ESTALE,
             f"replaced since it was indexed: another header before byte {offset}, sample "
@@ -304,10 +304,9 @@ class TarSource(Source):
 
 
 def _spans(places: list[list[int]]) -> list[tuple[int, int]]:
-    """The bytes to read for members of a sample, with the headers before them.
+    """Return the byte ranges to read for members of a sample, headers included.
 
-    Members that lie together are read at once, others one by one.
-
+    Members that lie close together are read at once, others separately.
     >>> _spans([[512, 100, 0], [1536, 1, 0]]), _spans([[512, 100, 0], [1_000_000, 1, 0]])
     ([(0, 1537)], [(0, 612), (999488, 1000001)])
     """

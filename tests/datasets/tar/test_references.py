@@ -217,7 +217,7 @@ def test_an_index_of_another_tar_is_refused(tmp_path: Path, change: Any, text: s
     index.write_text(change(index.read_text()))
     with pytest.raises(ValueError, match=text) as caught:
         TarSource(path, index_paths=index)
-    assert "Remedy: make the index of this tar anew" in str(caught.value)
+    assert "Remedy: make the index of this tar again" in str(caught.value)
     with pytest.raises(ValueError, match=r"2 index_paths.*1"):
         TarSource(path, index_paths=[index, path])
 

@@ -169,7 +169,7 @@ class TarRecords(FileShards):
     def read_shard(
         self, shard: str, cursor: int
     ) -> Iterator[tuple[dict[str, Any] | ValueError, int]]:
-        """Yield pairs as :meth:`ShardedDataset.read_shard` does; raises as :meth:`TarShards.read_shard`."""
+        """Yield (sample, cursor of the next sample); raises as :meth:`TarShards.read_shard`."""
         samples = _tar_samples(self, shard, cursor, None, lambda sample: True)
         with closing(samples):
             for sample, after in samples:

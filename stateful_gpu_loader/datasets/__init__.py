@@ -1,7 +1,6 @@
-"""Datasets of encoded images, by index or by shard: a file or folder a format, or from a function.
+"""Datasets of encoded images, with random access or by shard: a module or folder for each format.
 
-``source.py`` is the base of those that are read by index, ``sharded.py`` of those that are read
-shard by shard.
+``source.py`` has the base class for random access, ``sharded.py`` the base class for shards.
 """
 
 from stateful_gpu_loader.datasets.arrays import ArraySource

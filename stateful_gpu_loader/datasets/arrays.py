@@ -1,4 +1,4 @@
-"""ArraySource: images that are pixels in one array or tensor, read a batch at a time."""
+"""ArraySource: images that are pixels in one array or tensor, read in batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stateful_gpu_loader.state.contents import ContentDigest, spread
 from stateful_gpu_loader.state.schema import SAMPLED
 
 _MOST_DIGESTED = 1 << 28
-"""Bytes of pixels up to which the fingerprint covers every image."""
+"""Most bytes of pixels for which the fingerprint covers every image."""
 _MOST_SAMPLED = 1024
 """Number of images that the fingerprint of a larger array covers."""
 _BLOCK = 1 << 24
@@ -29,28 +29,28 @@ _CHANNELS = (1, 3)
 class ArraySource(Source):
     """Decoded images of one size in an array, such as CIFAR-10, MNIST or a ``.npy`` of crops.
 
-    Nothing is decoded, and recipes are applied to many images at a time, which takes a fraction of
-    the time that single small images take. The pixels are those of the recipes on single images.
+    Nothing is decoded, and recipes are applied to many images at a time, which is much faster than
+    small images one by one. The pixels equal the results of the recipes on single images.
 
-    Images are delivered in RGB, as by every source: grey ones have three equal channels.
+    As in every source, images are delivered in RGB: grey images have three equal channels.
 
-    An array that ``numpy.load(..., mmap_mode="r")`` returns is read from its file, and a spawned
-    worker opens the file again. Any other array is copied to spawned workers, and shared with
-    forked ones.
+    An array from ``numpy.load(..., mmap_mode="r")`` is read from its file, and a spawned worker
+    opens the file again. Any other array is copied to spawned workers and shared with forked ones.
 
     Args:
-        images: uint8 array or CPU tensor, [n, height, width, 3] or [n, 3, height, width] in RGB; or
-            grey, [n, height, width] or with one channel in either place. It is not copied, and
+        images: uint8 array or CPU tensor: RGB [n, height, width, 3] or [n, 3, height, width], or
+            grey [n, height, width], also with one channel in either place. It is not copied and
             must not change.
-        targets: n numbers or texts, or an array [n, ...] whose rows are arrays; None for the index.
+        targets: n numbers or strings, or an array [n, ...] with an array for each image; None for
+            the index.
 
     Attributes:
         images: the images, as given.
         targets: array [n, ...], read-only.
 
     Raises:
-        TypeError: images of another type, dtype or device, or targets of Python objects.
-        ValueError: images of another shape or of none, or another number of targets.
+        TypeError: images of another type, dtype or device, or targets that are Python objects.
+        ValueError: images of another shape, no images, or another number of targets.
 
     >>> images = np.zeros((5, 32, 32, 3), dtype=np.uint8)
     >>> source = ArraySource(images, [7, 1, 0, 2, 9])
@@ -75,7 +75,7 @@ class ArraySource(Source):
         if pixels.ndim == 3:
             pixels = pixels[..., None]
         self._pixels: Bytes = pixels
-        """uint8 [n, height, width, channels] or [n, channels, height, width], as it was given."""
+        """uint8 [n, height, width, channels] or [n, channels, height, width], as given."""
 
     def __len__(self) -> int:
         return len(self._pixels)
@@ -89,7 +89,7 @@ class ArraySource(Source):
         return height, width
 
     def read(self, index: int, into: Memory | None = None) -> EncodedSample:
-        """The image as a binary PPM, and its target."""
+        """Return the image as a binary PPM, and its target."""
         height, width = self._size
         head = f"P6 {width} {height} 255\n".encode()
         data = (into or new_memory)(len(head) + 3 * height * width)
@@ -121,9 +121,9 @@ class ArraySource(Source):
         return pixels.expand(-1, 3, -1, -1), targets.tolist() if targets.ndim == 1 else [*targets]
 
     def fingerprint(self) -> str:
-        """blake2b of the pixels and targets.
+        """Return a blake2b of the pixels and targets.
 
-        Of more than 256 MiB of pixels, only 1,024 images that are spread over the array are read.
+        For more than 256 MiB of pixels it covers 1,024 images spread over the array.
         """
         if self._fingerprint is None:
             digest = ContentDigest("arrays 1")
@@ -148,7 +148,7 @@ class ArraySource(Source):
         return self._fingerprint
 
     def _interleaved(self, index: int) -> Bytes:
-        """uint8 [height, width, channels], a view."""
+        """Return a view, uint8 [height, width, channels]."""
         image = self._pixels[index]
         interleaved: Bytes = image if self._channels_last else image.transpose(1, 2, 0)
         return interleaved
@@ -161,7 +161,7 @@ class ArraySource(Source):
         return f"{type(self).__name__}[{index}]"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the view of the images out, and name the file of a memory-mapped array instead."""
+        """Leave out the view of the images, and replace a memory-mapped array by its place."""
         state = {k: v for k, v in self.__dict__.items() if k != "_pixels"}
         state["images"] = _Mapped.of(self.images) or self.images
         return state
@@ -189,7 +189,7 @@ class _Mapped:
 
     @classmethod
     def of(cls, array: Any) -> _Mapped | None:
-        """Return the place of an array that is, or is a view of, an unchanged memory-mapped one."""
+        """Return the place of a memory-mapped array, or of a view of one; None for other arrays."""
         root = array
         while isinstance(root, np.ndarray) and not isinstance(root.base, mmap.mmap):
             root = root.base
@@ -204,7 +204,7 @@ class _Mapped:
         return cls(str(root.filename), root.offset + first, array.shape, array.strides)
 
     def open(self) -> Bytes:
-        """Map the array again, to be read.
+        """Map the array again, read-only.
 
         Raises:
             OSError: the file cannot be opened.

@@ -1,9 +1,9 @@
-"""Caffe2LMDBSource: images that Caffe2's tools wrote into LMDB, and what belongs to them.
+"""Caffe2LMDBSource: images and targets that Caffe2's tools wrote into LMDB.
 
-That is a label of one of five kinds, further tensors, and a box. A record is a TensorProtos, whose
-first tensor is the image. The messages of ``caffe2.proto``: TensorProtos is protos 1; TensorProto
-is dims 1, data_type 2, float_data 3, int32_data 4, byte_data 5, string_data 6, double_data 9,
-int64_data 10.
+A target is a label of one of five kinds, additional tensors, and a box. A record is a TensorProtos
+whose first tensor is the image. Field numbers of ``caffe2.proto``: TensorProtos has protos 1;
+TensorProto has dims 1, data_type 2, float_data 3, int32_data 4, byte_data 5, string_data 6,
+double_data 9, int64_data 10.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from stateful_gpu_loader.decoders.png import ChannelOrder, check_channel_order, 
 
 
 class LabelType(IntEnum):
-    """How labels are stored: the numbers of Caffe2's image_input.h and of DALI's reader."""
+    """Kind of stored label, numbered as in Caffe2's image_input.h and DALI's reader."""
 
     SINGLE_LABEL = 0
     """One number: a class."""
     MULTI_LABEL_SPARSE = 1
-    """The indices of the labels that apply; becomes 1 there and 0 elsewhere."""
+    """Indices of labels; becomes a vector with 1 there and 0 elsewhere."""
     MULTI_LABEL_DENSE = 2
-    """A vector, as it is."""
+    """A vector, as stored."""
     MULTI_LABEL_WEIGHTED_SPARSE = 3
-    """Indices, and in the next tensor a weight for each; becomes the weights there, else 0."""
+    """Indices, and in the next tensor their weights; becomes a vector, 0 elsewhere."""
     NO_LABEL = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordLayout:
-    """What the tensors after the image are, in their order: label, further tensors, box.
+    """The tensors after the image: label, additional tensors, box.
 
     >>> RecordLayout(label_type=LabelType.MULTI_LABEL_SPARSE)
     Traceback (most recent call last):
@@ -62,9 +62,9 @@ at least 1
 
     label_type: LabelType = LabelType.SINGLE_LABEL
     num_labels: int | None = None
-    """Length of the vectors that sparse labels become."""
+    """Length of the vectors made from sparse labels."""
     additional_inputs: int = 0
-    """Tensors between the label and the box."""
+    """Number of tensors between the label and the box."""
     bbox: bool = False
     """Whether the last tensor is a box."""
 
@@ -82,13 +82,13 @@ at least 1
 
     @property
     def is_sparse(self) -> bool:
-        """Whether the label is stored as indices."""
+        """Return whether the label is stored as indices."""
         kinds = (LabelType.MULTI_LABEL_SPARSE, LabelType.MULTI_LABEL_WEIGHTED_SPARSE)
         return self.label_type in kinds
 
     @property
     def num_label_tensors(self) -> int:
-        """Tensors that the label is stored in."""
+        """Return the number of tensors that hold the label."""
         if self.label_type == LabelType.NO_LABEL:
             return 0
         return 2 if self.label_type == LabelType.MULTI_LABEL_WEIGHTED_SPARSE else 1
@@ -97,30 +97,29 @@ at least 1
 class Caffe2LMDBSource(LmdbSource):
     """Images and labels from LMDBs of Caffe2's ``TensorProtos`` records.
 
-    The first tensor is the image: a file, handed on as it is, or pixels, handed on as a PNG that
-    holds them exactly. The label follows, then additional tensors, then a box, as in Caffe2 and
-    in DALI's ``fn.readers.caffe2``, whose arguments these are. The target is the label alone
-    where nothing else is asked for; otherwise the tuple (label, additional tensors..., box); the
-    sample's index where there is nothing at all.
+    The first tensor is the image: a file, passed on unchanged, or pixels, passed on as a lossless
+    PNG. The label follows, then additional tensors, then a box, as in Caffe2 and in DALI's
+    ``fn.readers.caffe2``, which has the same arguments. The target is the label if there is nothing
+    else, otherwise the tuple (label, additional tensors..., box). If there is nothing at all, it is
+    the sample's index.
 
     Args:
         paths: the folder with ``data.mdb``, or the file itself; or several, one after the other.
-        label_type: 0: one number, an int or a float. 1: indices of the labels that apply, given
-            as a vector [num_labels] of ones and zeros in the stored dtype. 2: a vector as
-            stored. 3: indices and weights, given as float32 [num_labels]. 4: no label.
-        num_labels: the length of the vectors of ``label_type`` 1 and 3.
-        additional_inputs: tensors after the label, given flat in their dtypes.
-        bbox: whether a last tensor is a box, given as int32 [4]: top, left, height, width.
-        channel_order: how raw pixels of three channels are stored; Caffe2 takes them for BGR.
+        label_type: 0: one number, an int or a float. 1: indices of labels, returned as a vector
+            [num_labels] of ones and zeros in the stored dtype. 2: a vector as stored. 3: indices
+            and weights, returned as float32 [num_labels]. 4: no label.
+        num_labels: length of the vectors for ``label_type`` 1 and 3.
+        additional_inputs: number of tensors after the label, returned flat in their dtypes.
+        bbox: whether the last tensor is a box, returned as int32 [4]: top, left, height, width.
+        channel_order: order of three raw channels; Caffe2 assumes BGR.
 
     Attributes:
         paths: the paths, absolute.
 
     Raises:
         FileNotFoundError: no such path.
-        OSError: it is no LMDB, or truncated.
-        ValueError: a database holds no record, no path was given, or an argument is not one of
-            those above.
+        OSError: the file is not an LMDB, or is truncated.
+        ValueError: a database has no records, no path was given, or an argument is out of range.
         MissingDependency: the package ``lmdb`` is not installed.
 
     >>> import lmdb, tempfile
@@ -157,7 +156,7 @@ class Caffe2LMDBSource(LmdbSource):
         super().__init__(paths)
 
     def parse(self, record: memoryview, index: int) -> tuple[npt.NDArray[np.uint8], Any]:
-        """The image as a file, and its target."""
+        """Return the image as a file, and its target."""
         tensors = parse_tensors(record)
         if not tensors:
             raise ValueError("the record holds no tensor")
@@ -172,7 +171,7 @@ class Caffe2LMDBSource(LmdbSource):
         return data, targets[0] if alone else tuple(targets)
 
     def settings(self) -> str:
-        """The arguments that change what is read."""
+        """Return the arguments that affect the samples."""
         layout = self.layout
         return (
             f"caffe2, {self.channel_order}, label_type={layout.label_type:d}, "
@@ -184,20 +183,20 @@ class Caffe2LMDBSource(LmdbSource):
 def read_targets(
     tensors: Sequence[TensorProto], layout: RecordLayout
 ) -> list[int | float | npt.NDArray[Any]]:
-    """The label, if there is one, the additional tensors, and the box, if it is asked for.
+    """Return the label, the additional tensors, and the box, each if the layout has it.
 
     Args:
-        tensors: of one record, the image first.
-        layout: of every record.
+        tensors: tensors of one record, the image first.
+        layout: layout of every record.
 
     Returns:
         label: an int or a float; or a vector: [num_labels] of the stored dtype (sparse), [n] as
             stored (dense), float32 [num_labels] (weighted).
-        additional tensors: flat [n], of their dtypes.
+        additional tensors: flat [n], in their dtypes.
         box: int32 [4], as stored: Caffe2 reads top, left, height, width in pixels.
 
     Raises:
-        ValueError: a tensor is missing, or holds what the layout does not say.
+        ValueError: a tensor is missing, or does not match the layout.
     """
     labels, further = layout.num_label_tensors, layout.additional_inputs
     expected = 1 + labels + further + layout.bbox
@@ -249,7 +248,7 @@ def _label(
 
 
 class DataType(IntEnum):
-    """The types of a TensorProto that are read."""
+    """Supported types of a TensorProto."""
 
     FLOAT = 1
     INT32 = 2
@@ -273,7 +272,7 @@ _NUMERIC: dict[int, tuple[str, Any]] = {
     DataType.INT64: ("int64_data", np.int64),
     DataType.DOUBLE: ("double_data", np.float64),
 }
-"""In which field the values of a type lie, and their dtype."""
+"""Field that holds the values of a type, and their dtype."""
 
 _REPEATED = {3: "float_data", 4: "int32_data", 9: "double_data", 10: "int64_data"}
 
@@ -288,19 +287,19 @@ class TensorProto:
     """
 
     dims: tuple[int, ...]
-    """Its shape; often left out."""
+    """Shape; often missing."""
     data_type: int
-    """One of :class:`DataType`, or another number."""
+    """A :class:`DataType`, or another number."""
     numbers: dict[str, npt.NDArray[Any]]
-    """``float_data`` and its like, those that are there."""
+    """``float_data`` and the other numeric fields that are present."""
     byte_data: memoryview | None
     string_data: tuple[memoryview, ...]
 
     def values(self) -> npt.NDArray[Any]:
-        """Its numbers, flat, in the dtype of its data type; empty where there are none.
+        """Return the numbers, flat, in the dtype of the data type; empty if there are none.
 
         Raises:
-            ValueError: the type is not one of numbers.
+            ValueError: the data type is not numeric.
         """
         if self.data_type not in _NUMERIC:
             raise ValueError(f"a tensor of the data type {self.data_type}, expected one of numbers")
@@ -309,10 +308,10 @@ class TensorProto:
 
 
 def parse_tensors(message: bytes | memoryview) -> list[TensorProto]:
-    """Read a TensorProtos; no bytes or strings are copied.
+    """Parse a TensorProtos without copying bytes or strings.
 
     Raises:
-        ValueError: the message is malformed; the text names the tensor and the byte.
+        ValueError: the message is malformed; the text has the tensor and the byte.
     """
     tensors: list[TensorProto] = []
     for number, wire_type, value in fields(message):
@@ -328,19 +327,19 @@ def parse_tensors(message: bytes | memoryview) -> list[TensorProto]:
 
 
 def image_file(tensor: TensorProto, channel_order: ChannelOrder = "BGR") -> npt.NDArray[np.uint8]:
-    """The image as a file: its own bytes, not copied, or a PNG of its pixels.
+    """Return the image as a file: its own bytes, not copied, or a PNG of its pixels.
 
     Args:
-        tensor: STRING of a file; or BYTE, UINT8 or INT32 of pixels, [height, width] or
+        tensor: STRING with a file; or BYTE, UINT8 or INT32 pixels, [height, width] or
             [height, width, channels].
-        channel_order: of pixels; Caffe2 takes them for BGR, as OpenCV gives it.
+        channel_order: order of the channels of pixels; Caffe2 assumes OpenCV's BGR.
 
     Returns:
         uint8 [num_bytes].
 
     Raises:
-        ValueError: there is no image, or its pixels are not as many as ``dims`` say, or of other
-            than one or three channels.
+        ValueError: there is no image, the number of pixels differs from ``dims``, or the number of
+            channels is not one or three.
     """
     if tensor.data_type == DataType.STRING:
         if len(tensor.string_data) != 1:
@@ -358,7 +357,7 @@ def image_file(tensor: TensorProto, channel_order: ChannelOrder = "BGR") -> npt.
 
 
 def _pixels(tensor: TensorProto) -> npt.NDArray[np.uint8]:
-    """uint8 [n]: the pixels of an image, flat."""
+    """Return the pixels of an image, uint8 [n]."""
     if tensor.data_type not in (DataType.BYTE, DataType.UINT8, DataType.INT32):
         raise ValueError(
             f"an image of the data type {tensor.data_type}, expected {DataType.STRING:d} (a file) "
@@ -396,7 +395,7 @@ def _parse_tensor(message: memoryview) -> TensorProto:
 
 
 def _numbers(name: str, wire_type: int, value: int | memoryview) -> npt.NDArray[Any]:
-    """The values of one occurrence of a repeated field: packed, as they should be, or single."""
+    """Return the values of one occurrence of a repeated field, packed or single."""
     if name == "float_data":
         if isinstance(value, int) and wire_type == FIXED32:
             return np.array([value], dtype="<u4").view("<f4")

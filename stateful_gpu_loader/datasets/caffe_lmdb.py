@@ -1,6 +1,6 @@
-"""CaffeLMDBSource: Caffe's Datum, one image and its label, as convert_imageset wrote it into LMDB.
+"""CaffeLMDBSource: Caffe's Datum records, an image and a label each, written by convert_imageset.
 
-The message of ``caffe.proto``: channels 1, height 2, width 3, data 4, label 5, float_data 6,
+Field numbers of ``caffe.proto``: channels 1, height 2, width 3, data 4, label 5, float_data 6,
 encoded 7.
 """
 
@@ -28,7 +28,7 @@ _NOTHING = memoryview(b"")
 
 @dataclass(frozen=True, slots=True)
 class Datum:
-    """A record of a Caffe database, its fields as stored.
+    """A record of a Caffe database, with its fields as stored.
 
     >>> datum = parse_datum(bytes.fromhex("220361626328073801"))
     >>> bytes(datum.data), datum.label, datum.encoded
@@ -37,23 +37,23 @@ class Datum:
 
     channels: int = 0
     height: int = 0
-    """pixels"""
+    """Pixels."""
     width: int = 0
-    """pixels"""
+    """Pixels."""
     data: memoryview = _NOTHING
-    """An image file; or pixels, uint8 [channels, height, width]."""
+    """An image file, or pixels, uint8 [channels, height, width]."""
     label: int | None = None
     has_float_data: bool = False
-    """Whether there are features in place of an image."""
+    """Whether the record holds features instead of an image."""
     encoded: bool | None = None
-    """Whether ``data`` is a file; None where the record does not say."""
+    """Whether ``data`` is a file; None if the record does not say so."""
 
     @property
     def is_file(self) -> bool:
-        """Whether ``data`` is an image file.
+        """Return whether ``data`` is an image file.
 
-        Records that were written before Caffe knew encoded images do not say it: they hold pixels
-        if the data is exactly as long as the sizes demand. DALI takes all of them for files.
+        Records from before Caffe knew encoded images do not say so. They hold pixels if the data
+        has exactly the length that the sizes require. DALI takes all of them for files.
         """
         if self.encoded is not None:
             return self.encoded
@@ -61,10 +61,10 @@ class Datum:
 
 
 def parse_datum(message: bytes | memoryview) -> Datum:
-    """Read a Datum; nothing of its data is copied.
+    """Parse a Datum without copying its data.
 
     Raises:
-        ValueError: the message is malformed; the text names the byte.
+        ValueError: the message is malformed; the text has the byte.
     """
     numbers: dict[str, int] = {}
     data, has_float_data = _NOTHING, False
@@ -88,18 +88,18 @@ def parse_datum(message: bytes | memoryview) -> Datum:
 
 
 def image_file(datum: Datum, channel_order: ChannelOrder = "BGR") -> npt.NDArray[np.uint8]:
-    """The image as a file: its own bytes, not copied, or a PNG of its pixels.
+    """Return the image as a file: its own bytes, not copied, or a PNG of its pixels.
 
     Args:
-        datum: with ``data``.
-        channel_order: of pixels; Caffe's tools store BGR, as OpenCV gives it.
+        datum: a record with ``data``.
+        channel_order: order of the channels of pixels; Caffe's tools store OpenCV's BGR.
 
     Returns:
         uint8 [num_bytes].
 
     Raises:
-        ValueError: there is no image, or its pixels are not as many as its sizes say, or of
-            other than one or three channels.
+        ValueError: there is no image, the number of pixels differs from its sizes, or the number
+            of channels is not one or three.
     """
     if not len(datum.data):
         held = "float_data" if datum.has_float_data else "no data"
@@ -120,13 +120,13 @@ def image_file(datum: Datum, channel_order: ChannelOrder = "BGR") -> npt.NDArray
 class CaffeLMDBSource(LmdbSource):
     """Images and classes from LMDBs of Caffe's ``Datum`` records.
 
-    Encoded images are handed on as they are; raw pixels as a PNG that holds them exactly. Order
-    and labels are those of DALI's ``fn.readers.caffe``.
+    Encoded images are passed on unchanged, raw pixels as a lossless PNG. Order and labels are those
+    of DALI's ``fn.readers.caffe``.
 
     Args:
         paths: the folder with ``data.mdb``, or the file itself; or several, one after the other.
-        channel_order: how raw pixels of three channels are stored. Caffe's ``convert_imageset``
-            stores BGR; its CIFAR-10 example keeps that data set's RGB.
+        channel_order: order of three raw channels. Caffe's ``convert_imageset`` stores BGR; its
+            CIFAR-10 example keeps the data set's RGB.
         label_available: False for records without labels: the target is the sample's index.
 
     Attributes:
@@ -134,8 +134,8 @@ class CaffeLMDBSource(LmdbSource):
 
     Raises:
         FileNotFoundError: no such path.
-        OSError: it is no LMDB, or truncated.
-        ValueError: a database holds no record, no path was given, or an unknown channel order.
+        OSError: the file is not an LMDB, or is truncated.
+        ValueError: a database has no records, no path was given, or an unknown channel order.
         MissingDependency: the package ``lmdb`` is not installed.
 
     >>> import lmdb, tempfile
@@ -162,7 +162,7 @@ class CaffeLMDBSource(LmdbSource):
         super().__init__(paths)
 
     def parse(self, record: memoryview, index: int) -> tuple[npt.NDArray[np.uint8], int]:
-        """The image as a file, and its class."""
+        """Return the image as a file, and its class."""
         datum = parse_datum(record)
         data = image_file(datum, self.channel_order)
         if not self.label_available:
@@ -172,5 +172,5 @@ class CaffeLMDBSource(LmdbSource):
         return data, datum.label
 
     def settings(self) -> str:
-        """The arguments that change what is read."""
+        """Return the arguments that affect the samples."""
         return f"caffe, {self.channel_order}, label_available={self.label_available}"

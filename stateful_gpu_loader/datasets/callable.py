@@ -1,4 +1,4 @@
-"""CallableSource: samples, or whole batches, that a function of the user's makes."""
+"""CallableSource: samples or whole batches made by a user's function."""
 
 from __future__ import annotations
 
@@ -16,38 +16,39 @@ from stateful_gpu_loader.state.schema import Stateful, as_int
 
 
 class CallableSource(IterableDataset[Any]):
-    """What a function returns for each sample, or for each batch, of an epoch without an index.
+    """The results of a function for each sample or batch of an epoch, without an index.
 
-    The function says where an epoch ends by raising StopIteration, for that place and for every
-    later one: the samples of that batch before it form a last, short batch (none with
-    ``drop_last=True``), and nothing that workers made ahead of it is delivered. It is called in any
-    worker, in any order and, after a resume or a lost worker, again: so it is a function of its
-    argument. What it draws from the global generators (``random``, ``numpy.random``, torch) is
-    keyed by the argument and comes out the same. Batches keep their order under ``in_order=False``,
-    too, because only the first end counts.
+    The function ends an epoch by raising StopIteration at one place and at every later place. The
+    samples of that batch before the end form a last, short batch (none with ``drop_last=True``),
+    and batches that workers made beyond the end are dropped. The function may be called in any
+    worker, in any order, and again after a resume or a lost worker, so its result must depend on
+    its argument alone. The global generators (``random``, ``numpy.random``, torch) are seeded by
+    the argument, so draws from them repeat. Batches keep their order even under
+    ``in_order=False``, because only the first end counts.
 
     Args:
-        function: called with a :class:`SampleInfo` for one sample: an array, tensor, number, bytes,
-            or a tuple or dict of them, alike in every sample of a batch; or with a
-            :class:`BatchInfo` for a batch of them. A function of ``idx_in_epoch`` and ``epoch_idx``
-            alone can be resumed with another batch size, too. An iterator is taken only if it has
-            ``state_dict`` and ``load_state_dict``: one worker iterates it, and its state goes into
+        function: called with a :class:`SampleInfo` for one sample, or a :class:`BatchInfo` for a
+            batch. A sample is an array, tensor, number, bytes, or a tuple or dict of them, with the
+            same structure in a whole batch. A function of ``idx_in_epoch`` and ``epoch_idx`` alone
+            can resume with another batch size. An iterator is accepted only if it has
+            ``state_dict`` and ``load_state_dict``: one worker iterates it, and its state is part of
             the loader's.
         batch: whether a call makes a whole batch; the loader then has ``batch_size=None``.
-        image: which output is an encoded image: an index in the tuple, a key of the dict. The
-            loader decodes and augments it as those of a Source, and yields ``[images, targets]``,
-            the target being the other output, or the tuple or dict of the others; one at least. Of
-            a batch it is a list of images, beside arrays or lists of as many targets. None leaves
-            samples to ``transform`` and ``collate_fn`` as they are.
-        length: samples (with ``batch``, batches) of every epoch, where that is known:
-            ``len(loader)`` needs it, and so do several ranks. StopIteration before it is an error.
-        dtype, ndim: of each output of a sample, checked in every one: one value for a single
-            output, a tuple or dict as the outputs otherwise. None is not checked; ``ndim`` of a
-            batch's array leaves out its first dimension.
+        image: the output that is an encoded image: an index into the tuple or a key of the dict.
+            The loader decodes and augments it as a Source's image, and yields ``[images,
+            targets]``. The target is the other output, or the tuple or dict of the others; there
+            must be at least one. In a batch the output is a list of images, and the others are
+            arrays or lists of the same length. None passes samples to ``transform`` and
+            ``collate_fn`` unchanged.
+        length: number of samples (with ``batch``, of batches) in every epoch, if known.
+            ``len(loader)`` and several ranks need it. An earlier StopIteration is an error.
+        dtype, ndim: expected dtype and number of dimensions of each output, checked in every
+            sample: one value for a single output, otherwise a tuple or dict like the outputs. None
+            is not checked. In a batch, ``ndim`` does not count an array's first dimension.
 
     Raises:
-        TypeError: the function cannot be called with one argument, or keeps a state that calls in
-            any order would spoil.
+        TypeError: the function cannot be called with one argument, or has state, which calls in
+            any order would corrupt.
         ValueError: an argument is out of range.
 
     >>> def squares(info):
@@ -103,11 +104,11 @@ class CallableSource(IterableDataset[Any]):
         self.ndim = check_spec("ndim", ndim)
 
     def __call__(self, info: SampleInfo | BatchInfo) -> Any:
-        """What the function returns, its outputs checked.
+        """Call the function and check its outputs.
 
         Raises:
             StopIteration: the epoch ends here.
-            TypeError: an output is not what ``dtype`` and ``ndim`` say.
+            TypeError: an output does not match ``dtype`` or ``ndim``.
         """
         output = self.function(info)
         if inspect.isgenerator(output) or inspect.iscoroutine(output):
@@ -120,7 +121,7 @@ class CallableSource(IterableDataset[Any]):
         return output
 
     def images(self, output: Any, info: SampleInfo | BatchInfo) -> list[EncodedSample]:
-        """The encoded images, with their targets, of what a call returned.
+        """Return the encoded images, with their targets, from the result of a call.
 
         Raises:
             TypeError: the output has no encoded image at ``image``.
@@ -133,7 +134,7 @@ class CallableSource(IterableDataset[Any]):
         ]
 
     def fingerprint(self) -> str:
-        """The function's own ``fingerprint()``, or its qualified name, and what it is asked for."""
+        """Return the function's ``fingerprint()`` or qualified name, and how it is called."""
         kind = "iterator" if self.is_iterated else "batches" if self.batch else "samples"
         image = "" if self.image is None else f", {self.image!r} is an image"
         own = "" if type(self) is CallableSource else f", by {type(self).__qualname__}"
@@ -148,7 +149,7 @@ class CallableSource(IterableDataset[Any]):
         return self.length
 
     def __iter__(self) -> Iterator[Any]:
-        """Without a loader of this package: epoch 0, divided among workers.
+        """Yield epoch 0 without a loader of this package, divided among workers.
 
         An iterator with state belongs to the first worker.
         """
@@ -179,10 +180,10 @@ _NO_FUNCTIONS = (
 
 
 def _is_stateful_iterator(function: Any) -> bool:
-    """Whether it is iterated instead of being called.
+    """Return whether the object is iterated instead of called.
 
     Raises:
-        TypeError: it is iterated, and has no state to go on from.
+        TypeError: the object can only be iterated, and has no state to resume from.
     """
     if callable(function) or not hasattr(function, "__iter__"):
         return False
@@ -190,9 +191,9 @@ def _is_stateful_iterator(function: Any) -> bool:
         return True
     raise TypeError(
         f"function={type(function).__name__} is no function, and no iterator with state_dict() and "
-        "load_state_dict(): nobody could go on in the middle of it. Remedy: pass a function of "
-        "SampleInfo that returns the sample of info.idx_in_epoch, give the iterator these two "
-        "methods, or pass a dataset to the loader as it is"
+        "load_state_dict(): it could not be resumed. Remedy: pass a function of SampleInfo that "
+        "returns the sample of info.idx_in_epoch, give the iterator these two methods, or pass a "
+        "dataset to the loader as it is"
     )
 
 
@@ -205,9 +206,9 @@ def _check_function(function: Any, info: type) -> None:
     called = function.__call__ if not inspect.isroutine(function) else function
     if any(is_other(each) for is_other in _NO_FUNCTIONS for each in (function, called)):
         raise TypeError(
-            f"{describe(function)} is a generator function, or an async one: what it gives has an "
-            f"order that nobody can enter in the middle. Remedy: return what {info.__name__} asks "
-            "for, or pass an iterator with state_dict() and load_state_dict()"
+            f"{describe(function)} is a generator function, or an async one: its results cannot be "
+            f"resumed in the middle. Remedy: return the result for one {info.__name__}, or pass an "
+            "iterator with state_dict() and load_state_dict()"
         )
     if isinstance(function, Stateful):
         raise TypeError(
@@ -223,21 +224,21 @@ def _check_function(function: Any, info: type) -> None:
             "give it exactly one argument without a default"
         ) from None
     except ValueError:
-        pass  # a builtin, which tells no signature
+        pass  # a builtin without a signature
 
 
 Spec: TypeAlias = Any
-"""One value for a single output, or a tuple or dict of them; None is not checked."""
+"""One value for a single output, or a tuple or dict of values; None is not checked."""
 
 _BYTES = (bytes, bytearray, memoryview)
 _Info = SampleInfo | BatchInfo
 
 
 def check_spec(name: str, spec: Spec) -> Spec:
-    """The ``dtype`` or ``ndim`` that outputs must have, as :func:`check_output` takes it.
+    """Return the normalized ``dtype`` or ``ndim`` for :func:`check_output`.
 
     Raises:
-        TypeError: a value is no dtype of torch or NumPy, or no number of dimensions.
+        TypeError: a value is not a dtype of torch or NumPy, or not a number of dimensions.
 
     >>> check_spec("dtype", (torch.uint8, "int64", None))
     ('uint8', 'int64', None)
@@ -272,14 +273,14 @@ def _checked(name: str, value: Any) -> Any:
 
 
 def check_output(output: Any, dtype: Spec, ndim: Spec, info: _Info, *, is_batch: bool) -> None:
-    """Compare one call's outputs with what was declared.
+    """Compare the outputs of one call with the declared types.
 
     Args:
-        dtype, ndim: as :func:`check_spec` gives them.
-        is_batch: the arrays have a first dimension of samples, or are lists of samples.
+        dtype, ndim: results of :func:`check_spec`.
+        is_batch: whether the arrays have a first dimension of samples, or are lists of samples.
 
     Raises:
-        TypeError: an output differs; it names the output, both values and the call.
+        TypeError: an output differs; the message has the output, both values and the call.
     """
     checks: tuple[tuple[str, Spec, Callable[[Any], Any]], ...] = (
         ("dtype", dtype, _dtype_of),
@@ -302,13 +303,13 @@ def check_output(output: Any, dtype: Spec, ndim: Spec, info: _Info, *, is_batch:
 
 
 def check_alike(samples: Sequence[Any], names: Sequence[Any]) -> None:
-    """The samples of a batch have the same outputs, each of one dtype and shape.
+    """Check that the samples of a batch have the same outputs, dtypes and shapes.
 
     Args:
-        names: of the samples, for the message.
+        names: names of the samples, for the message.
 
     Raises:
-        TypeError: one differs from the first.
+        TypeError: a sample differs from the first.
     """
     first = _signature(samples[0])
     for sample, name in zip(samples[1:], names[1:], strict=True):
@@ -324,11 +325,11 @@ def check_alike(samples: Sequence[Any], names: Sequence[Any]) -> None:
 
 
 def split_batch(output: Any, info: BatchInfo) -> list[Any]:
-    """The samples of a batch: tuples or dicts of one row of each output.
+    """Split a batch into its samples: tuples or dicts with one row of each output.
 
     Raises:
-        TypeError: an output has no samples.
-        ValueError: the outputs have different numbers of samples.
+        TypeError: an output has no length.
+        ValueError: the outputs have different lengths.
 
     >>> split_batch(([b"1", b"2"], [5, 6]), BatchInfo(0, 0))
     [(b'1', 5), (b'2', 6)]
@@ -353,10 +354,10 @@ def split_batch(output: Any, info: BatchInfo) -> list[Any]:
 
 
 def as_encoded(sample: Any, image: int | str | None, name: str) -> EncodedSample:
-    """One encoded image and its target.
+    """Return one encoded image and its target.
 
     Raises:
-        TypeError: there is none at ``image``.
+        TypeError: there is no image at ``image``, or no target beside it.
 
     >>> as_encoded((b"abc", 7), 0, "call 0").target
     7
@@ -385,7 +386,7 @@ def as_encoded(sample: Any, image: int | str | None, name: str) -> EncodedSample
 
 def _encoded(data: Any, name: str) -> torch.Tensor:
     if isinstance(data, _BYTES):
-        # Memory of its own, which torch may write to.
+        # Copied, because torch needs writable memory.
         return torch.frombuffer(bytearray(data), dtype=torch.uint8) if len(data) else _NO_BYTES
     if isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 1:
         return torch.from_numpy(np.array(data))
@@ -401,7 +402,7 @@ _NO_BYTES = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def _pairs(output: Any, spec: Spec, info: _Info, name: str) -> Iterator[tuple[str, Any, Any]]:
-    """Each output with what it is called and what was declared for it."""
+    """Yield the name, the declared value and the value of each output."""
     if spec is None:
         return
     if isinstance(spec, dict):
@@ -429,7 +430,7 @@ def _other_outputs(output: Any, spec: Spec, info: _Info, name: str) -> TypeError
 
 
 def _signature(value: Any) -> Any:
-    """Equal for alike samples: :func:`_layout` in few steps."""
+    """Return a value that is equal for samples of equal structure; faster than :func:`_layout`."""
     if isinstance(value, (np.ndarray, torch.Tensor, np.generic)):
         return type(value), value.dtype, value.shape
     if isinstance(value, Mapping):
@@ -440,7 +441,7 @@ def _signature(value: Any) -> Any:
 
 
 def _layout(sample: Any, place: str = "the sample") -> dict[str, str]:
-    """What each output is, by its place."""
+    """Return a description of each output, by its place."""
     if isinstance(sample, Mapping):
         parts = {f"output {key!r}": value for key, value in sample.items()}
     elif isinstance(sample, (tuple, list)):

@@ -1,7 +1,7 @@
-"""FolderSource: image files, from class folders, a file list, paths or a torchvision dataset.
+"""FolderSource: image files from class folders, a file list, paths or a torchvision dataset.
 
-Class folders come in the order of torchvision.datasets.ImageFolder; the text file is DALI's and
-Caffe's file_list.
+Class folders have the order of torchvision.datasets.ImageFolder. The text file is the file_list of
+DALI and Caffe.
 """
 
 from __future__ import annotations
@@ -42,35 +42,33 @@ if TYPE_CHECKING:
     import torch
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
-"""The endings of what the decoders read."""
+"""Endings of the files that the decoders read."""
 
 
 class FolderSource(Source):
-    """Image files and a class for each, listed once.
+    """Image files with a class each, listed once.
 
-    ``FolderSource(root)`` reads class folders in the order of
-    ``torchvision.datasets.ImageFolder``: classes sorted by name and numbered from 0, the images
-    of a class sorted by folder and name, at any depth. As in ImageFolder,
-    files beside the class folders are left out, and a folder without class folders is an error.
-    Unlike there, files named ``._*.jpg``, which macOS writes, are no images.
-    :meth:`from_file_list`, :meth:`from_paths` and :meth:`from_dataset` keep the order that they are
-    given.
+    ``FolderSource(root)`` reads class folders in the order of ``torchvision.datasets.ImageFolder``:
+    classes sorted by name and numbered from 0, the images of a class sorted by folder and name, at
+    any depth. As in ImageFolder, files beside the class folders are left out, and a folder without
+    class folders is an error. Unlike ImageFolder, macOS's ``._*.jpg`` files are left out.
+    :meth:`from_file_list`, :meth:`from_paths` and :meth:`from_dataset` keep the given order.
 
     Args:
-        root: the folder of the class folders.
-        extensions: files that end otherwise are left out; upper and lower case are alike.
-        allow_empty: classes without images are kept, instead of being an error.
-        sizes_in_fingerprint: the content id includes the size of each file, so that files that
-            were replaced under the same name are noticed; costs one stat a file, once.
-        cache_dir: where the listing of 10,000 images or more is kept, which is taken as long as no
-            folder has changed since; None is beside ``root``, or where that cannot be written
-            ``$XDG_CACHE_HOME/stateful_gpu_loader``. On FUSE, where folders need not tell that they
-            have changed, all is listed each time.
+        root: folder of the class folders.
+        extensions: endings of image files, case-insensitive; other files are left out.
+        allow_empty: whether classes may have no images; otherwise they are an error.
+        sizes_in_fingerprint: whether the content id includes the size of each file, which reveals
+            files replaced under the same name; costs one stat for each file, once.
+        cache_dir: directory for the listing of 10,000 images or more, which is reused until a
+            folder changes; None keeps it beside ``root``, or in
+            ``$XDG_CACHE_HOME/stateful_gpu_loader`` if that folder cannot be written. Folders on
+            FUSE are listed every time, because their times need not change.
 
     Attributes:
-        root: the folder, absolute; None where paths came without one.
-        classes: the names of the classes; empty where there are only numbers.
-        class_to_idx: the number of each class.
+        root: the folder, absolute; None for paths without a root.
+        classes: names of the classes; empty if labels are only numbers.
+        class_to_idx: number of each class.
         targets: int64 [num_samples], read-only: the class of each sample.
 
     Raises:
@@ -129,16 +127,16 @@ class FolderSource(Source):
     def from_file_list(
         cls, path: AnyPath, root: AnyPath | None = None, *, sizes_in_fingerprint: bool = False
     ) -> FolderSource:
-        """The files that a text file names, one ``relative/path label`` a line, in its order.
+        """Return a source of the files listed in a text file, one ``relative/path label`` a line.
 
         Args:
-            path: the text file, as DALI's and Caffe's: UTF-8; paths may contain spaces; blank
+            path: the text file, as for DALI and Caffe: UTF-8; paths may contain spaces; blank
                 lines and lines that start with ``#`` are skipped.
-            root: the folder that the paths are relative to; None is that of the text file.
+            root: folder that the paths are relative to; None is the text file's folder.
             sizes_in_fingerprint: as for the class.
 
         Raises:
-            OSError: the text file cannot be read. (The images are not looked for until read.)
+            OSError: the text file cannot be read. (Images are opened only when they are read.)
             ValueError: a line has no integer label, or there is no line.
         """
         file = Path(absolute(path))
@@ -155,19 +153,18 @@ class FolderSource(Source):
         *,
         sizes_in_fingerprint: bool = False,
     ) -> FolderSource:
-        """The files at ``paths``, in their order.
+        """Return a source of the files at ``paths``, in the given order.
 
         Args:
-            paths: absolute, or relative to ``root``, or without it to the present working
-                directory; a sorted list, where it comes from a directory listing.
-            labels: an integer for each; None numbers the paths from 0, as DALI's reader does.
-            root: where it is given, the content id depends on the paths below it alone, and
-                stays the same when the folder moves.
+            paths: absolute, or relative to ``root``, or without a root to the current working
+                directory. Sort a directory listing first.
+            labels: an integer for each path; None numbers the paths from 0, as DALI's reader does.
+            root: if given, the content id covers only the paths below it, and stays the same when
+                the folder moves.
             sizes_in_fingerprint: as for the class.
 
         Raises:
-            ValueError: no paths, not as many labels as paths, or a label beyond
-                64 bits.
+            ValueError: no paths, another number of labels than paths, or a label beyond 64 bits.
             TypeError: a label is no integer, or ``paths`` is a single string.
 
         >>> FolderSource.from_paths(["b.jpg", "a.jpg"], [7, 8], root="photos").targets.tolist()
@@ -187,26 +184,25 @@ class FolderSource(Source):
 
     @classmethod
     def from_dataset(cls, dataset: Any, *, sizes_in_fingerprint: bool = False) -> FolderSource:
-        """The files and classes of one of torchvision's datasets, in its order.
+        """Return a source of the files and classes of a torchvision dataset, in its order.
 
-        The dataset is an ImageFolder, ImageNet, DatasetFolder, Country211 or EuroSAT, or a
+        The dataset is an ImageFolder, ImageNet, DatasetFolder, Country211, EuroSAT,
         CLEVRClassification, DTD, FGVCAircraft, Flowers102, Food101, GTSRB, Imagenette, LFWPeople,
-        OxfordIIITPet, Places365, RenderedSST2, StanfordCars or SUN397; or a Subset of one, such as
-        ``random_split`` returns. Its files are opened by torchvision's default loader. A subclass
-        may not replace ``__getitem__``.
+        OxfordIIITPet, Places365, RenderedSST2, StanfordCars or SUN397; or a Subset of one of them,
+        as ``random_split`` returns. It must open files with torchvision's default loader, and a
+        subclass must not replace ``__getitem__``.
 
-        Files and targets alone are taken over. The dataset's ``transform`` is not: give it to the
-        loader, as recipes. The decoders apply the EXIF orientation, which the default loader leaves
-        out.
+        Only files and targets are used. Pass the dataset's ``transform`` to the loader, as recipes.
+        The decoders apply the EXIF orientation; torchvision's default loader does not.
 
         Args:
             dataset: the dataset. Its ``target_transform`` is None.
             sizes_in_fingerprint: as for the class.
 
         Raises:
-            TypeError: another dataset, or another loader of its files.
-            ValueError: the dataset has a ``target_transform``, targets that are no class or none at
-                all, or files of a format that the decoders do not read.
+            TypeError: the dataset or its loader is not supported.
+            ValueError: the dataset has a ``target_transform``, targets that are not single classes,
+                no targets, or files of a format that the decoders do not read.
 
         >>> import tempfile
         >>> from torchvision.datasets import ImageFolder
@@ -247,15 +243,15 @@ class FolderSource(Source):
         return len(self._names)
 
     def path(self, index: int) -> str:
-        """Absolute path of the file at ``0 <= index < len(self)``."""
+        """Return the absolute path of the file at ``0 <= index < len(self)``."""
         name = self._names[index]
         return name if name.startswith(os.sep) else self._parent + name
 
     def read(self, index: int, into: Memory | None = None) -> EncodedSample:
-        """The file's bytes (none, if it is empty), its class and its path.
+        """Return the file's bytes (empty for an empty file), its class and its path.
 
         Raises:
-            OSError: of the kind that the system reports; it names the path and the index.
+            OSError: the system's error, of the same type; the message has the path and the index.
         """
         path = self.path(index)
         try:
@@ -265,10 +261,10 @@ class FolderSource(Source):
         return EncodedSample(data, int(self.targets[index]), path)
 
     def fingerprint(self) -> str:
-        """blake2b of the relative paths and classes in order (and the sizes, if asked for).
+        """Return a blake2b of the relative paths and classes in order, and of the sizes if chosen.
 
-        Equal wherever ``root`` lies and in whatever order the system lists files; another one
-        once a file is added, removed, renamed, moved to another class or to another index.
+        It does not depend on where ``root`` lies nor on the system's listing order. It changes when
+        a file is added, removed, renamed, or moved to another class or index.
         """
         if self._fingerprint is None:
             digest = ContentDigest("files 1")
@@ -288,7 +284,7 @@ def _working_directory() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError:
-        return ""  # it was removed, which matters to no absolute path
+        return ""  # the directory was removed; absolute paths do not need it
 
 
 def _targets(labels: Iterable[SupportsIndex] | None, num_paths: int) -> npt.NDArray[np.int64]:
@@ -313,10 +309,10 @@ def _targets(labels: Iterable[SupportsIndex] | None, num_paths: int) -> npt.NDAr
 
 
 KEPT_FROM = 10_000
-"""Images from which a listing is kept: fewer are listed again in milliseconds."""
+"""Number of images from which a listing is kept; fewer are listed again in milliseconds."""
 
 LABEL = re.compile(r"[+-]?[0-9]{1,18}")
-"""Of at most 18 digits, which fit into 64 bits."""
+"""At most 18 digits, which fit into 64 bits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -324,29 +320,28 @@ class Listing:
     """The images of class folders."""
 
     classes: list[str]
-    """Sorted, those without images included."""
+    """Sorted names, including classes without images."""
     counts: npt.NDArray[np.int64]
-    """int64 [num_classes]: the images of each."""
+    """int64 [num_classes]: number of images of each class."""
     names: NameTable
-    """Paths relative to the folder of the class folders, separated by ``/``: class by class,
-    sorted by folder, then by name, by code point: the same on every machine and in every locale."""
+    """Paths relative to the root, separated by ``/``: by class, then folder, then name, sorted by
+    code point, so the order is the same on every machine and in every locale."""
 
 
 def list_images(root: Path, extensions: tuple[str, ...], cache_dir: str | None = None) -> Listing:
-    """The images of all class folders, at any depth: kept from an earlier time, or listed.
+    """Return the images of all class folders, at any depth, from a kept or a new listing.
 
     Links to folders are followed, but a link to a folder above itself is an error. A listing of
-    :data:`KEPT_FROM` images or more is kept, and taken as long as every folder says that it has
-    not changed.
+    :data:`KEPT_FROM` images or more is kept, and reused until the times of a folder change.
 
     Args:
-        root: the folder of the class folders.
-        extensions: in lower case; files that end otherwise are left out, and so are macOS's
-            ``._`` files.
-        cache_dir: where a listing is kept; None is beside ``root``, as of :func:`cached_index`.
+        root: folder of the class folders.
+        extensions: endings in lower case; other files are left out, and so are macOS's ``._``
+            files.
+        cache_dir: directory for the listing; None is beside ``root``, as for :func:`cached_index`.
 
     Raises:
-        FileNotFoundError: ``root`` does not exist, or holds no folder.
+        FileNotFoundError: ``root`` does not exist, or contains no folder.
         NotADirectoryError: ``root`` is a file.
         OSError: a folder cannot be listed.
         ValueError: links form a loop.
@@ -372,14 +367,14 @@ def list_images(root: Path, extensions: tuple[str, ...], cache_dir: str | None =
 
 
 def read_file_list(path: Path) -> tuple[list[str], list[int]]:
-    """Paths and labels, in the order of the file.
+    """Return the paths and labels of a file list, in order.
 
     A line is a path and, after white space, a label; a path may contain spaces. Blank lines and
-    lines that start with ``#`` are skipped. The file is UTF-8, whatever the locale.
+    lines that start with ``#`` are skipped. The file is UTF-8 in every locale.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: a line has no label, or one that is no integer; or there is no line at all.
+        ValueError: a line has no integer label, or there is no line.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -435,7 +430,7 @@ def _build(root: Path, extensions: tuple[str, ...]) -> Index:
 
 
 def _check(index: Index, size: int) -> None:
-    """Raise ValueError unless the arrays are a listing, and its names stay inside the folder."""
+    """Raise ValueError unless the arrays are a listing whose names stay inside the folder."""
     classes = _split(array_in(index, "classes", np.uint8))
     folders = _split(array_in(index, "folders", np.uint8))
     counts = array_in(index, "counts", np.int64)
@@ -446,7 +441,7 @@ def _check(index: Index, size: int) -> None:
     num_names = len(ends) - 1
     if len(times) != len(folders) or len(counts) != len(classes):
         raise ValueError("its arrays do not belong together")
-    # Each is at most as large as the sum has to be, so that the sum cannot overflow.
+    # Each count is at most the expected sum, so the sum cannot overflow.
     if ((counts < 0) | (counts > num_names)).any() or counts.sum() != num_names:
         raise ValueError(f"its counts are not those of {num_names} names")
     if any("/" in name or name in ("", ".", "..") for name in classes):
@@ -475,7 +470,7 @@ def _fits(root: Path, index: Any) -> bool:
 
 
 def _list_classes(root: Path) -> list[str]:
-    """The names of the folders in ``root``, sorted."""
+    """Return the sorted names of the folders in ``root``."""
     with os.scandir(root) as entries:
         classes = sorted(entry.name for entry in entries if entry.is_dir())
     if not classes:
@@ -493,7 +488,7 @@ def _walk(
     above: tuple[str, ...],
     times: dict[str, tuple[int, int]],
 ) -> Iterator[tuple[str, list[str]]]:
-    """Each folder under one, itself included, with the names of its images; notes their times."""
+    """Yield each folder below ``folder``, itself included, with its images; record their times."""
     path = os.path.realpath(root / folder)
     if path in above:
         raise ValueError(
@@ -514,7 +509,7 @@ def _walk(
 
 
 def _joined(names: Iterable[str]) -> npt.NDArray[np.uint8]:
-    """Names of files in one array: none holds a zero byte."""
+    """Join file names, which contain no zero bytes, in one array."""
     return np.frombuffer(b"".join(os.fsencode(name) + b"\0" for name in names), dtype=np.uint8)
 
 

@@ -1,4 +1,4 @@
-"""HuggingFaceSource: encoded images of a Hugging Face Dataset, straight from its Arrow table."""
+"""HuggingFaceSource: encoded images of a Hugging Face Dataset, read from its Arrow table."""
 
 from __future__ import annotations
 
@@ -22,35 +22,33 @@ _REMEDY = "filter the row out of the dataset, or leave it out with on_bad_sample
 
 
 class HuggingFaceSource(Source):
-    """The rows of a Hugging Face ``datasets.Dataset``: an Image column, and columns of the target.
+    """Rows of a Hugging Face ``datasets.Dataset``: an Image column and columns of the target.
 
     The encoded bytes come from the dataset's memory-mapped Arrow table. Pillow decodes nothing, and
-    the dataset's own ``dataset[index]`` is not called. A row that has a path instead of bytes is
-    read from that file: a URL, or a path, which begins at the present working directory if it is
-    relative, as in ``datasets``.
+    ``dataset[index]`` is not called. If a row has a path instead of bytes, that file is read. It
+    may be a URL. A relative path starts at the current working directory, as in ``datasets``.
 
-    Datasets that ``select``, ``shuffle``, ``filter``, ``train_test_split`` or
-    ``concatenate_datasets`` return are read in the same way. ``Image(decode=False)`` and
-    ``with_format`` change nothing but the fingerprint.
+    Results of ``select``, ``shuffle``, ``filter``, ``train_test_split`` and
+    ``concatenate_datasets`` are read in the same way. ``Image(decode=False)`` and ``with_format``
+    change only the fingerprint.
 
-    The decoders read JPEG, PNG, WebP and PPM to RGB. ``datasets`` keeps some arrays as TIFF, and a
+    The decoders read JPEG, PNG, WebP and PPM to RGB. ``datasets`` stores some arrays as TIFF. A
     row of another format is a bad sample.
 
     Args:
         dataset: the dataset: one split, loaded without ``streaming=True``.
-        image: the Image column, or one of bytes; ``"a.b"`` is field b of the struct a.
+        image: the Image column, or a column of bytes; ``"a.b"`` is field b of the struct a.
         target: a column, for its value; several names, for a dict of the columns' values; a dict of
-            new names and columns, for a dict; None for the index. A ClassLabel is its int. Numbers,
-            texts and bytes come as Python's, dates and times as the int that is stored, lists as
-            arrays.
+            new names and columns, for a dict; None for the index. A ClassLabel is an int. Numbers,
+            strings and bytes become Python values, dates and times the stored int, lists arrays.
 
     Attributes:
         dataset: the dataset.
 
     Raises:
-        TypeError: ``dataset`` is no ``datasets.Dataset``, but a DatasetDict or a stream.
-        ValueError: a column is missing or of a type that cannot be used, such as a list of images;
-            the dataset has no row, or a function that was given to ``with_transform``.
+        TypeError: ``dataset`` is not a ``datasets.Dataset``, such as a DatasetDict or a stream.
+        ValueError: a column is missing or has an unsupported type, such as a list of images; the
+            dataset has no rows, or has a function from ``with_transform``.
 
     >>> import datasets
     >>> rows = {"image": [{"bytes": b"jpeg 0"}, {"bytes": b"jpeg 1"}], "label": [7, 8]}
@@ -82,10 +80,10 @@ class HuggingFaceSource(Source):
         self._rows: Rows = self._selection.rows(self.dataset.data.table)
         chosen = self.dataset._indices
         self._chosen: Any = None if chosen is None else chosen.column(0)
-        """Rows of the table that ``select`` and the like have chosen; None for all."""
+        """Rows of the table chosen by ``select`` and similar methods; None for all rows."""
 
     def _check_features(self) -> None:
-        """Refuse columns that hold bytes which are no image, and images in the target."""
+        """Refuse columns of bytes that are no images, and images in the target."""
         feature = self._feature_of(self.image)
         kind = _kind_of(feature)
         if kind not in ("Image", "Value", None):
@@ -118,10 +116,10 @@ class HuggingFaceSource(Source):
         return len(self.dataset)
 
     def read(self, index: int, into: Memory | None = None) -> EncodedSample:
-        """The image's bytes and its target.
+        """Return the image's bytes and its target.
 
         Raises:
-            OSError: the file that the row names instead of holding an image cannot be read.
+            OSError: the image is stored as a path, and that file cannot be read.
             ValueError: the row has no image, or a value of the target is null.
         """
         memory = into or new_memory
@@ -146,12 +144,12 @@ class HuggingFaceSource(Source):
             raise self._damaged(index, error) from error
 
     def fingerprint(self) -> str:
-        """The dataset's own fingerprint, which covers its data and what was done to it."""
+        """Return the dataset's own fingerprint, which covers its data and its transformations."""
         columns = self._selection.describe()
         return f"{len(self)} rows, datasets {self.dataset._fingerprint}, columns {columns}"
 
     def _row(self, index: int) -> int:
-        """The row of the table that has the sample."""
+        """Return the row of the table for a sample."""
         return index if self._chosen is None else int(self._chosen[index].as_py())
 
     def _read_file(self, index: int, path: str, memory: Memory) -> torch.Tensor:
@@ -167,7 +165,7 @@ class HuggingFaceSource(Source):
         return damaged(self._name, str(error), record=f"row {index}", remedy=_REMEDY)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is made from the dataset, which pickles a mapped table as its path."""
+        """Leave out what the dataset can recreate; it pickles a mapped table as its path."""
         return {k: v for k, v in self.__dict__.items() if k not in ("_rows", "_chosen")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -179,7 +177,7 @@ class HuggingFaceSource(Source):
 
 
 def _check_dataset(dataset: Any) -> None:
-    """Refuse what is no ``datasets.Dataset``; a program that has one has imported ``datasets``."""
+    """Refuse objects other than ``datasets.Dataset``, without importing ``datasets``."""
     module = sys.modules.get("datasets")
     if module is None or not isinstance(dataset, module.Dataset):
         raise TypeError(
@@ -203,11 +201,11 @@ def _remedy_for(module: Any, dataset: Any) -> str:
 
 
 def _name_of(dataset: Any) -> str:
-    """The name of a dataset in messages."""
+    """Return the name of a dataset for messages."""
     return str(dataset.info.dataset_name or dataset.info.builder_name or "Dataset")
 
 
 def _kind_of(feature: Any) -> str | None:
-    """The name of a feature's type; None for a struct."""
+    """Return the name of a feature's type; None for a struct."""
     kind = getattr(feature, "_type", None)
     return None if kind is None else str(kind)

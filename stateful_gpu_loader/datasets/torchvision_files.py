@@ -15,22 +15,22 @@ class ListedFiles:
     """The image files of a dataset, in its order."""
 
     root: str
-    """Folder that the paths are relative to, absolute."""
+    """Absolute folder that the paths are relative to."""
     paths: list[str]
-    """n paths, relative to ``root``, or absolute where they lie elsewhere."""
+    """n paths, relative to ``root``, or absolute if they lie elsewhere."""
     targets: list[Any]
     """n targets."""
     classes: list[str]
-    """Names of the classes; empty where the dataset has none."""
+    """Names of the classes; empty if the dataset has none."""
     class_to_idx: dict[str, int]
-    """Number of each class, by its name."""
+    """Number of each class, by name."""
 
 
 _Pairs = tuple[Sequence[Any], Sequence[Any]]
 
 
 def _pairs_of(name: str) -> Callable[[Any], _Pairs]:
-    """From a list of pairs of a path and a target."""
+    """Read an attribute that lists (path, target) pairs."""
 
     def split(dataset: Any) -> _Pairs:
         pairs = getattr(dataset, name)
@@ -40,7 +40,7 @@ def _pairs_of(name: str) -> Callable[[Any], _Pairs]:
 
 
 def _lists_of(paths: str, targets: str) -> Callable[[Any], _Pairs]:
-    """From a list of paths and a list of targets."""
+    """Read two attributes: a list of paths and a list of targets."""
     return lambda dataset: (getattr(dataset, paths), getattr(dataset, targets))
 
 
@@ -72,22 +72,22 @@ _LISTS: dict[str, Callable[[Any], _Pairs]] = {
     "StanfordCars": _pairs_of("_samples"),
     "SUN397": _lists_of("_image_files", "_labels"),
 }
-"""Files and targets of each class of torchvision.datasets. ImageFolder, ImageNet and Country211 are
-DatasetFolders."""
+"""Reader of the files and targets of each class of torchvision.datasets. ImageFolder, ImageNet and
+Country211 are DatasetFolders."""
 
 _READ_BY = ("__getitem__", "__len__")
 """Methods that a subclass may not replace."""
 
 _UNREADABLE = (".bmp", ".gif", ".pgm", ".tif", ".tiff")
-"""Endings of files that Pillow opens and the decoders do not."""
+"""Endings of files that Pillow opens but the decoders do not."""
 
 
 def files_of(dataset: Any) -> ListedFiles:
-    """Return the files and targets of one of torchvision's datasets, or of a Subset of one.
+    """Return the files and targets of a torchvision dataset, or of a Subset of it.
 
     Raises:
-        TypeError: the dataset is no list of image files that Pillow opens as RGB.
-        ValueError: its targets are made by a function, or are no single class.
+        TypeError: the dataset is not a list of image files that Pillow opens as RGB.
+        ValueError: the targets are made by a function, or are not single classes.
     """
     if type(dataset) is Subset:
         whole = files_of(dataset.dataset)
@@ -130,7 +130,7 @@ def files_of(dataset: Any) -> ListedFiles:
 
 
 def _known_class(dataset: Any) -> str:
-    """Return the class of torchvision that decides what a dataset's samples are."""
+    """Return the name of the torchvision class that determines the dataset's samples."""
     kind = type(dataset)
     for cls in kind.__mro__:
         is_known = cls.__module__.startswith("torchvision.datasets.") and cls.__name__ in _LISTS
@@ -148,7 +148,7 @@ def _known_class(dataset: Any) -> str:
 
 
 def _check_loader(dataset: Any, name: str) -> None:
-    """Refuse a loader that makes other images than the decoders do."""
+    """Refuse a loader whose images differ from the decoders' images."""
     from torchvision.datasets import folder
 
     loader = getattr(dataset, "loader", getattr(dataset, "_loader", folder.default_loader))
@@ -171,13 +171,13 @@ def _check_endings(dataset: Any, paths: Sequence[str]) -> None:
 
 
 def _moves_targets(dataset: Any) -> bool:
-    """Whether a function of image and target together makes the target."""
+    """Return whether a joint transform of image and target makes the target."""
     transforms = getattr(dataset, "transforms", None)
     return transforms is not None and type(transforms).__name__ != "StandardTransform"
 
 
 def _classes_of(dataset: Any) -> tuple[list[str], dict[str, int]]:
-    """The names and numbers of the classes; of an ImageNet those of its folders."""
+    """Return the names and numbers of the classes; for ImageNet the names are its folders'."""
     fields = [("wnids", "wnid_to_idx"), ("classes", "class_to_idx")]
     if getattr(dataset, "_target_types", None) == ["binary-category"]:
         fields = [("bin_classes", "bin_class_to_idx")]

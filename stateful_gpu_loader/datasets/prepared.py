@@ -1,4 +1,4 @@
-"""PreparedSource: the images of a source, decoded and resized once and kept in files."""
+"""PreparedSource: a source's images, decoded and resized once and kept in files."""
 
 from __future__ import annotations
 
@@ -47,36 +47,36 @@ from stateful_gpu_loader.transforms.recipe import Recipe
 LARGEST_SEGMENT = 1 << 28
 SMALLEST_SEGMENT = 1 << 20
 _SEGMENTS = 64
-"""Files that ``max_bytes`` is divided into, so that many processes can fill them at once."""
+"""Number of files that ``max_bytes`` is divided into, so that many processes can fill them."""
 
 
 class PreparedSource(Source):
-    """The images of a source after recipes that draw nothing, each made once and kept.
+    """The images of a source after deterministic recipes, each made once and kept.
 
-    Decoding is most of an image's cost on a CPU. Here an image is decoded and goes through
-    ``recipes`` when it is first read; its pixels are kept in ``directory``, and from then on they
-    come from there. The loader's ``transform`` is what follows. A loader delivers what it would of
-    ``source`` itself with ``recipes + transform`` on the CPU, to the pixel, whatever part of the
-    directory is filled, on any workers and ranks. (Boxes may differ in their last bit if several
-    recipes of the transform turn or scale them.)
+    Decoding is most of an image's cost on a CPU. When an image is first read, it is decoded, goes
+    through ``recipes``, and its pixels are kept in ``directory``. Later reads take the kept pixels.
+    The loader's ``transform`` follows. A loader delivers exactly the pixels that ``source`` gives
+    with ``recipes + transform`` on the CPU, however full the directory is, on any workers and
+    ranks. (Boxes may differ in the last bit if several recipes of the transform turn or scale
+    them.)
 
-    Several processes may fill and read a directory at the same time; ``stateful-gpu-loader
-    prepare`` fills it ahead. A process that is killed leaves what it had finished; a full disk, or
-    ``max_bytes``, ends the filling and not the training. Records have checksums, and what is
-    damaged is made anew. For batches on a GPU, too, the CPU decodes and applies ``recipes``.
+    Several processes may fill and read a directory at the same time. ``stateful-gpu-loader
+    prepare`` fills it in advance. A killed process leaves its finished images. A full disk or
+    ``max_bytes`` stops the filling, but not the training. Records have checksums, and damaged
+    records are made again. The CPU decodes and applies ``recipes``, also for batches on a GPU.
 
-    Files that are replaced under their names are noticed as far as the source's fingerprint tells:
-    of a FolderSource with ``sizes_in_fingerprint=True``. Otherwise, remove the directory then.
+    Files replaced under the same names are noticed only if the source's fingerprint changes, as a
+    FolderSource's does with ``sizes_in_fingerprint=True``. Otherwise remove the directory.
 
     Args:
-        source: source of encoded images, or a Subset, concatenation or mixture of such.
-        directory: folder of the pixels, made if it is missing; one for each source and recipes. One
-            in ``/dev/shm`` lies in memory.
-        recipes: transforms that draw nothing and give uint8, such as ``Resize(256)``; with none the
-            images are kept as they are decoded.
-        max_bytes: size of the directory at most; None is without limit.
-        decoder: as the loader's ``decoder``, for the CPU. "auto" takes the one that the directory
-            was begun with.
+        source: source of encoded images, or a Subset, concatenation or mixture of sources.
+        directory: folder of the pixels, created if missing; use one for each source and recipes. A
+            folder in ``/dev/shm`` is in memory.
+        recipes: deterministic transforms to uint8, such as ``Resize(256)``; without recipes the
+            decoded images are kept.
+        max_bytes: largest size of the directory; None is unlimited.
+        decoder: as the loader's ``decoder``, for the CPU. "auto" takes the decoder that the
+            directory was begun with.
         scaled_decoding: as the loader's ``scaled_decoding``.
 
     Attributes:
@@ -86,10 +86,10 @@ class PreparedSource(Source):
 
     Raises:
         TypeError: ``source`` is no source of images.
-        ValueError: a recipe draws numbers, gives other than uint8, or does not tell where it moves
-            the boxes and masks that the source has; the directory was made of other images, by
-            another decoder or by other recipes; max_bytes is too small.
-        OSError: the directory cannot be made or read.
+        ValueError: a recipe draws random numbers, does not return uint8, or does not say how it
+            moves the source's boxes and masks; the directory was made with another source, decoder
+            or recipes; max_bytes is too small.
+        OSError: the directory cannot be created or read.
 
     >>> import tempfile
     >>> from stateful_gpu_loader.transforms import Resize
@@ -155,7 +155,7 @@ class PreparedSource(Source):
             ),
             index_bytes=index_bytes,
         )
-        # Sizes of images that were opened and are not made yet, for targets that move before that.
+        # Sizes of images that were opened but not made yet, in case their targets move before.
         self._originals: dict[int, Size] = {}
         self._store = RecordStore(
             folder,
@@ -171,18 +171,17 @@ class PreparedSource(Source):
         return self.source._object_counts()
 
     def is_kept(self, index: int) -> bool:
-        """Whether the image at ``0 <= index < len(self)`` is in the directory."""
+        """Return whether the image at ``0 <= index < len(self)`` is in the directory."""
         return self._store.entry(index) is not None
 
     def read(self, index: int, into: Memory | None = None) -> EncodedSample:
-        """The image as a binary PPM, and its target.
+        """Return the image as a binary PPM, and its target.
 
-        The target of a source with boxes or masks is as it is in the source, for
-        :meth:`move_target` to move.
+        The target of a source with boxes or masks is unchanged, for :meth:`move_target` to move.
 
         Raises:
-            OSError: as of the source.
-            ValueError: as of the source, or the image cannot be decoded.
+            OSError: as the source's ``read``.
+            ValueError: as the source's ``read``, or the image cannot be decoded.
             LoaderError: the recipes refuse an image of this size.
         """
         memory = into or new_memory
@@ -195,9 +194,9 @@ class PreparedSource(Source):
         return EncodedSample(torch.from_numpy(ppm), target, self._name(index))
 
     def open_for_loader(self, index: int) -> EncodedSample | OwnImage:
-        """The image for a loader, which asks for the pixels when it crops them.
+        """Return an image whose pixels a loader requests when it crops them.
 
-        They are then read, or decoded, and cropped while they are in the processor's cache.
+        The pixels are read or decoded only then, and cropped while they are in the CPU cache.
         """
         if not reads_as(self, PreparedSource):
             return self.read(index)
@@ -239,7 +238,7 @@ class PreparedSource(Source):
         )
 
     def fingerprint(self) -> str:
-        """Of the source, the decoder and the recipes."""
+        """Return a text of the fingerprints of the source, the decoder and the recipes."""
         return (
             f"({self.source.fingerprint()}) prepared by {self._decoder.family} and "
             f"{self.recipes.fingerprint()}"
@@ -257,7 +256,7 @@ class PreparedSource(Source):
         return f"{type(self.source).__name__}[{index}] in {self.directory!r}"
 
     def _kept(self, index: int, memory: Memory) -> tuple[Bytes, Any] | None:
-        """The PPM in ``memory`` and the target of an image that is kept; None if it is not."""
+        """Return a kept image as PPM in ``memory``, and its target; None if it is not kept."""
         entry = self._store.entry(index)
         record = None if entry is None else self._store.record(index, entry, memory)
         if entry is None or record is None:
@@ -266,7 +265,7 @@ class PreparedSource(Source):
         return record[:end], self._target_of(index, entry, record[end:].tobytes())
 
     def _target_of(self, index: int, entry: Entry, json: bytes) -> Any:
-        """The target of an image that is kept, which the source has if the record has none."""
+        """Return the target of a kept image, from the record or else from the source."""
         if entry.label is not None:
             return entry.label
         return target_in(json) if json else self.source.read_target_alone(index)
@@ -274,7 +273,7 @@ class PreparedSource(Source):
     def _kept_pixels(
         self, index: int, entry: Entry, header: ImageHeader, memory: Memory
     ) -> torch.Tensor:
-        """The pixels of an image that is kept, uint8 [3, height, width]; made anew if damaged."""
+        """Return a kept image, uint8 [3, height, width]; a damaged image is made again."""
         record = self._store.record(index, entry, memory)
         if record is None:
             sample = self.source.read(index)
@@ -294,15 +293,15 @@ class PreparedSource(Source):
     def _made(
         self, index: int, sample: EncodedSample, header: ImageHeader
     ) -> tuple[torch.Tensor, Record]:
-        """Make and keep an image: uint8 [3, height, width], and its record.
+        """Make and keep an image; return uint8 [3, height, width], and its record.
 
         Args:
-            index: of the sample.
-            sample: as it is in the source.
-            header: of the sample.
+            index: index of the sample.
+            sample: the source's sample.
+            header: header of the source's image.
 
         Raises:
-            ValueError: it cannot be decoded.
+            ValueError: the image cannot be decoded.
         """
         size = header.height, header.width
         numbers = _drawn(self.recipes, size).sample(0)
@@ -322,7 +321,7 @@ class PreparedSource(Source):
 
 
 def _header(sample: EncodedSample) -> ImageHeader:
-    """Of an image of the source; a ValueError says of which."""
+    """Return the header of a source's image; a ValueError names the sample."""
     try:
         return image_header(sample)
     except ValueError as error:
@@ -331,7 +330,7 @@ def _header(sample: EncodedSample) -> ImageHeader:
 
 @lru_cache(maxsize=1024)
 def _drawn(recipes: Compose, size: Size) -> PipelineDraw:
-    """What recipes that draw nothing decide for an image of so many pixels."""
+    """Return the draw of deterministic recipes for images of one size."""
     try:
         return recipes.draw(0, 0, np.zeros(1, dtype=np.int64), np.array([size]))
     except ValueError as error:
@@ -341,7 +340,7 @@ def _drawn(recipes: Compose, size: Size) -> PipelineDraw:
 
 @lru_cache(maxsize=1024)
 def _header_after(recipes: Compose, size: Size) -> ImageHeader:
-    """Return the header of an image that had this size before the recipes."""
+    """Return the header of an image after the recipes, from its size before them."""
     height, width = _drawn(recipes, size).sizes[0].tolist()
     return ImageHeader("ppm", height=height, width=width, orientation=1)
 
@@ -350,8 +349,8 @@ def _check_recipes(recipes: Compose, source: Source) -> None:
     for recipe in recipes.recipes:
         if recipe.num_draws:
             raise ValueError(
-                f"{recipe!r} draws anew for each sample, so its pixels cannot be kept. Remedy: put "
-                "it, and what follows it, into the loader's transform"
+                f"{recipe!r} draws again for each sample, so its pixels cannot be kept. Remedy: "
+                "put it, and what follows it, into the loader's transform"
             )
     if recipes.output_dtype != torch.uint8 or recipes.memory_format != torch.contiguous_format:
         raise ValueError(
@@ -368,7 +367,7 @@ def _check_recipes(recipes: Compose, source: Source) -> None:
 
 
 def _segment_bytes(room: int | None, index_bytes: int) -> int:
-    """The size of a file of pixels at most, for so many bytes in all."""
+    """Return the largest size of a pixel file, for ``room`` bytes in all."""
     if room is None:
         return LARGEST_SEGMENT
     if room < SMALLEST_SEGMENT:
@@ -381,12 +380,12 @@ def _segment_bytes(room: int | None, index_bytes: int) -> int:
 
 _FILE = "prepared.json"
 _LAYOUT = 3
-"""Version of the files in the folder."""
+"""Version of the folder's layout."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What decides the pixels in a folder, and how they are laid out."""
+    """The settings that determine the pixels in a folder, and their layout."""
 
     source: str
     """Fingerprint of the source."""
@@ -395,18 +394,18 @@ class Description:
     decoder: str
     """Family of the decoder."""
     versions: tuple[str, ...]
-    """Versions of the packages that made the pixels; others may make other last bits."""
+    """Versions of the packages that made the pixels; other versions may differ in last bits."""
     segment_bytes: int
-    """Size at most of a file of pixels."""
+    """Largest size of a pixel file."""
     layout: int = _LAYOUT
 
     def key(self) -> bytes:
-        """16 bytes that differ where other pixels belong into the folder."""
+        """Return 16 bytes that differ if the folder's pixels would differ."""
         text = json.dumps([self.source, self.recipes, self.decoder])
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
     def check_types(self) -> None:
-        """Raises ValueError unless each field is of its type."""
+        """Raise ValueError unless each field has its type."""
         texts = (self.source, self.recipes, self.decoder, *self.versions)
         numbers = (self.segment_bytes, self.layout)
         if not all(type(text) is str for text in texts) or not all(
@@ -415,10 +414,10 @@ class Description:
             raise ValueError(f"its fields are {asdict(self)}")
 
     def check(self, folder: Path, found: Description) -> None:
-        """Refuse a folder of other pixels than these; warn of other versions.
+        """Refuse a folder of other pixels; warn about other versions.
 
         Raises:
-            ValueError: the folder was made from something else.
+            ValueError: the folder was made with other settings.
         """
         for name in ("layout", "source", "recipes", "decoder"):
             present, before = getattr(self, name), getattr(found, name)
@@ -436,12 +435,12 @@ class Description:
 
 
 def read_description(folder: Path) -> Description | None:
-    """Return the description in a folder; None if it was not begun.
+    """Return the description in a folder; None if there is none.
 
     Raises:
-        ValueError: the description is damaged, or of a later version of this package.
-        PermissionError: it is not trusted (:class:`KeptFile`).
-        OSError: it cannot be read.
+        ValueError: the description is damaged, or from a later version of this package.
+        PermissionError: the file is not trusted (:class:`KeptFile`).
+        OSError: the file cannot be read.
     """
     path = folder / _FILE
     try:
@@ -463,12 +462,12 @@ def read_description(folder: Path) -> Description | None:
 
 
 def begin(folder: Path, wanted: Description, *, index_bytes: int) -> Description:
-    """Make a folder, unless another process has, and return the description that it has.
+    """Create a folder unless another process has, and return its description.
 
     Raises:
-        PermissionError: a file in it is not trusted (:class:`KeptFile`).
-        OSError: it cannot be made or read.
-        ValueError: it was made from something else.
+        PermissionError: a file in the folder is not trusted (:class:`KeptFile`).
+        OSError: the folder cannot be created or read.
+        ValueError: the folder was made with other settings.
     """
     found = read_description(folder)
     if found is None:
@@ -487,7 +486,7 @@ def _make(folder: Path, wanted: Description, index_bytes: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         owners = owners_for_folder(folder)
         index = KeptFile(str(folder / INDEX_FILE), os.O_RDWR | os.O_CREAT, owners)
-        # It only grows: another process may have begun the folder, and written to it.
+        # The index only grows: another process may have begun the folder and written to it.
         if os.fstat(index.number).st_size < index_bytes:
             os.truncate(index.number, index_bytes)
         _write_once(folder, json.dumps(asdict(wanted), indent=1), owners)
@@ -503,7 +502,7 @@ def _make(folder: Path, wanted: Description, index_bytes: int) -> None:
 
 
 def _write_once(folder: Path, text: str, owners: Owners) -> None:
-    """Write the description whole, unless another process was faster."""
+    """Write the whole description, unless another process was faster."""
     with (
         new_file(folder / _FILE, owners) as (file, temporary),
         contextlib.suppress(FileExistsError),

@@ -1,8 +1,8 @@
 """RecordStore: records by index, in a folder that many processes fill and read at the same time.
 
-The folder has segments, files of which each process appends to one of its own. A record is a
-prepared image: a binary PPM, and the target as JSON after it. A target that is the number of a
-class is in the index instead, so that it costs no reading and no parsing.
+The folder has segments, files to which one process each appends. A record is a prepared image: a
+binary PPM, then the target as JSON. A target that is a class number is kept in the index instead,
+so it needs no reading or parsing.
 """
 
 from __future__ import annotations
@@ -34,56 +34,55 @@ from stateful_gpu_loader.state import typed_json
 logger = logging.getLogger(__name__)
 
 _ENTRY = struct.Struct("<8I")
-"""The fields of an :class:`Entry`; a checksum of these follows."""
+"""The fields of an :class:`Entry`; their checksum follows."""
 _CHECKSUM = struct.Struct("<I")
 ENTRY_BYTES = _ENTRY.size + _CHECKSUM.size
 _OPEN_FILES = 256
 INDEX_FILE = "index.bin"
-"""An entry for each index; zeros where none was written."""
+"""An entry for each index; zeros for missing entries."""
 
 
 class Entry(NamedTuple):
-    """What the index says of a record; each number is below 2**32."""
+    """The index's entry for a record; each number is below 2**32."""
 
     segment: int
     checksum: int
-    """Of the record."""
+    """Checksum of the record."""
     offset: int
-    """Of the record in its segment, in bytes."""
+    """Offset of the record in its segment in bytes."""
     num_bytes: int
-    """Of the record."""
+    """Size of the record in bytes."""
     json_bytes: int
-    """Of the target at its end."""
+    """Size of the target at the record's end in bytes."""
     json_checksum: int
-    """Of these."""
+    """Checksum of the target's bytes."""
     height: int
-    """Pixels of the image that the record was made from."""
+    """Height of the original image in pixels."""
     width: int
-    """Pixels of the image that the record was made from."""
+    """Width of the original image in pixels."""
     label: int | None = None
-    """The target, if it is the number of a class. The record has no JSON then."""
+    """The target, if it is a class number. Then the record has no JSON."""
 
 
 _LABEL = (1 << 32) - 1
-"""Length of JSON that no record has: the JSON's checksum is the target itself."""
+"""Value of ``json_bytes`` for a label: then the JSON's checksum is the target itself."""
 
 
 class RecordStore:
-    """Records, each stored once under an index, and found again or not at all.
+    """Records, each stored once under an index, and returned intact or not at all.
 
-    An index file has an entry of 36 bytes for each index, which is written when the record lies in
-    its segment. An entry has a checksum, so that one that was half written is none, and the record
-    has another: whatever a crash, a full disk or a damaged file leaves, a record comes back as it
-    was put or is missing. Both are compared at each reading.
+    The index file has an entry of 36 bytes for each index, which is written after the record. Both
+    the entry and the record have a checksum, compared at each read. So after a crash, on a full
+    disk or in a damaged file, a record is returned as it was put or is missing.
 
-    Nothing here waits until the disk has something, and no process waits for another one. (The
-    system makes a writer wait whose disk has fallen behind by all of its cache.)
+    Nothing waits for the disk or for another process. (The system blocks a writer whose disk cannot
+    keep up once the page cache is full.)
 
     Args:
-        folder: of the files; it exists.
-        key: makes entries of another store invalid.
-        segment_bytes: size of a segment at most, and so of a record.
-        max_segments: number of segments at most; None is without limit.
+        folder: folder of the files; it exists.
+        key: invalidates entries of another store.
+        segment_bytes: largest size of a segment, and so of a record.
+        max_segments: largest number of segments; None is unlimited.
     """
 
     def __init__(
@@ -106,9 +105,9 @@ class RecordStore:
         self._index: KeptFile | None = None
 
     def record(self, index: int, entry: Entry, memory: Memory) -> Bytes | None:
-        """The bytes of a record, in ``memory``: the PPM, and JSON at the end if it has any.
+        """Return a record in ``memory``: the PPM, then the JSON if it has any.
 
-        None, and a warning, where it is damaged.
+        A damaged record gives None and a warning.
         """
         record = self._read(index, entry, memory(entry.num_bytes), entry.offset)
         if record is None:
@@ -120,7 +119,7 @@ class RecordStore:
         return None
 
     def json(self, index: int, entry: Entry) -> bytes | None:
-        """A record's target, as :meth:`record`; the pixels are neither read nor checked."""
+        """Return a record's target as :meth:`record` does, without reading the pixels."""
         if not entry.json_bytes:
             return b""
         offset = entry.offset + entry.num_bytes - entry.json_bytes
@@ -134,10 +133,10 @@ class RecordStore:
         return None
 
     def put(self, index: int, record: Record, original: Size) -> bool:
-        """Store a record, and the size of the image it was made from; return whether it is stored.
+        """Store a record and the size of its original image; return whether it is stored.
 
-        It is not where no segment has room, or the folder cannot be written. The latter is warned
-        of once, and then nothing is stored any more by this process.
+        It is not stored if no segment has room or the folder cannot be written. In the second case
+        this process warns once and stores nothing more.
         """
         if self._is_closed:
             return False
@@ -167,7 +166,7 @@ class RecordStore:
         return True
 
     def entry(self, index: int) -> Entry | None:
-        """What the index says of a record, which is not read; None where none is stored."""
+        """Return the index's entry for a record; None if nothing is stored."""
         try:
             entry = os.pread(self._index_file(), ENTRY_BYTES, ENTRY_BYTES * index)
         except OSError:
@@ -181,7 +180,7 @@ class RecordStore:
         return found
 
     def _read(self, index: int, entry: Entry, memory: Bytes, offset: int) -> Bytes | None:
-        """Fill the memory from an offset of a record's segment on; None if that cannot be read."""
+        """Fill ``memory`` from an offset in a record's segment; return None if that fails."""
         try:
             self._files.fill(self._segments.path(entry.segment), offset, [memory.data])
         except (OSError, ValueError) as error:
@@ -191,7 +190,7 @@ class RecordStore:
 
     def _tell_of_damage(self, index: int, entry: Entry, what: str) -> None:
         logger.warning(
-            "prepared record %d, %d bytes at byte %d of %r, is damaged and is made anew: %s",
+            "prepared record %d, %d bytes at byte %d of %r, is damaged and is made again: %s",
             index,
             entry.num_bytes,
             entry.offset,
@@ -203,11 +202,11 @@ class RecordStore:
         return _CHECKSUM.pack(zlib.crc32(b"%s %d %s" % (self._key, index, fields)))
 
     def _index_file(self) -> int:
-        """The descriptor of the index file, which forked children share."""
+        """Return the descriptor of the index file, which forked children share."""
         if self._index is None:
             try:
                 self._index = KeptFile(self._index_path, os.O_RDWR, self._owners)
-            except OSError:  # a folder that can be read alone
+            except OSError:  # a read-only folder
                 self._index = KeptFile(self._index_path, os.O_RDONLY, self._owners)
         return self._index.number
 
@@ -220,19 +219,19 @@ def _store(folder: Path, key: bytes, segment_bytes: int, max_segments: int | Non
 
 
 _TRIES_APART = 100
-"""Appends that are passed over where there was no segment with room, before it is tried again."""
+"""Number of appends that are skipped after no segment had room, before the next attempt."""
 
 
 class Segments:
-    """Numbered files of at most ``segment_bytes``, of which a process holds one to append to.
+    """Numbered files of at most ``segment_bytes``; a process holds one of them to append to.
 
-    Who appends to a file holds a lock on it, which ends with the process, however it ends; the
-    next one goes on behind what was written.
+    The process holds a lock on its file, which ends with the process in any case. The next process
+    appends after the existing bytes.
 
     Args:
-        folder: where the files lie.
-        segment_bytes: of a file, at most.
-        limit: number of files, at most; None is without limit.
+        folder: folder of the files.
+        segment_bytes: largest size of a file.
+        limit: largest number of files; None is unlimited.
         owners: trusted users.
     """
 
@@ -250,17 +249,17 @@ class Segments:
         forget_in_children(self)
 
     def path(self, number: int) -> str:
-        """Where a segment lies."""
+        """Return the path of a segment."""
         return f"{self._prefix}{number:06d}.bin"
 
     def append(self, record: Record) -> tuple[int, int] | None:
-        """Write a record behind those of this process's segment.
+        """Append a record to this process's segment.
 
-        Returns: the segment's number and the offset in bytes; None where no segment has room.
+        Returns: the segment's number and the offset in bytes; None if no segment has room.
 
         Raises:
-            OSError: the disk is full, the folder cannot be written or has no locks, or a file in it
-                is not trusted. Nothing refers to what was written then.
+            OSError: the disk is full, the folder cannot be written or does not support locks, or a
+                file in it is not trusted. Then nothing refers to the bytes already written.
         """
         size = record.num_bytes
         with self._lock:
@@ -278,7 +277,7 @@ class Segments:
         return segment.number, offset
 
     def _next(self, size: int) -> _Held | None:
-        """Hold the first segment that has room and is not held by another process."""
+        """Hold the first segment that has room and that no other process holds."""
         self._held = None
         if size > self._segment_bytes or self._passed_over:
             self._passed_over = max(self._passed_over - 1, 0)
@@ -295,13 +294,13 @@ class Segments:
         return None
 
     def forget(self) -> None:
-        """Hold nothing; a forked child begins with this, as its parent's segment is not its own."""
+        """Release the segment; called in a forked child, whose parent owns the segment."""
         self._held = None
         self._lock = threading.Lock()
 
 
 class _Held:
-    """An open segment, locked if nobody else holds it."""
+    """An open segment, locked unless another process holds it."""
 
     def __init__(self, number: int, path: str, owners: Owners) -> None:
         self.number = number
@@ -314,16 +313,16 @@ class _Held:
 
 
 HEAD_BYTES = 32
-"""Bytes before the pixels."""
+"""Number of bytes before the pixels."""
 _PAGE = 4096
 _LITTLE_ENDIAN = np.dtype("<u8")
 _SMALLEST_MASKS = 4096
-"""Bytes of a tensor that is kept as bits, at least."""
+"""Smallest size in bytes of a tensor that is stored as bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """An image and its target, in three parts that follow each other.
+    """An image and its target, in three consecutive parts.
 
     >>> record = Record.of(torch.zeros(3, 2, 4, dtype=torch.uint8), "cat")
     >>> record.head, record.num_bytes, record.json
@@ -331,22 +330,22 @@ class Record:
     """
 
     head: bytes
-    """A PPM's text, :data:`HEAD_BYTES` long."""
+    """Header of a PPM, :data:`HEAD_BYTES` long."""
     pixels: Bytes
-    """uint8 [height * width * 3], the colours of a pixel side by side."""
+    """uint8 [height * width * 3], colours interleaved."""
     json: bytes
-    """The target in typed JSON, masks as bits; empty if it has no form, or a larger one than the
-    pixels, or is the label."""
+    """The target in typed JSON, masks as bits; empty if the target is the label, cannot be written
+    as JSON, or would be larger than the pixels."""
     label: int | None = None
-    """The target, if it is the number of a class: an int from 0 to 2**32 - 1."""
+    """The target, if it is a class number: an int from 0 to 2**32 - 1."""
 
     @classmethod
     def of(cls, image: torch.Tensor, target: Any) -> Record:
-        """The record of an image, whose memory it shares if that is interleaved.
+        """Return the record of an image; it shares the image's memory if that is interleaved.
 
         Args:
-            image: uint8 [3, height, width] on the CPU, of any strides.
-            target: of the image, as its source gives it.
+            image: uint8 [3, height, width] on the CPU, with any strides.
+            target: target of the image from its source.
         """
         label = target if type(target) is int and 0 <= target < 1 << 32 else None
         json = _json_of(target) if label is None else b""
@@ -359,18 +358,18 @@ class Record:
 
     @property
     def num_bytes(self) -> int:
-        """Of the three parts."""
+        """Total size of the three parts in bytes."""
         return len(self.head) + len(self.pixels) + len(self.json)
 
     def ppm(self, memory: Memory) -> Bytes:
-        """The image as a file, in ``memory``."""
+        """Return the image as a PPM file in ``memory``."""
         file = memory(len(self.head) + len(self.pixels))
         file[:HEAD_BYTES] = np.frombuffer(self.head, dtype=np.uint8)
         file[HEAD_BYTES:] = self.pixels
         return file
 
     def checksum(self) -> int:
-        """Return what :func:`checksum` returns for the three parts behind each other.
+        """Return the :func:`checksum` of the three parts, concatenated.
 
         >>> white, longer = (torch.zeros(3, n, 1000, dtype=torch.uint8) for n in (2, 3))
         >>> Record.of(white, 7).checksum() == Record.of(longer, 7).checksum()
@@ -380,15 +379,15 @@ class Record:
 
 
 def checksum(head: bytes, rest: Bytes, num_pixels: int) -> int:
-    """Return a CRC of 32 bits: of the sums of each 4 KiB of pixels, and of everything else.
+    """Return a 32-bit CRC over the sums of each 4 KiB of pixels, and over everything else.
 
-    It takes a tenth of the time of a CRC of everything. It tells a page that is missing, of another
-    record or in another place, and any change within 8 bytes.
+    It takes a tenth of the time of a full CRC. It detects a missing, foreign or misplaced page, and
+    any change within 8 bytes.
 
     Args:
         head: bytes before the pixels.
-        rest: pixels, and what follows them.
-        num_pixels: length of the pixels in bytes.
+        rest: pixels, and the bytes after them.
+        num_pixels: size of the pixels in bytes.
     """
     num_pages = num_pixels // _PAGE
     end = num_pages * _PAGE
@@ -398,7 +397,7 @@ def checksum(head: bytes, rest: Bytes, num_pixels: int) -> int:
 
 
 def _json_of(target: Any) -> bytes:
-    """The target as JSON; empty if it has no form."""
+    """Return the target as JSON; empty if it cannot be written as JSON."""
     try:
         return typed_json.write(typed_json.encode(_with_bits(target))).encode()
     except TypeError:
@@ -406,7 +405,7 @@ def _json_of(target: Any) -> bytes:
 
 
 def target_in(json: bytes) -> Any:
-    """The target of a record, made anew at each call; ``json`` is not empty."""
+    """Return the target of a record, as a new object; ``json`` is not empty."""
     target, bits = typed_json.decode(typed_json.parse(json))
     for name, (shape, data) in bits.items():
         packed = np.frombuffer(zlib.decompress(data), dtype=np.uint8)
@@ -416,10 +415,10 @@ def target_in(json: bytes) -> Any:
 
 
 def _with_bits(target: Any) -> list[Any]:
-    """A target, and its masks: name, shape and compressed bits of each.
+    """Return a target without its masks, and name, shape and compressed bits of each mask.
 
-    Masks are mostly larger than the pixels. As compressed bits they are some kilobytes, and are
-    there again in an eighth of the time in which they are drawn from their outlines.
+    Masks are mostly larger than the pixels. As compressed bits they take some kilobytes, and
+    restoring them takes an eighth of the time of drawing them from outlines.
     """
     if type(target) is not dict:
         return [target, {}]

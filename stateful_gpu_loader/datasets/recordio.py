@@ -1,9 +1,9 @@
-"""RecordIOSource and RecordIOShards: MXNet's .rec files of images, by index or as streams.
+"""RecordIOSource and RecordIOShards: MXNet's .rec files of images, by index or streamed.
 
-RecordIO has records between magic numbers. A part is uint32 magic, uint32 (kind << 29 | length),
-the bytes, zeros up to a multiple of 4; all little-endian. A record is one part of kind 0; where its
-bytes hold the magic at a multiple of 4, it is cut there into parts of kinds 1, 2, ..., 2, 3, and
-that magic is left out (dmlc-core's ``recordio.cc``). There are no checksums.
+A part of a record is uint32 magic, uint32 (kind << 29 | length), the bytes, and zeros up to a
+multiple of 4; all little-endian. A record is usually one part of kind 0. If its bytes contain the
+magic at a multiple of 4, it is split there into parts of kinds 1, 2, ..., 2, 3, and that magic is
+left out (dmlc-core's ``recordio.cc``). There are no checksums.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from stateful_gpu_loader.datasets.target_choice import Target, TargetChoice
 class RecordIOSource(FramedSource):
     """Encoded images and their labels in RecordIO files, local or by URL, in the files' order.
 
-    That is the order of DALI's reader, whatever the order of the .idx file. The format has no
-    checksums: damage inside an image is for the decoder to find.
+    DALI's reader has the same order, whatever the order of the .idx file. The format has no
+    checksums, so only the decoder can find damage inside an image.
 
     Args:
-        paths: one file or several, as ``as_paths`` takes them.
-        target: what the target is, several for a tuple, a dict of new names for a dict, None for
-            the index. ``"class"`` is the label as an int, and an error where it is not integral;
-            ``"label"`` is what is stored: a float32, or float32 [n] of a record with n labels;
-            ``"id"`` and ``"id2"`` are the ints beside it.
+        paths: one file or several, as for ``as_paths``.
+        target: a field, several for a tuple, a dict of new names for a dict, None for the index.
+            ``"class"`` is the label as an int, and an error if it is not integral. ``"label"`` is
+            the stored float32, or float32 [n] for a record with n labels. ``"id"`` and ``"id2"``
+            are the ints beside it.
         index_paths: an .idx for each file, as ``im2rec`` and ``rec2idx`` write them; or one for all
-            files, whose offsets count on from file to file, as DALI reads it. None builds an index
-            once, by reading each record's header, and keeps it.
-        cache_dir: where built indices are kept; None is beside the files.
+            files, with offsets that continue from file to file, as for DALI. None builds an index
+            once, from each record's header, and keeps it.
+        cache_dir: directory for built indices; None is beside the files.
 
     Raises:
-        OSError: a file is not there or cannot be read.
+        OSError: a file is missing or cannot be read.
         ValueError: a file is damaged, compressed or unlike its index, or no file has a record.
 
     >>> import os, struct, tempfile
@@ -86,14 +86,14 @@ class RecordIOShards(FramedShards):
     """Encoded images and their labels, streamed from RecordIO files without an index.
 
     Args:
-        paths: local or URLs, as ``as_paths`` takes them; .gz, .zst, .bz2 and .xz by their names.
-        target: as for RecordIOSource; None is where the record lies: its offset in bytes, or its
-            number in a compressed file.
-        counts: how many samples each shard has, by its name or in order; None is unknown.
-        num_lanes, shuffle_buffer: as of :class:`ShardedDataset`.
+        paths: local or URLs, as for ``as_paths``; compressed if named .gz, .zst, .bz2 or .xz.
+        target: as for RecordIOSource; None is the record's offset in bytes, or its number in a
+            compressed file.
+        counts: number of samples of each shard, by name or in order; None is unknown.
+        num_lanes, shuffle_buffer: as in :class:`ShardedDataset`.
 
     Raises:
-        ValueError: no path, one twice, or counts that do not fit the shards.
+        ValueError: no path, a repeated path, or counts that do not fit the shards.
 
     >>> import os, struct, tempfile
     >>> payload = struct.pack("<IfQQ", 0, 7.0, 0, 0) + b"jpeg"
@@ -119,7 +119,7 @@ class RecordIOShards(FramedShards):
 
 
 def _divided(offsets: Offsets, sizes: list[int], path: str) -> list[Offsets]:
-    """The offsets inside each file, of offsets that count on from file to file."""
+    """Split offsets that continue from file to file into the offsets inside each file."""
     ends = np.cumsum(sizes)
     if len(offsets) and offsets[-1] >= ends[-1]:
         raise ValueError(
@@ -134,30 +134,30 @@ def _divided(offsets: Offsets, sizes: list[int], path: str) -> list[Offsets]:
 
 
 def _with_end(offsets: Offsets, size: int, path: str) -> Offsets:
-    """int64 [n + 1]: where records begin and the last one ends."""
+    """Return int64 [n + 1]: the beginnings of the records, and the end of the last one."""
     if not len(offsets) and not size:
         return np.zeros(1, dtype=np.int64)
     if not len(offsets) or offsets[0] != 0 or offsets[-1] >= size:
         there = f"at byte {offsets[0]} to {offsets[-1]}" if len(offsets) else "nowhere"
         raise ValueError(
             f"{path!r}: its records begin {there}, and those of a file of {size} bytes begin at "
-            "byte 0 and before its end. Remedy: make the index anew with rec2idx, or leave "
+            "byte 0 and before its end. Remedy: make the index again with rec2idx, or leave "
             "index_paths out"
         )
     return np.append(offsets, size)
 
 
 FIELDS = ("class", "label", "id", "id2")
-"""The fields that a target can be made of."""
+"""Fields for the target."""
 
 _IMAGE_HEADER = Struct("<IfQQ")
 
 
 class ImageRecord(NamedTuple):
-    """What MXNet's ``recordio.pack`` puts into a record."""
+    """The contents of a record, packed by MXNet's ``recordio.pack``."""
 
     label: np.float32 | npt.NDArray[np.float32]
-    """One number, or float32 [flag] where flag > 0."""
+    """One number, or float32 [flag] if flag > 0."""
     id: int
     id2: int
     """64 bits each, unsigned; id2 is usually 0."""
@@ -166,7 +166,7 @@ class ImageRecord(NamedTuple):
 
 
 def unpack(payload: Bytes, place: Place) -> ImageRecord:
-    """The label and the image of a record.
+    """Unpack the label and the image of a record.
 
     Raises:
         ValueError: the record is shorter than its header says.
@@ -192,14 +192,14 @@ def unpack(payload: Bytes, place: Place) -> ImageRecord:
 
 
 class RecordIOImages:
-    """Takes image and target out of the records of a RecordIO file.
+    """Extracts image and target from the records of a RecordIO file.
 
     Args:
-        target: ``"class"`` is the label as an int; ``"label"`` is it as it is stored, a float32, or
-            float32 [n] of records with n labels; ``"id"`` and ``"id2"`` are the ints beside it.
+        target: ``"class"`` is the label as an int; ``"label"`` is the stored float32, or float32
+            [n] for records with n labels; ``"id"`` and ``"id2"`` are the ints beside it.
 
     Raises:
-        ValueError: ``target`` names something else.
+        ValueError: ``target`` names another field.
 
     >>> RecordIOImages("class")
     target='class'
@@ -213,13 +213,13 @@ class RecordIOImages:
             )
 
     def take(self, payload: Bytes, place: Place, number: int) -> tuple[torch.Tensor, Any]:
-        """As ``ImageRecords.take``; the image shares the record's memory."""
+        """Implement ``ImageRecords.take``; the image shares the record's memory."""
         record = unpack(payload, place)
         target = self._target.make(lambda name: _value(record, name, place), number)
         return torch.from_numpy(record.image), target
 
     def record(self, payload: Bytes, place: Place) -> dict[str, Any]:
-        """All of a record: ``image`` as bytes, ``label`` float32 or float32 [n], ``id``, ``id2``.
+        """Return the record: ``image`` as bytes, ``label`` float32 or [n], ``id`` and ``id2``.
 
         Raises:
             ValueError: the record is malformed.
@@ -253,7 +253,7 @@ _MAGIC_BYTES = np.frombuffer(MAGIC.to_bytes(4, "little"), dtype=np.uint8)
 
 @dataclass(frozen=True)
 class RecordIOFraming:
-    """The frames of a RecordIO file; the methods are those of ``Framing``.
+    """The framing of RecordIO files; the methods are those of ``Framing``.
 
     >>> import io
     >>> file = bytes.fromhex("0a23d7ce" "03000000" "61626300")
@@ -326,15 +326,15 @@ class RecordIOFraming:
 
 
 def parse_index(text: bytes, path: str) -> Offsets:
-    """int64 [n]: where the records begin, ascending, from the text of an index.
+    """Parse an index into the offsets of records, int64 [n], ascending.
 
     Args:
         text: one ``key offset`` a line, as MXNet's ``im2rec`` and DALI's ``rec2idx`` write them.
-            The keys are not looked at, and the offsets are sorted, as DALI's reader does.
-        path: of the index, for errors.
+            Keys are ignored and offsets are sorted, as in DALI's reader.
+        path: path of the index, for errors.
 
     Raises:
-        ValueError: a line is something else, or two records begin at one place.
+        ValueError: a line is malformed, or two records have the same offset.
 
     >>> parse_index(b"0\\t0\\n2\\t96\\n1\\t48\\n", "a.idx").tolist()
     [0, 48, 96]
@@ -345,14 +345,14 @@ def parse_index(text: bytes, path: str) -> Offsets:
         if len(words) != 2 or not _NUMBER.fullmatch(words[1]) or int(words[1]) >= 2**63:
             raise ValueError(
                 f"{path!r}, line {number}: {line[:80]!r} is not a key and an offset. Remedy: make "
-                "the index anew with rec2idx, or leave index_paths out"
+                "the index again with rec2idx, or leave index_paths out"
             )
         offsets.append(int(words[1]))
     found = np.sort(np.array(offsets, dtype=np.int64))
     twice = np.flatnonzero(found[1:] == found[:-1])
     if len(twice):
         raise ValueError(
-            f"{path!r}: two records begin at byte {found[twice[0]]}. Remedy: make the index anew "
+            f"{path!r}: two records begin at byte {found[twice[0]]}. Remedy: make the index again "
             "with rec2idx, or leave index_paths out"
         )
     return found
@@ -373,7 +373,7 @@ def _end_of_record(ahead: Lookahead, size: int, place: Place) -> int:
 
 
 def _joined(header: Bytes, take: Callable[[int], Bytes], place: Place) -> Bytes:
-    """The bytes of a record: its one part as it is, or its parts with the magic between them."""
+    """Return the bytes of a record: its only part, or its parts joined by the magic."""
     parts: list[Bytes] = []
     while True:
         kind, length = _part(header.tobytes(), place, is_first=not parts)
@@ -386,7 +386,7 @@ def _joined(header: Bytes, take: Callable[[int], Bytes], place: Place) -> Bytes:
 
 
 def _part(header: bytes, place: Place, *, is_first: bool) -> tuple[int, int]:
-    """Kind and length of a part."""
+    """Return the kind and length of a part."""
     magic, packed = _HEADER.unpack(header)
     if magic != MAGIC:
         raise place.damaged(f"a part begins with {magic:#010x} instead of the magic {MAGIC:#x}")
@@ -410,5 +410,5 @@ def _foreign(place: Place, wanted: int, size: int) -> ValueError:
         f"it takes {wanted} bytes or more, and the index says {size}"
         if wanted > size
         else f"it takes {wanted} bytes, and the index says {size}",
-        "the index is of another file or leaves records out: make it anew",
+        "the index is of another file or leaves records out: make it again",
     )

@@ -1,4 +1,4 @@
-"""ShardedDataset: named shards, each read from a cursor on; FileShards: shards that are files."""
+"""ShardedDataset: named shards, read from a cursor on. FileShards: shards that are files."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from stateful_gpu_loader.state.contents import ContentDigest
 T = TypeVar("T")
 
 DEFAULT_LANES = 64
-_CHANGED = "resume with the file that the state was saved with, or begin the epoch anew"
+_CHANGED = "resume with the file that the state was saved with, or begin the epoch again"
 
 
 class ShardedDataset(IterableDataset[Any], ABC):
-    """An iterable dataset that resumes on any number of workers, and of ranks.
+    """An iterable dataset that resumes on any number of workers and ranks.
 
-    A subclass names its shards and reads one of them. A loader deals the shards into lanes, reads
-    each lane in order and keeps a cursor for each, so that nothing is read twice.
+    A subclass names its shards and reads one shard. A loader deals the shards into lanes, reads
+    each lane in order and keeps a cursor for each lane, so nothing is read twice.
 
     Attributes:
-        num_lanes: how many shards are read at a time, all workers and ranks together; None is 64,
-            or the number of shards if there are fewer. A number of ranks must divide it.
-        shuffle_buffer: with ``shuffle=True`` samples are shuffled in windows of
-            ``shuffle_buffer // num_lanes`` of a lane; ``shuffle_buffer`` is how many are in memory
-            at a time, in all workers together.
+        num_lanes: number of shards read at a time by all workers and ranks together; None is 64,
+            or the number of shards if it is smaller. It must be a multiple of the number of ranks.
+        shuffle_buffer: number of samples in memory at a time, in all workers together, with
+            ``shuffle=True``. Samples are shuffled in windows of ``shuffle_buffer // num_lanes`` of
+            a lane.
 
     >>> class Squares(ShardedDataset):
     ...     def shards(self):
@@ -54,45 +54,46 @@ class ShardedDataset(IterableDataset[Any], ABC):
 
     @abstractmethod
     def shards(self) -> Sequence[str]:
-        """The names of the shards, none twice, in the same order in every process."""
+        """Return the names of the shards, unique and in the same order in every process."""
 
     @abstractmethod
     def read_shard(self, shard: str, cursor: int) -> Iterator[tuple[Any, int]]:
-        """Each sample from ``cursor`` on, with the cursor of the next sample.
+        """Yield each sample from ``cursor`` on, with the cursor of the next sample.
 
-        Where a single sample is malformed, it may yield the ValueError instead of the sample: the
-        loader then raises it or leaves out this sample alone, and reading goes on.
+        For a malformed sample it may yield a ValueError instead. The loader then raises it or
+        leaves out this sample alone, and reading continues.
 
-        The loader seeds the global generators anew for each sample. So draw from them for a sample,
-        and not once for a shard, since a resume begins in its middle. A sample may be read twice.
+        The loader seeds the global generators again for each sample. So draw from them for each
+        sample and not once for a shard, since a resume begins in the middle of a shard. A sample
+        may be read twice.
 
         Args:
             shard: one of :meth:`shards`.
-            cursor: 0 for the beginning, else what came with an earlier sample: a count of samples,
-                or an offset in bytes, as suits the format; 0 <= cursor < 2**63.
+            cursor: 0 for the beginning, else a cursor yielded with an earlier sample: a number of
+                samples or an offset in bytes, as suits the format; 0 <= cursor < 2**63.
 
         Raises:
             OSError: the storage failed.
-            ValueError: the shard is damaged from here on.
+            ValueError: the rest of the shard is damaged.
         """
 
     def num_samples(self, shard: str) -> int | None:
-        """How many samples a shard has, where that is known without reading it.
+        """Return the number of samples of a shard; None if it is unknown without reading it.
 
-        Where it is for all shards, every rank delivers as many batches, and ``len(loader)`` is
-        known.
+        If it is known for all shards, every rank delivers the same number of batches, and
+        ``len(loader)`` is known.
         """
         return None
 
     def fingerprint(self) -> str:
-        """The content id: by default of the names of the shards, in order."""
+        """Return the content id: by default a digest of the shards' names, in order."""
         digest = ContentDigest("shards 1")
         for name in self.shards():
             digest.add_name(name)
         return f"{len(self.shards())} shards, {digest.text()}"
 
     def __iter__(self) -> Iterator[Any]:
-        """All samples in order, without a loader of this package; workers divide the shards."""
+        """Yield all samples in order, without this package's loader; workers divide the shards."""
         worker = get_worker_info()
         first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
         for shard in self.shards()[first::step]:
@@ -103,10 +104,10 @@ class ShardedDataset(IterableDataset[Any], ABC):
 
 
 class EncodedShards(ShardedDataset):
-    """Shards of encoded images: the loader decodes and augments them as those of a Source.
+    """Shards of encoded images, which the loader decodes and augments as those of a Source.
 
-    ``read_shard`` yields :class:`EncodedSample`, and draws nothing from the global generators.
-    Iterated without a loader it gives ``(data, target)``, as a Source does.
+    ``read_shard`` yields :class:`EncodedSample`, and must not draw from the global generators.
+    Without a loader, iterating yields ``(data, target)``, as a Source does.
     """
 
     @abstractmethod
@@ -120,7 +121,7 @@ class EncodedShards(ShardedDataset):
 
 
 def sample_or_error(make: Callable[..., Any], *arguments: Any) -> Any:
-    """What ``make`` returns, or the ValueError that it raises.
+    """Return ``make(*arguments)``, or the ValueError that it raises.
 
     >>> sample_or_error(int, "seven")
     ValueError("invalid literal for int() with base 10: 'seven'")
@@ -134,26 +135,26 @@ def sample_or_error(make: Callable[..., Any], *arguments: Any) -> Any:
 Counts: TypeAlias = (
     Mapping[str, SupportsIndex] | Sequence[SupportsIndex] | str | os.PathLike[str] | None
 )
-"""By name, in the order of the shards, or a JSON file of either kind that webdataset's tools write:
+"""Counts by name, in the order of the shards, or in a JSON file from webdataset's tools:
 ``{"000.tar": 1000, ...}`` (sizes.json) or ``{"shardlist": [{"url": ..., "nsamples": ...}]}``."""
 
 
 class FileShards(ShardedDataset):
-    """The base of datasets whose shards are files.
+    """Base class of datasets whose shards are files.
 
-    A shard's name is its path without the folder that all shards have in common.
+    A shard's name is its path relative to the deepest common folder of all shards.
 
     Args:
-        paths: one or several, as ``as_paths`` takes them.
-        counts: the samples of each shard; None is unknown.
-        num_lanes, shuffle_buffer: as of :class:`ShardedDataset`.
+        paths: one or several, as for ``as_paths``.
+        counts: number of samples of each shard; None is unknown.
+        num_lanes, shuffle_buffer: as in :class:`ShardedDataset`.
 
     Attributes:
-        paths: absolute, or URLs.
+        paths: absolute paths or URLs.
 
     Raises:
         OSError: the file of the counts cannot be read, or a wildcard matches nothing.
-        ValueError: no path, one twice, or counts that do not fit the shards.
+        ValueError: no path, a repeated path, or counts that do not fit the shards.
         TypeError: a count is no integer.
     """
 
@@ -179,7 +180,7 @@ class FileShards(ShardedDataset):
         return self._counts.get(shard)
 
     def path_of(self, shard: str) -> str:
-        """The path or URL of a shard.
+        """Return the path or URL of a shard.
 
         Raises:
             ValueError: there is no such shard.
@@ -196,20 +197,20 @@ class FileShards(ShardedDataset):
 def records_from(
     path: str, cursor: int, records: Callable[[IO[bytes], int, int], Iterator[tuple[T, int]]]
 ) -> Generator[tuple[T, int]]:
-    """Each record of a file from a cursor on, with the cursor of the next record.
+    """Yield each record of a file from a cursor on, with the cursor of the next record.
 
-    A cursor is the byte where a record begins. In a compressed file, which can be read from its
-    beginning only, it is the number of records before it.
+    A cursor is the offset of a record. In a compressed file, which can be read only from its
+    beginning, it is the number of records before it.
 
     Args:
-        path: local or a URL; plain or compressed, as its name says.
-        cursor: 0, or one that came with a record.
-        records: gives each record, and the byte after it. It is called with the stream, the byte
-            where the stream stands, and the number of records that are read to be skipped.
+        path: a local path or a URL; compressed if its name says so.
+        cursor: 0, or a cursor yielded with a record.
+        records: yields each record, and the offset after it. Its arguments are the stream, the
+            stream's offset, and the number of records to skip.
 
     Raises:
         OSError: the file cannot be opened or read.
-        ValueError: from here on it is damaged, or it ends before the cursor.
+        ValueError: the rest of the file is damaged, or it ends before the cursor.
     """
     counting = is_compressed(path)
     start, skipped = (0, cursor) if counting else (cursor, 0)
@@ -222,7 +223,7 @@ def records_from(
                 number, at = number + 1, after
                 if number > skipped:
                     yield record, number if counting else after
-            # A checksum of all that was compressed may come after the last record.
+            # A checksum of the compressed data may come after the last record.
             while counting and stream.read(1 << 20):
                 pass
         except damage_errors() as error:
@@ -233,10 +234,10 @@ def records_from(
 
 
 def _counts_by_name(counts: Any, path_of: Mapping[str, str]) -> dict[str, int]:
-    """The samples of each shard by its name.
+    """Return the number of samples of each shard by name.
 
-    A mapping or file may name each shard as ``shards()`` does, by its path, or, where that is
-    enough to tell the shards apart, by the last part of its path.
+    A mapping or file may name a shard as ``shards()`` does, by its path, or by the last part of its
+    path if that is unique.
     """
     given = _from_file(os.fspath(counts)) if isinstance(counts, (str, os.PathLike)) else counts
     if not isinstance(given, Mapping):

@@ -1,4 +1,4 @@
-"""Source: a dataset that returns encoded images and their targets by index."""
+"""Source: a dataset of encoded images and their targets, with random access."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ Size = tuple[int, int]
 
 
 class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
-    """The base of every random-access source of encoded images.
+    """Base class of all random-access sources of encoded images.
 
-    A format is one file with one subclass that defines three methods: ``__len__``,
-    :meth:`read` and :meth:`fingerprint`. The loader needs nothing else of it. A source can be
-    pickled (workers may be spawned), and holds what it needs to read any index: nothing is
-    listed or indexed again in a worker.
+    A format is a subclass in its own file, with three methods: ``__len__``, :meth:`read` and
+    :meth:`fingerprint`. The loader needs nothing else. A source can be pickled for spawned workers,
+    and contains everything needed to read any index: a worker lists or indexes nothing again.
 
-    As a plain dataset it gives ``(data, target)``: the encoded bytes as uint8 [num_bytes].
+    As a plain dataset it returns ``(data, target)``: the encoded bytes as uint8 [num_bytes].
 
     >>> class OneColour(Source):
     ...     def __len__(self):
@@ -45,19 +44,19 @@ class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
     """
 
     has_spatial_targets: bool = False
-    """Whether targets speak of places in the image (boxes, masks), and so move with its pixels."""
+    """Whether targets refer to places in the image (boxes, masks), and so move with its pixels."""
     suits_processes: bool = False
     """Whether many workers are faster as threads of several forked processes than of one.
 
-    A class says so for itself and not for its subclasses. A forked child must be able to read from
-    the source, whatever other threads did at that moment, and threads must share nothing that they
-    have read, such as a row group that one of them has decoded.
+    The value is not inherited by subclasses. A forked child must be able to read from the source,
+    whatever other threads did at the fork. Threads must share nothing that they have read, such as
+    a decoded row group.
     """
     num_recipes_before: int = 0
-    """Recipes that the images went through already; a loader's draw as those that follow them."""
+    """Number of recipes already applied to the images; a loader's draws follow theirs."""
 
     makes_pixels: bool = False
-    """Whether the images are pixels that were decoded before, and no files of JPEG or the like."""
+    """Whether the images are already decoded pixels instead of JPEG or other image files."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -65,88 +64,88 @@ class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
 
     @property
     def is_remote(self) -> bool:
-        """Whether samples are read by URL, so that it pays to be told of them by :meth:`expect`."""
+        """Return whether samples are read by URL, so that :meth:`expect` saves time."""
         return False
 
     def expect(self, indices: npt.NDArray[np.int64], *, anew: bool = False) -> None:
-        """Begin to fetch samples that will be read soon; asked only of a source that is remote.
+        """Begin to fetch samples that will be read soon; called only for a remote source.
 
-        It changes nothing but time: a sample that was expected may never be read, and one that was
-        not may be. A failure shows when the sample is read.
+        It affects time alone: expected samples may never be read, and others may be. A failure
+        appears when the sample is read.
 
         Args:
             indices: int64 [n], each in ``range(len(self))``.
-            anew: whether a pass begins, so that what was expected before need not be kept.
+            anew: whether a new pass begins, so that earlier expected samples can be dropped.
         """
 
     def move_target(
         self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size
     ) -> Any:
-        """The target after the image was moved, of a source that has spatial targets.
+        """Return the target after the image was moved, for a source with spatial targets.
 
         Args:
-            index: of the sample.
-            target: that :meth:`read` gave with it; it stays as it is.
+            index: index of the sample.
+            target: target returned by :meth:`read`; it is not changed.
             motion: float64 [2, 3]: (x, y, 1) to (x, y), in pixels from the upper left corner.
             size: height and width of the result in pixels.
         """
         return target
 
     def _object_counts(self) -> npt.NDArray[np.int64] | None:
-        """Return the number of objects in each target, int64 [n]; None if targets are no lists."""
+        """Return the number of objects in each target, int64 [n]; None if they are no lists."""
         return None
 
     def _pixel_size(self) -> Size | None:
-        """Return the size of all images, if :meth:`_read_pixels` reads many of them at a time."""
+        """Return the size of all images if :meth:`_read_pixels` is supported, else None."""
         return None
 
     def _read_pixels(self, indices: IndexArray) -> tuple[torch.Tensor, list[Any]]:
-        """Return the pixels and targets of many samples, of a source that has a pixel size.
+        """Return the pixels and targets of many samples, for a source with a pixel size.
 
         Args:
             indices: int64 [n], each in ``range(len(self))``.
 
         Returns:
-            uint8 [n, 3, height, width] of any strides, and n targets, as of :meth:`read`.
+            uint8 [n, 3, height, width] with any strides, and n targets, as from :meth:`read`.
         """
         raise NotImplementedError(f"{type(self).__name__} reads images one by one")
 
     @abstractmethod
     def __len__(self) -> int:
-        """The number of samples."""
+        """Return the number of samples."""
 
     @abstractmethod
     def read(self, index: int) -> EncodedSample:
-        """The encoded sample at ``0 <= index < len(self)``, read directly, not by skipping.
+        """Return the encoded sample at ``0 <= index < len(self)``, by random access.
 
-        Called from many threads at once: it has no side effects, and releases the GIL while it
-        waits for storage.
+        Called from many threads at once: it must have no side effects, and should release the GIL
+        while it waits for storage.
 
-        A source may give it a second parameter, ``into: Memory | None = None``: memory that the
-        bytes may be read into, at the beginning of what it returns last.
+        A source may add a second parameter, ``into: Memory | None = None``. The returned bytes may
+        be read into the last memory that ``into`` returns, from its beginning.
 
         Raises:
-            OSError: the storage failed; the loader retries. Its text names the sample and index.
-            ValueError: the record itself is malformed, and will be at every retry.
+            OSError: the storage failed; the loader retries. The message names the sample and index.
+            ValueError: the record is malformed, and every retry would fail.
         """
 
     def open_for_loader(self, index: int) -> EncodedSample | OwnImage:
-        """The sample of :meth:`read`, or an image whose pixels the source makes when asked."""
+        """Return the sample of :meth:`read`, or an image that makes its pixels on request."""
         return self.read(index)
 
     def read_target_alone(self, index: int) -> Any:
-        """The target of :meth:`read`; a source that can do so leaves the image unread."""
+        """Return the target of :meth:`read`, if possible without reading the image."""
         return self.read(index).target
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """The content id: equal for equal samples in equal order, wherever they are stored.
+        """Return the content id: equal for equal samples in equal order, at any storage place.
 
-        Cheap (from names or an index, never from the pixels) and computed at the first call.
+        It must be cheap: from names or an index, not from pixels. It is computed when first called.
         """
 
     def __getitem__(self, index: SupportsIndex) -> tuple[torch.Tensor, Any]:
-        """``(data, target)``; integers of every kind, negative ones count from the end.
+        """Return ``(data, target)``; any integer type, negative indices count from the end.
 
         Raises:
             IndexError: the index is outside ``[-len(self), len(self))``.
@@ -163,21 +162,21 @@ class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
 
 @dataclass(frozen=True, slots=True)
 class OwnImage:
-    """An image whose pixels its source makes itself, when they are asked for."""
+    """An image whose source makes the pixels on request."""
 
     header: ImageHeader
-    """Of the pixels, as if they were a file."""
+    """Header of the pixels, as if they were a file."""
     target: Any
-    """As of an :class:`EncodedSample`."""
+    """Target, as in :class:`EncodedSample`."""
     name: str
-    """As of an :class:`EncodedSample`."""
+    """Name, as in :class:`EncodedSample`."""
     make: Callable[[Memory], torch.Tensor]
-    """Makes uint8 [3, height, width] on the CPU, which may lie in the memory that is given; raises
-    as ``read`` and a decoder do."""
+    """Makes uint8 [3, height, width] on the CPU, possibly in the given memory; raises as ``read``
+    and a decoder do."""
 
 
 def read_into(source: Source, index: int, into: Memory | None) -> EncodedSample:
-    """Return ``source.read(index)``, into this memory if a method ``read`` takes ``into=None``."""
+    """Return ``source.read(index)``, read into ``into`` if ``read`` accepts ``into=None``."""
     read: Callable[..., EncodedSample] = source.read
     function = getattr(read, "__func__", None)
     if into is not None and type(function) is FunctionType and _takes_into(function):
@@ -187,16 +186,15 @@ def read_into(source: Source, index: int, into: Memory | None) -> EncodedSample:
 
 @lru_cache(maxsize=64)
 def _takes_into(function: FunctionType) -> bool:
-    # The parameters of a decorator's own function, and not of the one that it wraps.
+    # For a decorated method, inspect the decorator's function, not the wrapped one.
     into = inspect.signature(function, follow_wrapped=False).parameters.get("into")
     return into is not None and into.default is None and into.kind is not into.POSITIONAL_ONLY
 
 
 def reads_as(source: Source, kind: type[Any]) -> bool:
-    """Whether a source of this class reads by the class's own ``read``.
+    """Return whether a source of this class uses the class's own ``read``.
 
-    If a subclass, a mixin or an attribute of the source replaces ``read``, what the class does
-    without calling ``read`` does not hold.
+    If a subclass, a mixin or an attribute replaces ``read``, the class must not bypass it.
     """
     return getattr(source.read, "__func__", None) is kind.read
 
@@ -205,10 +203,10 @@ def image_header(sample: EncodedSample | OwnImage, view: memoryview | None = Non
     """Return the header of an image, parsed from its bytes.
 
     Args:
-        view: shows the same bytes as ``sample.data``, if it is at hand.
+        view: the same bytes as ``sample.data``, if available.
 
     Raises:
-        ValueError: the bytes are no image, or of another size than the target refers to.
+        ValueError: the bytes are no image, or its size differs from the one the target refers to.
     """
     if isinstance(sample, OwnImage):
         return sample.header
@@ -219,7 +217,7 @@ def image_header(sample: EncodedSample | OwnImage, view: memoryview | None = Non
 
 
 def _check_size(size: Size, header: ImageHeader) -> None:
-    """Refuse an image whose size differs from the one that its boxes and masks refer to."""
+    """Refuse an image whose size differs from the size that its boxes and masks refer to."""
     if size != (header.height, header.width):
         raise ValueError(
             f"the target is of an image of {size[0]}x{size[1]} pixels, and this one "

@@ -1,1 +1,1 @@
-"""Encoded images and their targets in Parquet files."""
+"""Parquet files of encoded images and their targets."""

@@ -1,8 +1,7 @@
-"""Parquet files through pyarrow: their footers and row groups. The one file that imports it.
+"""Footers and row groups of Parquet files, through pyarrow. Only this module imports it.
 
-Bytes are fetched by :class:`OpenFiles`, and pyarrow only decodes them. So a
-failure of the storage (OSError) and damaged bytes (ValueError) can be told apart, although pyarrow
-reports either with several types of exceptions.
+:class:`OpenFiles` fetches the bytes, and pyarrow only decodes them. So a failure of the storage
+(OSError) and damaged bytes (ValueError) stay distinct. pyarrow mixes the exception types of both.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from stateful_gpu_loader.errors import MissingDependency
 
 _MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
 _LAST_BYTES = 1 << 16
-"""Read at once from a file's end: most footers are shorter."""
+"""Bytes read at once from a file's end; most footers are shorter."""
 _THREADS = 16
-"""How many read footers at a time."""
+"""Number of footers read at a time."""
 
 
 def arrow() -> Any:
-    """The module pyarrow, its Parquet part loaded.
+    """Return the module pyarrow with ``pyarrow.parquet`` loaded.
 
     Raises:
-        MissingDependency: it is not installed.
+        MissingDependency: pyarrow is not installed.
     """
     try:
         import pyarrow
@@ -50,17 +49,17 @@ class Footer:
 
     path: str
     identity: tuple[int, str]
-    """Size in bytes and mark of change, as :func:`identity_of` gives them."""
+    """Size in bytes and change mark, from :func:`identity_of`."""
     digest: bytes
-    """blake2b of the footer's bytes, 16 of them: another one for other content."""
+    """blake2b of the footer's bytes, 16 bytes; it differs for other content."""
     metadata: Any
     """``pyarrow.parquet.FileMetaData``."""
     row_groups: tuple[int, ...]
-    """Rows of each row group."""
+    """Number of rows in each row group."""
 
     @property
     def num_rows(self) -> int:
-        """Of the whole file."""
+        """Number of rows in the file."""
         return sum(self.row_groups)
 
     @property
@@ -70,10 +69,10 @@ class Footer:
             return self.metadata.schema.to_arrow_schema()
 
     def leaves(self, columns: Sequence[str] | None) -> list[int]:
-        """The numbers of the columns that lie in the file, for names such as ``image.bytes``.
+        """Return the indices of the file's leaf columns for names such as ``image.bytes``.
 
         Args:
-            columns: None is all.
+            columns: names of columns; None for all.
         """
         paths = [self.metadata.schema.column(i).path for i in range(self.metadata.num_columns)]
         return [
@@ -84,11 +83,12 @@ class Footer:
 
 
 def read_footer(path: str) -> Footer:
-    """Read a file's last bytes: its schema, and the rows and places of its row groups.
+    """Read the schema, and the rows and positions of the row groups, from the end of a file.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no Parquet file, is truncated, encrypted, or its footer is damaged.
+        ValueError: the file is no Parquet file, or is truncated or encrypted, or its footer is
+            damaged.
         MissingDependency: pyarrow is not installed.
     """
     pyarrow = arrow()
@@ -105,7 +105,7 @@ def read_footer(path: str) -> Footer:
             f"it ends with {ending[4:]!r} and not with {_MAGIC!r}: it is no Parquet file, or one "
             f"that was truncated ({size} bytes)",
             offset=max(0, size - 4),
-            remedy="fetch or write the file anew",
+            remedy="fetch or write the file again",
         )
     length = int.from_bytes(ending[:4], "little") + 8
     if length > size:
@@ -113,7 +113,7 @@ def read_footer(path: str) -> Footer:
             path,
             f"its footer claims {length - 8} bytes, and the file has {size}",
             offset=size - 8,
-            remedy="fetch or write the file anew",
+            remedy="fetch or write the file again",
         )
     footer = tail[-length:] if length <= count else files.read(path, size - length, length)
     with decoding(path, None, "its footer", offset=size - length):
@@ -124,14 +124,14 @@ def read_footer(path: str) -> Footer:
             path,
             f"its footer counts {metadata.num_rows} rows, and {sum(counts)} in its row groups",
             offset=size - length,
-            remedy="fetch or write the file anew",
+            remedy="fetch or write the file again",
         )
     digest = hashlib.blake2b(footer.data, digest_size=16).digest()
     return Footer(path, identity, digest, metadata, tuple(counts))
 
 
 def read_footers(paths: list[str]) -> list[Footer]:
-    """The footers of all files; several at a time where they are read by URL.
+    """Read the footers of all files, several at a time if there are URLs.
 
     Raises:
         OSError, ValueError: as :func:`read_footer`.
@@ -157,19 +157,19 @@ def decoding(
     offset: int | None = None,
     failure: Callable[[], Exception | None] = lambda: None,
 ) -> Iterator[None]:
-    """Turn what pyarrow raises for damaged bytes into a ValueError that names the place.
+    """Convert pyarrow's exceptions for damaged bytes to a ValueError with the place.
 
     Args:
-        path: the file.
-        record: a row group, for the error; None is what is read while a source is made.
-        what: is decoded, for the error.
-        offset: where that begins, in bytes.
-        failure: gives what the storage raised meanwhile, which is raised instead.
+        path: path of the file.
+        record: row group, for the error; None while a source is created.
+        what: name of what is decoded, for the error.
+        offset: offset of the damage in bytes.
+        failure: returns the storage's exception, if any, which is raised instead.
 
     Raises:
         ValueError: the bytes are damaged.
-        MemoryError: there is not enough for what they decode to, or for what damaged ones claim.
-            pyarrow does not tell which, and want of memory may not leave out a sample.
+        MemoryError: memory is too small for the decoded bytes, or for the size that damaged bytes
+            claim. pyarrow does not say which, and a lack of memory must not skip a sample.
     """
     try:
         yield
@@ -183,7 +183,7 @@ def decoding(
             where = repr(path) if record is None else f"{path!r}, record {record!r}"
             raise MemoryError(
                 f"{where}: {what} cannot be decoded: {reason}. Remedy: give the process more "
-                "memory, or fetch the file anew, if it is damaged and claims more than it holds"
+                "memory, or fetch the file again, if it is damaged and claims more than it holds"
             ) from error
         raise damaged(
             path,
@@ -195,20 +195,20 @@ def decoding(
 
 
 _STREAM_BUFFER = 1 << 20
-"""Bytes of a column that a stream holds encoded."""
+"""Encoded bytes of a column that a stream holds."""
 _STREAM_ROWS = 8 << 20
-"""Bytes of rows that a stream decodes at a time, where a row has not more."""
+"""Decoded bytes that a stream holds, unless a single row has more."""
 _GAP = 1 << 16
-"""Bytes between two columns that are cheaper to read than to skip."""
+"""Largest gap in bytes between columns that are read together."""
 
 
 def read_row_group(footer: Footer, number: int, columns: Sequence[str] | None) -> Any:
-    """The decoded row group, as a ``pyarrow.Table`` of the columns asked for.
+    """Return a decoded row group, as a ``pyarrow.Table`` of the columns.
 
-    It is decoded in this thread alone, and columns that are neighbours are fetched in one read.
+    This thread alone decodes it, and neighbouring columns are fetched in one read.
 
     Args:
-        columns: names such as ``label`` or ``image.bytes``; None is all.
+        columns: names such as ``label`` or ``image.bytes``; None for all.
 
     Raises:
         OSError: the storage failed.
@@ -232,15 +232,15 @@ def read_row_group(footer: Footer, number: int, columns: Sequence[str] | None) -
 def iterate_rows(
     footer: Footer, start: int, columns: Sequence[str]
 ) -> Iterator[tuple[int, int, Any]]:
-    """Rows from ``start`` on: (number of the first, row group, ``pyarrow.RecordBatch``).
+    """Yield rows from ``start`` on: (number of the first row, row group, ``pyarrow.RecordBatch``).
 
-    Row groups before the row's own are not read; of that one, the rows before are decoded and
-    left out. Some 8 MiB of rows are decoded at a time, or one row, and 1 MiB of each column is
-    held encoded, however large the row groups are.
+    Earlier row groups are not read. Earlier rows of the same row group are decoded and dropped. For
+    any size of row groups, about 8 MiB of rows (at least one row) are decoded at a time, and 1 MiB
+    of each column is held encoded.
 
     Raises:
         OSError: the storage failed.
-        ValueError: the file is damaged from here on.
+        ValueError: the rest of the file is damaged.
     """
     first = 0
     for number, count in enumerate(footer.row_groups):
@@ -263,7 +263,7 @@ def _iterate_group(
                 use_threads=False,
             )
         while True:
-            with file.decoding(f"row {at} or behind"):
+            with file.decoding(f"row {at} or after"):
                 batch = next(batches, None)
             if batch is None:
                 break
@@ -293,7 +293,7 @@ def _open(footer: Footer, file: _RangeFile, *, buffer_size: int = 0) -> Any:
     return pyarrow.parquet.ParquetFile(
         pyarrow.PythonFile(file, mode="r"),
         metadata=footer.metadata,
-        # Reading ahead would use pyarrow's threads, which do not exist in a forked child.
+        # Reading ahead would use pyarrow's threads, which a forked child does not have.
         pre_buffer=False,
         buffer_size=buffer_size,
         page_checksum_verification=True,
@@ -301,7 +301,7 @@ def _open(footer: Footer, file: _RangeFile, *, buffer_size: int = 0) -> Any:
 
 
 def _spans(footer: Footer, number: int, leaves: Sequence[int]) -> list[tuple[int, int]]:
-    """(start, end) of the bytes of columns, in order, near ones joined."""
+    """Return the byte ranges (start, end) of columns, ascending, with near ranges joined."""
     spans: list[tuple[int, int]] = []
     for column in sorted(_chunks(footer, number, leaves), key=_start_of):
         start = _start_of(column)
@@ -315,10 +315,10 @@ def _spans(footer: Footer, number: int, leaves: Sequence[int]) -> list[tuple[int
 
 
 def _chunks(footer: Footer, number: int, leaves: Sequence[int]) -> list[Any]:
-    """What the footer says of columns of a row group: ``pyarrow.parquet.ColumnChunkMetaData``.
+    """Return the ``pyarrow.parquet.ColumnChunkMetaData`` of columns in a row group.
 
-    Where a footer is damaged, ``RowGroupMetaData.column`` ends the process. So a reader, which
-    raises an error then, looks at the same columns first, up to the first byte that it asks for.
+    With a damaged footer, ``RowGroupMetaData.column`` ends the process. So a reader, which raises
+    an error instead, parses the same columns first, up to its first read.
     """
     with suppress(_NotRead):
         reader = _open(footer, _UnreadFile(footer, number), buffer_size=1).reader
@@ -333,7 +333,7 @@ def _start_of(column: Any) -> int:
 
 
 class _RangeFile(io.RawIOBase):
-    """The file object that pyarrow reads from; some ranges of it were fetched before."""
+    """File object for pyarrow, with some ranges fetched in advance."""
 
     def __init__(self, footer: Footer, group: int) -> None:
         self._path, self._size = footer.path, footer.identity[0]
@@ -344,12 +344,12 @@ class _RangeFile(io.RawIOBase):
         self._failure: Exception | None = None
 
     def hold(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Fetch ranges now."""
+        """Fetch ranges in advance."""
         for start, end in spans:
             self._held.append((start, self._fetch(start, end - start)))
 
     def decoding(self, what: str) -> AbstractContextManager[None]:
-        """As :func:`decoding`, of the row group; a failure of the storage is raised as it is."""
+        """Wrap :func:`decoding` for the row group; storage failures are raised unchanged."""
         record = f"row group {self._group}"
         return decoding(self._path, record, what, failure=lambda: self._failure)
 
@@ -391,11 +391,11 @@ class _RangeFile(io.RawIOBase):
 
 
 class _NotRead(Exception):
-    """pyarrow has asked for bytes that are not to be read."""
+    """pyarrow has requested bytes of an :class:`_UnreadFile`."""
 
 
 class _UnreadFile(_RangeFile):
-    """A file that has its length and nothing else."""
+    """A file with a length but no readable bytes."""
 
     def read(self, size: int = -1) -> Any:
         raise _NotRead

@@ -1,4 +1,4 @@
-"""Rows of Parquet files as encoded images and their targets: the columns, and their values."""
+"""Rows of Parquet files as encoded images and targets: columns and their values."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from stateful_gpu_loader.datasets.target_choice import Target, TargetChoice
 from stateful_gpu_loader.records import EncodedSample
 
 _BYTES, _PATH = "bytes", "path"
-"""Fields of a struct that holds an image, as the Hugging Face hub stores it."""
+"""Fields of an image struct, as the Hugging Face hub stores it."""
 
 
 class Place(NamedTuple):
-    """Where a row lies, for its name and for errors."""
+    """Place of a row, for its name and for errors."""
 
     path: str
     group: int
@@ -33,16 +33,16 @@ class Place(NamedTuple):
 
 
 class Selection:
-    """Which column is the image, and which are the target.
+    """The image column and the target columns.
 
     Names may lead into structs: ``"photo.thumbnail"``.
 
     Attributes:
-        columns: the names of all columns, none twice.
-        choice: makes a target of columns.
+        columns: names of all columns, without duplicates.
+        choice: makes the target from columns.
 
     Raises:
-        TypeError: ``image`` or ``target`` is of another kind.
+        TypeError: ``image`` or ``target`` has a wrong type.
 
     >>> Selection("image", {"caption": "text", "score": "stats.score"}).columns
     ('image', 'text', 'stats.score')
@@ -56,17 +56,17 @@ class Selection:
         self.columns = tuple(dict.fromkeys((image, *self.choice.names)))
 
     def describe(self) -> str:
-        """The selection as text, for fingerprints."""
+        """Return the selection as text, for fingerprints."""
         return json.dumps([self.image, self.choice.target], sort_keys=True)
 
     def check(self, path: str, schema: Any) -> None:
-        """Whether a file has these columns, of types that can be used.
+        """Check that a file has these columns, with supported types.
 
         Args:
             schema: ``pyarrow.Schema``.
 
         Raises:
-            ValueError: a column is not there, or of another type; the text names those there are.
+            ValueError: a column is missing or has another type; the message lists the columns.
         """
         types = arrow().types
         image = self._type_of(path, schema, self.image, "image")
@@ -101,7 +101,7 @@ class Selection:
         return found
 
     def rows(self, table: Any) -> Rows:
-        """The rows of a ``pyarrow.Table`` or ``RecordBatch`` of these columns."""
+        """Return the rows of a ``pyarrow.Table`` or ``RecordBatch`` with these columns."""
         return Rows(self, table)
 
 
@@ -112,7 +112,7 @@ class Rows:
         self._selection = selection
         self._num_rows = table.num_rows
         self.num_bytes = table.nbytes
-        """Bytes that the decoded columns take in memory."""
+        """Size of the decoded columns in memory."""
         self._image, self._path = _column(table, selection.image), None
         if arrow().types.is_struct(kind := self._image.type):
             fields = dict(zip([f.name for f in kind], self._image.flatten(), strict=True))
@@ -123,16 +123,16 @@ class Rows:
         return int(self._num_rows)
 
     def sample(self, row: int, place: Place, number: int) -> EncodedSample:
-        """A row's image, in memory of its own, and its target.
+        """Return a row's image, newly allocated, and its target.
 
         Args:
-            row: its number among these rows.
-            place: where it lies.
-            number: the target where the selection names no column.
+            row: number of the row among these rows.
+            place: place of the row in its file.
+            number: the target if the selection has no target column.
 
         Raises:
-            OSError: the file that the row names instead of holding an image cannot be read.
-            ValueError: it has no image, or a value of the target is null or no text.
+            OSError: the image is stored as a path, and that file cannot be read.
+            ValueError: the row has no image, or a value of the target is null or not valid text.
         """
         try:
             image, target = self.image(row), self.target(row, number)
@@ -144,14 +144,14 @@ class Rows:
         return EncodedSample(torch.from_numpy(image), target, f"{place.path}, row {place.row}")
 
     def image(self, row: int, memory: Memory = new_memory) -> Bytes | str:
-        """Return a row's image in ``memory``, uint8 [num_bytes]; or a path if only that is stored.
+        """Return a row's image in ``memory``, uint8 [num_bytes]; or its path, if only that exists.
 
         Raises:
             ValueError: the row has no image.
         """
         image = self._image[row]
         if image.is_valid:
-            # A copy: a batch in flight must not hold its whole row group in memory.
+            # A copy, so that a batch in flight does not hold its whole row group in memory.
             stored = np.frombuffer(image.as_buffer(), dtype=np.uint8)
             data = memory(len(stored))
             data[:] = stored
@@ -163,10 +163,10 @@ class Rows:
         return str(path)
 
     def target(self, row: int, number: int) -> Any:
-        """Return a row's target, or ``number`` where the selection names no column.
+        """Return a row's target, or ``number`` if the selection has no target column.
 
         Raises:
-            ValueError: a value is null, or is no text.
+            ValueError: a value is null or not valid text.
         """
         return self._selection.choice.make(lambda name: self._value(name, row), number)
 
@@ -178,14 +178,14 @@ class Rows:
 
 
 def _read_beside(path: str, image: str) -> npt.NDArray[np.uint8]:
-    """uint8 [num_bytes]: the file that a row names instead of holding it.
+    """Read the file that a row refers to: uint8 [num_bytes].
 
     Args:
-        path: of the Parquet file.
-        image: a URL, or a path: a relative one begins at the Parquet file's folder.
+        path: path of the Parquet file.
+        image: a URL or a path; a relative path starts at the Parquet file's folder.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     if is_url(image) or os.path.isabs(image):
         place = image
@@ -197,9 +197,9 @@ def _read_beside(path: str, image: str) -> npt.NDArray[np.uint8]:
 
 
 def path_to(schema: Any, name: str) -> list[str]:
-    """The column that a name begins with, and the fields that lead on into its structs.
+    """Split a name into a column and the fields inside its structs.
 
-    A column's own name may hold dots; the list is empty where there is no such column.
+    A column's own name may contain dots. The list is empty if there is no such column.
     """
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
@@ -209,7 +209,7 @@ def path_to(schema: Any, name: str) -> list[str]:
 
 
 def _column(table: Any, name: str) -> Any:
-    """The array of a column, or of a field of a struct, rows of null structs being null."""
+    """Return the array of a column or of a struct's field; rows of null structs are null."""
     top, *fields = path_to(table.schema, name)
     array = table.column(top)
     for field in fields:
@@ -229,7 +229,7 @@ def check_type(kind: Any) -> None:
         kind: ``pyarrow.DataType``.
 
     Raises:
-        TypeError: it is a decimal, a map, a union, or nothing but nulls.
+        TypeError: the type is a decimal, a map, a union or null.
     """
     types = arrow().types
     if isinstance(kind, arrow().BaseExtensionType):
@@ -249,7 +249,7 @@ def check_type(kind: Any) -> None:
 
 
 def is_bytes(types: Any, kind: Any) -> bool:
-    """Whether values are bytes, in whichever of Arrow's layouts."""
+    """Return whether values are bytes, in any of Arrow's layouts."""
     is_view = getattr(types, "is_binary_view", lambda kind: False)(kind)
     return bool(
         types.is_binary(kind)
@@ -260,14 +260,14 @@ def is_bytes(types: Any, kind: Any) -> bool:
 
 
 def value_of(scalar: Any) -> Any:
-    """Return the value of a ``pyarrow.Scalar``, of a type that :func:`check_type` lets through.
+    """Return the value of a ``pyarrow.Scalar`` of a type that :func:`check_type` accepts.
 
-    Booleans, numbers, texts and bytes come as Python's own; dates, times and durations as the int
-    that is stored, in the column's unit; lists of numbers as arrays of their own memory, lists of
-    lists stacked where their lengths agree, other lists as lists; structs as dicts.
+    Booleans, numbers, strings and bytes become Python values. Dates, times and durations become the
+    stored int, in the column's unit. Lists of numbers become newly allocated arrays, and nested
+    lists are stacked if their lengths agree. Other lists stay lists. Structs become dicts.
 
     Raises:
-        ValueError: the value, or one within it, is null, or is no text.
+        ValueError: the value, or a value inside it, is null or not valid text.
 
     >>> import pyarrow
     >>> value_of(pyarrow.scalar([[1, 2], [3, 4]]))
@@ -285,7 +285,7 @@ def value_of(scalar: Any) -> Any:
         return _list_of(types, scalar.values, kind)
     if types.is_temporal(kind):
         return scalar.value
-    # Older versions of pyarrow give NumPy's half floats.
+    # Older versions of pyarrow return NumPy's half floats.
     return float(scalar.as_py()) if types.is_floating(kind) else scalar.as_py()
 
 
@@ -306,7 +306,7 @@ def _list_of(types: Any, items: Any, kind: Any) -> Any:
     if _is_number(types, kind.value_type):
         if items.null_count:
             raise ValueError("it is null")
-        # A copy: a batch in flight must not hold its whole row group in memory.
+        # A copy, so that a batch in flight does not hold its whole row group in memory.
         return np.array(items.to_numpy(zero_copy_only=False))
     found = [value_of(item) for item in items]
     if not found:
@@ -316,7 +316,7 @@ def _list_of(types: Any, items: Any, kind: Any) -> Any:
 
 
 def _empty(types: Any, kind: Any) -> Any:
-    """No rows of lists of numbers, or an empty list of something else."""
+    """Return an array without rows for nested lists of numbers, else an empty list."""
     shape = [0]
     while _is_list(types, kind.value_type):
         kind = kind.value_type

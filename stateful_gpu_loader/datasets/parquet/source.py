@@ -1,4 +1,4 @@
-"""ParquetSource and ParquetShards: encoded images in Parquet files, by row or as streams."""
+"""ParquetSource and ParquetShards: encoded images in Parquet files, by row or streamed."""
 
 from __future__ import annotations
 
@@ -36,39 +36,39 @@ from stateful_gpu_loader.state.contents import ContentDigest
 T = TypeVar("T")
 
 _FOOTERS = 64
-"""Footers that a process keeps parsed."""
+"""Number of parsed footers that a process keeps."""
 
 
 class ParquetSource(Source):
-    """Rows of Parquet files: a column of encoded images, and columns that are the target.
+    """Rows of Parquet files: a column of encoded images, and columns of the target.
 
-    The image is a column of bytes, or a struct ``{bytes, path}`` as the Hugging Face hub stores
-    images; where such a struct has no bytes, the file at its path is read: a URL, or a path that,
-    if it is relative, begins at the folder of the Parquet file.
+    The image is a column of bytes, or a struct ``{bytes, path}`` as on the Hugging Face hub. If the
+    struct has no bytes, the file at its path is read. The path may be a URL. A relative path starts
+    at the Parquet file's folder.
 
-    A row is read with its whole row group, since pyarrow reads nothing smaller; row groups are
-    kept, decoded, up to ``cache_bytes`` in each process (a worker process, or all worker threads
-    together). A shuffled order over more data than that reads a row group for almost every
-    sample, and a warning says so once: shuffle by blocks (:meth:`block_lengths`), whose window
-    should fit into ``cache_bytes``, write small row groups, or use ParquetShards.
+    Reading a row reads its whole row group, because pyarrow reads nothing smaller. Each process (a
+    worker process, or all worker threads together) keeps up to ``cache_bytes`` of decoded row
+    groups. A shuffled order over more data reads a row group for almost every sample, and causes
+    one warning. Then shuffle by blocks (:meth:`block_lengths`) with a window that fits into
+    ``cache_bytes``, write smaller row groups, or use ParquetShards.
 
     Args:
-        paths: one or several, local or URLs, with wildcards and braces, in this order.
-        image: the column of the image; ``"a.b"`` is field b of the struct a.
+        paths: one or several, local or URLs, with wildcards and braces, in order.
+        image: the image column; ``"a.b"`` is field b of the struct a.
         target: a column, for its value; a tuple or list of columns, for a tuple; a dict of new
-            names and columns, for a dict; None for the index. Numbers, texts and bytes come as
-            Python's, dates and times as the int that is stored, lists as arrays.
-        cache_bytes: of decoded row groups in one process; one is kept however large it is, and
-            a thread holds the row group that it is reading, too.
+            names and columns, for a dict; None for the index. Numbers, strings and bytes become
+            Python values, dates and times the stored int, lists arrays.
+        cache_bytes: size of the decoded row groups kept in one process. One row group of any size
+            is always kept, and each thread also holds the row group it is reading.
 
     Attributes:
-        paths: of the files, absolute.
+        paths: absolute paths of the files.
 
     Raises:
         OSError: a file cannot be read.
-        ValueError: a file is no Parquet file or truncated, a column is missing or of a type that
-            cannot be used, or there is no row.
-        MissingDependency: pyarrow is not installed, or what a URL needs.
+        ValueError: a file is not a Parquet file or is truncated, a column is missing or has an
+            unsupported type, or there are no rows.
+        MissingDependency: pyarrow, or a package for the URL, is not installed.
 
     >>> import pyarrow, pyarrow.parquet, tempfile
     >>> table = pyarrow.table({"image": [b"jpeg 0", b"jpeg 1"], "label": [7, 8]})
@@ -105,7 +105,7 @@ class ParquetSource(Source):
             for number, first in enumerate(np.cumsum((0, *footer.row_groups))[:-1].tolist())
         ]
         self._groups = np.array(groups, dtype=np.int64).reshape(-1, 3)
-        """int64 [row groups, 3]: the file, the number in it, and the number of its first row."""
+        """int64 [row groups, 3]: file, number in the file, and number of the first row."""
         counts = [count for footer in footers for count in footer.row_groups]
         self._ends = np.cumsum(counts, dtype=np.int64)
         if not len(self):
@@ -119,7 +119,7 @@ class ParquetSource(Source):
         self._footers: BoundedCache[Footer] = BoundedCache(_FOOTERS, _one)
 
     def _check_types(self, first: Footer, other: Footer) -> None:
-        """A column of another type, or unit, would give other values for the same thing."""
+        """Refuse columns of different types or units, whose values would not be comparable."""
         for column in self._selection.columns:
             name = path_to(first.schema, column)[0]
             types = [footer.schema.field(name).type for footer in (first, other)]
@@ -133,13 +133,14 @@ class ParquetSource(Source):
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def read(self, index: int) -> EncodedSample:
-        """The image's bytes, its target, and the file and row as its name.
+        """Return the image's bytes, its target, and the file and row as name.
 
         Raises:
-            OSError: the storage failed, or the file is another one than was indexed.
+            OSError: the storage failed, or the file has changed since it was indexed.
             ValueError: the row group is damaged, the image has neither bytes nor a path, or a value
-                of the target is null; the text names file, row group and row.
-            MemoryError: there is not enough for the row group, or for what a damaged one claims.
+                of the target is null; the message has the file, row group and row.
+            MemoryError: memory is too small for the row group, or for the size that a damaged one
+                claims.
         """
         group, row, place = self._place(index)
 
@@ -150,11 +151,11 @@ class ParquetSource(Source):
         return _of_storage(load, index)
 
     def record(self, index: int) -> dict[str, Any]:
-        """All columns of a row, as pyarrow's Python values; its whole row group is read for it.
+        """Return all columns of a row, as pyarrow's Python values; reads the whole row group.
 
         Raises:
-            OSError, ValueError, MemoryError: as :meth:`read`; a ValueError, too, if a value is none
-                of Python's, as a time after the year 9999.
+            OSError, ValueError, MemoryError: as :meth:`read`; also ValueError for a value without a
+                Python equivalent, such as a time after the year 9999.
         """
         group, row, place = self._place(index)
         table = _of_storage(lambda: read_row_group(self._footer(group), place.group, None), index)
@@ -164,16 +165,15 @@ class ParquetSource(Source):
         return found
 
     def block_lengths(self) -> npt.NDArray[np.int64]:
-        """int64 [row groups]: the samples of each, in the order of indices; none is 0."""
+        """Return int64 [row groups]: number of samples of each non-empty row group, in order."""
         lengths = np.diff(self._ends, prepend=0)
         return lengths[lengths > 0]
 
     def fingerprint(self) -> str:
-        """blake2b of the files' names and footers, and of the columns chosen.
+        """Return a blake2b of the files' names and footers, and of the chosen columns.
 
-        Footers hold the columns, the rows, sizes and places of all row groups, and what statistics
-        the writer left; so the content id does not depend on the files' paths, and no
-        data is read for it.
+        Footers hold the columns, the rows, sizes and positions of all row groups, and the writer's
+        statistics. So the content id does not depend on the files' paths, and no data is read.
         """
         digest = ContentDigest("parquet 1")
         for name, footer in zip(names_of(self.paths), self._digests, strict=True):
@@ -182,7 +182,7 @@ class ParquetSource(Source):
         return f"{len(self)} rows, {digest.text()}"
 
     def _place(self, index: int) -> tuple[int, int, Place]:
-        """The row group, counted over all files, the row in it, and where that lies."""
+        """Return the row group, counted over all files, the row in it, and its place."""
         group = int(self._ends.searchsorted(index, side="right"))
         row = index - (int(self._ends[group - 1]) if group else 0)
         file, number, first = self._groups[group].tolist()
@@ -193,12 +193,12 @@ class ParquetSource(Source):
         return self._selection.rows(read_row_group(self._footer(group), number, columns))
 
     def _footer(self, group: int) -> Footer:
-        """The footer of a row group's file, which must be the one that was indexed."""
+        """Return the footer of a row group's file, which must be unchanged since it was indexed."""
         file = int(self._groups[group, 0])
         path = self.paths[file]
         footer = self._footers.get(file, lambda: self._read_footer(file))
         if not is_url(path) and identity_of(path) != footer.identity:
-            # Written anew since; to ask that of a URL would be a request for each row group.
+            # The file was rewritten. For a URL this check would cost a request per row group.
             self._footers.drop(file)
             footer = self._footers.get(file, lambda: self._read_footer(file))
         return footer
@@ -214,11 +214,11 @@ class ParquetSource(Source):
         return footer
 
     def _changed(self, path: str) -> OSError:
-        # Not one bad record but a wrong file: no policy for bad samples may hide it.
+        # The whole file is wrong, so no policy for bad samples may hide it.
         return OSError(
             errno.ESTALE,
-            "the file is another one than when it was indexed. Remedy: make the source anew, or "
-            "put the file back",
+            "the file has changed since it was indexed. Remedy: make a new source, or put the file "
+            "back",
             path,
         )
 
@@ -227,7 +227,7 @@ class ParquetSource(Source):
 
 
 def _of_storage(load: Callable[[], T], index: int) -> T:
-    """What ``load`` gives; a failure of the storage also names the sample."""
+    """Return ``load()``; a failure of the storage also names the sample."""
     try:
         return load()
     except OSError as error:
@@ -241,28 +241,28 @@ def _one(footer: Footer) -> int:
 
 
 class ParquetShards(FileShards, EncodedShards):
-    """Parquet files that are read from a row on: a shard is a file, a cursor the number of a row.
+    """Streamed Parquet files: a shard is a file, a cursor the number of a row.
 
-    Row groups before the cursor's are not read. Some 8 MiB of rows are decoded at a time, however
-    large row groups are, so that many files can be open at once.
+    Row groups before the cursor are not read. About 8 MiB of rows are decoded at a time for any
+    size of row groups, so many files can be open at once.
 
     Args:
-        paths: one or several, local or URLs, with wildcards and braces, in this order.
-        image: the column of the image, as for :class:`ParquetSource`.
-        target: the columns of the target, as there; None for the
-            row's number in its file.
-        count_rows: whether the number of rows is read from the files' footers, once, when it is
-            first asked for; then every rank delivers as many batches, and ``len(loader)`` is known.
-            Costs a small read a file: pass False for very many URLs.
-        num_lanes: files that are read at a time; None is 64, or as many as there are.
+        paths: one or several, local or URLs, with wildcards and braces, in order.
+        image: the image column, as for :class:`ParquetSource`.
+        target: the target columns, as for :class:`ParquetSource`; None for the row's number in its
+            file.
+        count_rows: whether the number of rows is read from the files' footers, once, when first
+            needed; then every rank delivers the same number of batches, and ``len(loader)`` is
+            known. It costs a small read for each file: pass False for very many URLs.
+        num_lanes: number of files read at a time; None is 64, or fewer if there are fewer files.
         shuffle_buffer: as for :class:`ShardedDataset`.
 
     Attributes:
-        paths: of the files, absolute.
+        paths: absolute paths of the files.
 
     Raises:
-        ValueError: there is no file, or one twice.
-        FileNotFoundError: a wildcard matches nothing. Else files are looked for when read.
+        ValueError: no file is given, or a file is given twice.
+        FileNotFoundError: a wildcard matches nothing. Other files are opened only when read.
 
     >>> import pyarrow, pyarrow.parquet, tempfile
     >>> table = pyarrow.table({"image": [b"a", b"b", b"c"], "label": [7, 8, 9]})
@@ -289,10 +289,10 @@ class ParquetShards(FileShards, EncodedShards):
         self.count_rows = count_rows
         self._selection = Selection(image, target)
         self._footers: dict[str, tuple[int, bytes]] = {}
-        """Rows and digest of each file's footer, once they were asked for."""
+        """Number of rows and digest of each file's footer, once read."""
 
     def num_samples(self, shard: str) -> int | None:
-        """The rows of a file, if ``count_rows``.
+        """Return the number of rows of a file, if ``count_rows``.
 
         Raises:
             OSError, ValueError: a footer cannot be read, or is damaged.
@@ -300,9 +300,9 @@ class ParquetShards(FileShards, EncodedShards):
         return self._footer_of(shard)[0] if self.count_rows else None
 
     def fingerprint(self) -> str:
-        """blake2b of the files' names, the columns chosen and, if ``count_rows``, the footers.
+        """Return a blake2b of the files' names, the chosen columns and, if counted, the footers.
 
-        Equal for copies of the files at other paths.
+        Copies of the files at other paths have the same fingerprint.
         """
         digest = ContentDigest("parquet shards 1")
         for name in self._names:
@@ -313,14 +313,15 @@ class ParquetShards(FileShards, EncodedShards):
     def read_shard(
         self, shard: str, cursor: int
     ) -> Iterator[tuple[EncodedSample | ValueError, int]]:
-        """The rows from ``cursor`` on, each with the number of the next one; a ValueError in place
-        of a row that has no image, or a target that is none.
+        """Yield the rows from ``cursor`` on, each with the number of the next row.
+
+        A row without an image or a valid target yields a ValueError in its place.
 
         Raises:
             OSError: the storage failed.
             ValueError: no such shard, a column is missing, the cursor is beyond the end, or the
-                file is damaged from here on; the text names file, row group and row.
-            MemoryError: there is not enough for a row, or for what a damaged file claims.
+                rest of the file is damaged; the message has the file, row group and row.
+            MemoryError: memory is too small for a row, or for the size that a damaged file claims.
         """
         path = self.path_of(shard)
         footer = read_footer(path)
@@ -349,32 +350,32 @@ class ParquetShards(FileShards, EncodedShards):
 
 
 IN_TURN = 64
-"""Row groups, one dropped after the other, from which it is no accident: a few samples that
-somebody looks at make fewer. A resume late in a window of blocks leaves as many as the window has
-with few of their rows to read; but all of these were held at once."""
+"""Number of row groups wasted in a row before the warning. Looking at a few samples wastes fewer.
+A resume late in a window of blocks may waste a whole window, but its row groups fit into the
+cache."""
 LEAST_SHARE = 8
-"""A row group is wasted if fewer than one in so many of its rows were read."""
+"""A row group is wasted if less than this fraction (1 / LEAST_SHARE) of its rows was read."""
 
 
 @dataclass
 class RowGroupUse:
-    """Counts the decoded row groups that were dropped for want of room before they were used.
+    """Counts decoded row groups that were dropped for lack of room with few of their rows read.
 
-    Reads are counted and not timed, so the same order of reads always gives the same warning: one
-    for each source in each process, worker processes included.
+    It counts reads instead of time, so the same order of reads always gives the same warning, once
+    for each source in each process, including worker processes.
     """
 
     cache_bytes: int
     num_groups: int
-    """Row groups of the source."""
+    """Number of row groups of the source."""
     wasted: int = 0
-    """Row groups dropped in turn, up to now, that had hardly been used."""
+    """Number of row groups wasted in a row so far."""
     wasted_bytes: int = 0
-    """That these took in memory."""
+    """Size of these row groups in memory."""
     has_warned: bool = False
 
     def __call__(self, rows: Rows, uses: int) -> None:
-        """Note that a row group is dropped after ``uses`` of its rows were read."""
+        """Record that a row group is dropped after ``uses`` of its rows were read."""
         if self.has_warned:
             return
         if uses * LEAST_SHARE >= len(rows):
@@ -400,15 +401,15 @@ class RowGroupUse:
 
 
 class BoundedCache(Generic[T]):
-    """The values used last, as many as fit into a number of bytes, but at least one.
+    """The values used last, as many as fit into ``limit`` bytes, but at least one.
 
-    A forked child and a pickled copy begin with none. While a value is made, threads that ask for
-    the same one wait, and others do not; if making it fails, each of them tries for itself.
+    A forked child and a pickled copy start empty. While a value is made, only threads that want the
+    same value wait. If making it fails, each of them tries again.
 
     Args:
-        limit: bytes.
-        size_of: bytes that a value takes.
-        on_drop: called with a value that was dropped for want of room, and how often it was got.
+        limit: largest total size in bytes.
+        size_of: returns the size of a value in bytes.
+        on_drop: called with a value dropped for lack of room, and with how often it was requested.
 
     >>> cache = BoundedCache(10, len)
     >>> [cache.get(key, lambda: "x" * 6) for key in (1, 2, 2)]
@@ -429,7 +430,7 @@ class BoundedCache(Generic[T]):
         self._here: _Held[T] = _Held()
 
     def get(self, key: int, make: Callable[[], T]) -> T:
-        """The value of a key; made, if it is not held."""
+        """Return the value of a key; make it if it is not held."""
         here = self._held()
         while True:
             with here.lock:
@@ -461,11 +462,11 @@ class BoundedCache(Generic[T]):
         return value
 
     def keys(self) -> list[int]:
-        """The keys of the values held, the one used last at the end."""
+        """Return the keys of the held values, the one used last at the end."""
         return list(self._held().slots)
 
     def drop(self, key: int) -> None:
-        """Forget the value of a key; code that is using it is not affected."""
+        """Drop the value of a key; code that is using the value is not affected."""
         here = self._held()
         with here.lock:
             slot = here.slots.get(key)
@@ -485,7 +486,7 @@ class BoundedCache(Generic[T]):
     def _held(self) -> _Held[T]:
         here = self._here
         if here.owner != os.getpid():
-            # No lock here: a thread of the parent may have held it at the fork, for ever.
+            # No lock here: a thread of the parent may have held it at the fork.
             here = self._here = _Held()
         return here
 
@@ -494,19 +495,19 @@ class BoundedCache(Generic[T]):
 
 
 class _Slot(Generic[T]):
-    """The place of one value, which may not be made yet."""
+    """The place of one value, which may still be in the making."""
 
     def __init__(self) -> None:
         self.done = threading.Event()
         self.made: tuple[T, ...] = ()
-        """The value, once it is there."""
+        """The value, once it exists."""
         self.size = 0
         self.uses = 1
-        """How often the value was got, the first time included."""
+        """Number of requests for the value, including the first."""
 
 
 class _Held(Generic[T]):
-    """What one process holds."""
+    """The values held by one process."""
 
     def __init__(self) -> None:
         self.owner = os.getpid()

@@ -113,7 +113,7 @@ def test_a_damaged_record_is_made_anew(
     damage(folder)
     with caplog.at_level(logging.WARNING):
         assert same(stream(PreparedSource(source, folder, HEAD)), stream(source, HEAD))
-    assert len([r for r in caplog.records if "is damaged and is made anew" in r.message]) in (
+    assert len([r for r in caplog.records if "is damaged and is made again" in r.message]) in (
         num_damaged,
         num_damaged - (num_damaged > 1),  # the first record of a cut file may be whole
     )
@@ -390,7 +390,7 @@ def test_a_damaged_description_is_refused(tmp_path: Path, source: FolderSource, 
 @pytest.mark.parametrize(
     ("recipes", "message"),
     [
-        ([T.RandomCrop(10)], "RandomCrop.* draws anew for each sample"),
+        ([T.RandomCrop(10)], "RandomCrop.* draws again for each sample"),
         ([T.ToDtype(torch.float32, scale=True)], "what is kept is uint8"),
         ([T.ToMemoryFormat(torch.channels_last)], "what is kept is uint8"),
     ],

@@ -1,4 +1,4 @@
-"""CocoSource: images of a folder with the boxes, labels and masks of a COCO annotation file."""
+"""CocoSource: images of a folder, with boxes, labels and masks from a COCO annotation file."""
 
 from __future__ import annotations
 
@@ -25,46 +25,45 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 class CocoSource(Source):
-    """The images that an annotation file lists, sorted by image id, each with its objects.
+    """The images of an annotation file, sorted by image id, each with its objects.
 
-    The order is that of torchvision's CocoDetection and of DALI's ``fn.readers.coco``; so are
-    the objects of an image, which keep the file's order. A target is a dict, of n objects:
+    The order is that of torchvision's CocoDetection and of DALI's ``fn.readers.coco``; the objects
+    of an image keep the file's order. A target is a dict, for n objects:
 
     - ``boxes``: float32 [n, 4], in pixels
     - ``labels``: int64 [n]: category ids
     - ``image_id``: int
     - ``area``: float32 [n], in pixels
     - ``iscrowd``: int64 [n]: 1 for a group
-    - ``masks``: uint8 [n, height, width] of 0 and 1, as pycocotools decodes them; if asked for
+    - ``masks``: uint8 [n, height, width] of 0 and 1, as pycocotools decodes them; optional
 
     Images have different numbers of objects: pass ``collate_fn=ragged_collate`` to the loader,
-    which refuses torch's default for them. Objects of images that the file does not list are left
-    out, and a warning counts them. The
-    recipes that move pixels move boxes and masks as well: what is left with less than a pixel of
-    width or height is dropped.
+    which refuses torch's default collation for them. Objects of images that the file does not list
+    are left out, and a warning counts them. Recipes that move pixels also move boxes and masks, and
+    drop objects with less than a pixel of width or height left.
 
     Args:
-        root: the folder of the images, or a URL.
+        root: folder of the images, or a URL.
         annotations: the JSON file (instances), or a URL; plain or compressed. Read once, here.
-        masks: whether targets hold masks.
-        box_format: "xyxy" for left, top, right, bottom, as torchvision's models take them and DALI
-            with ``ltrb=True``; "xywh" for left, top, width, height, as the file has them.
+        masks: whether targets include masks.
+        box_format: "xyxy" for left, top, right, bottom, as in torchvision's models and in DALI with
+            ``ltrb=True``; "xywh" for left, top, width, height, as in the file.
         contiguous_labels: number the categories from 1 in the file's order, as DALI does by
             default; False keeps their ids, as torchvision does.
-        ratio: boxes in parts of the image's width and height instead of pixels.
+        ratio: boxes as fractions of the image's width and height instead of pixels.
         skip_empty: leave out images without objects.
-        size_threshold: leave out objects whose width or height, in pixels, is below it. (DALI's
+        size_threshold: leave out objects whose width or height in pixels is smaller. (DALI's
             default is 0.1.)
         include_iscrowd: False leaves out groups.
 
     Attributes:
         root: the folder, absolute, or the URL.
-        categories: the names of the categories by label.
+        categories: names of the categories by label.
         image_ids: int64 [num_samples], ascending, read-only.
         box_format: as given.
 
     Raises:
-        OSError: the annotations cannot be read. (Images are not looked for until read.)
+        OSError: the annotations cannot be read. (Images are opened only when they are read.)
         ValueError: the annotations are damaged or list no image, or an argument is unknown.
 
     >>> import json, tempfile
@@ -85,7 +84,7 @@ class CocoSource(Source):
 
     suits_processes = True
     has_spatial_targets = True
-    """Targets speak of places in the image: what moves pixels must move them as well."""
+    """Targets refer to places in the image: recipes that move pixels must move them as well."""
 
     def __init__(
         self,
@@ -142,7 +141,7 @@ class CocoSource(Source):
         counts = np.add.reduceat(np.append(kept, False).astype(np.int64), found.firsts[:-1])
         counts[found.firsts[1:] == found.firsts[:-1]] = 0
         images = np.flatnonzero(counts > 0) if skip_empty else np.arange(len(counts))
-        # Images without objects have none to leave out, so the objects stay as they are.
+        # Images without objects own no objects, so leaving them out keeps all objects.
         self._firsts = np.cumsum([0, *counts[images]], dtype=np.int64)
         self.image_ids = found.image_ids[images]
         self.image_ids.setflags(write=False)
@@ -164,16 +163,16 @@ class CocoSource(Source):
         return len(self.image_ids)
 
     def path(self, index: int) -> str:
-        """Where the image at ``0 <= index < len(self)`` lies."""
+        """Return the path or URL of the image at ``0 <= index < len(self)``."""
         if is_url(self.root):
             return f"{self.root.rstrip('/')}/{self._names[index]}"
         return os.path.join(self.root, self._names[index])
 
     def read(self, index: int, into: Memory | None = None) -> EncodedSample:
-        """The image's bytes, its target, and its path as name.
+        """Return the image's bytes, its target, and its path as name.
 
         Raises:
-            OSError: of the kind that the system reports; it names the path and the index.
+            OSError: the system's error, of the same type; the message has the path and the index.
         """
         path = self.path(index)
         try:
@@ -185,7 +184,7 @@ class CocoSource(Source):
         return EncodedSample(data, self.target(index), path, size)
 
     def target(self, index: int) -> dict[str, Any]:
-        """The target alone, without reading the image."""
+        """Return the target without reading the image."""
         own = slice(int(self._firsts[index]), int(self._firsts[index + 1]))
         target: dict[str, Any] = {
             "boxes": as_tensor(self._formatted(index, self._boxes[own])),
@@ -196,7 +195,7 @@ class CocoSource(Source):
         }
         if self._segments is not None:
             objects = self._objects[own]
-            # An image without objects may be of unknown size, which is -1.
+            # An image without objects may have an unknown size, which is -1.
             shape = (len(objects), *self._sizes[index].clip(min=0).tolist())
             target["masks"] = torch.zeros(shape, dtype=torch.uint8, device="cpu")
             for mask, number in zip(target["masks"].numpy(), objects.tolist(), strict=True):
@@ -216,13 +215,13 @@ class CocoSource(Source):
         motion: npt.NDArray[np.float64],
         size: tuple[int, int],
     ) -> dict[str, Any]:
-        """The target of an image whose pixels were moved: see :func:`moved`."""
+        """Return the target after the image's pixels were moved: see :func:`moved`."""
         height, width = self._sizes[index].tolist()
         ratio = (height, width) if self.ratio else None
         return moved(target, motion, size, box_format=self.box_format, ratio=ratio)
 
     def record(self, index: int) -> dict[str, Any]:
-        """The image's entry and its objects' as the file has them, as plain values."""
+        """Return the entries of the image and its objects, as plain values."""
         own = slice(int(self._firsts[index]), int(self._firsts[index + 1]))
         height, width = self._sizes[index].tolist()
         return {
@@ -237,9 +236,9 @@ class CocoSource(Source):
         }
 
     def fingerprint(self) -> str:
-        """blake2b of the file names, ids and all that targets are made of, in order.
+        """Return a blake2b of the file names, ids and all data of the targets, in order.
 
-        Equal for copies of the images and the annotations at other paths.
+        Copies of the images and the annotations at other paths have the same fingerprint.
         """
         if self._fingerprint is None:
             digest = ContentDigest("coco 1")
@@ -254,7 +253,7 @@ class CocoSource(Source):
         return self._fingerprint
 
     def _formatted(self, index: int, boxes: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """float32 [n, 4], in memory of their own, in the format asked for."""
+        """Return a copy of the boxes, float32 [n, 4], in the chosen format."""
         boxes = boxes.copy()
         if self.box_format == "xyxy":
             boxes[:, 2:] += boxes[:, :2]
@@ -298,7 +297,7 @@ BoxFormat = Literal["xyxy", "xywh"]
 FloatArray = npt.NDArray[np.float64]
 
 SMALLEST = 1.0
-"""Pixels of a side that must be left of a box, as torchvision's SanitizeBoundingBoxes has it."""
+"""Smallest side in pixels of a moved box, as in torchvision's SanitizeBoundingBoxes."""
 
 _AT_REST = np.eye(2, 3)
 
@@ -311,20 +310,19 @@ def moved(
     box_format: BoxFormat,
     ratio: tuple[int, int] | None,
 ) -> dict[str, Any]:
-    """The target of an image whose pixels were moved by an affine map, and cut off.
+    """Return the target of an image whose pixels were moved by an affine map and cropped.
 
-    A box becomes the smallest one that holds its four corners, as in torchvision, cut off at the
-    image; a mask takes the nearest pixel. What is left with less than a pixel of width or height is
-    dropped, with its label, area, crowd flag and mask. An area scales with the map, and with the
-    share of the box that is left; where there are masks, it is their pixels. Where nothing moves,
-    the target is the one given.
+    As in torchvision, a box becomes the smallest box around its four moved corners, clipped to the
+    image. A mask takes the nearest pixel. An object with less than a pixel of width or height left
+    is dropped from all fields. An area scales with the map and with the remaining share of the box;
+    with masks, it is the number of their pixels. If nothing moves, the given target is returned.
 
     Args:
-        target: of a CocoSource.
-        motion: float64 [2, 3]: where a point (x, y, 1) goes, in pixels from the upper left corner.
-        size: (height, width) in pixels after it.
-        box_format: of the boxes.
-        ratio: (height, width) before it, if boxes are given in parts of them.
+        target: target of a CocoSource.
+        motion: float64 [2, 3]: maps a point (x, y, 1), in pixels from the upper left corner.
+        size: (height, width) of the result in pixels.
+        box_format: format of the boxes.
+        ratio: (height, width) before the motion, if boxes are fractions of it.
 
     >>> target = {"boxes": torch.tensor([[10.0, 0, 30, 20]]), "labels": torch.tensor([7])}
     >>> flip = np.array([[-1.0, 0, 100], [0, 1, 0]])
@@ -360,24 +358,24 @@ def moved(
 
 
 def moved_masks(masks: Tensor, motion: FloatArray, size: tuple[int, int]) -> Tensor:
-    """uint8 [n, height, width]: masks under an affine map, each pixel taken from the nearest one.
+    """Return masks under an affine map, uint8 [n, height, width], from the nearest pixels.
 
-    Without a turn or shear this is torchvision's "nearest-exact".
+    Without rotation or shear this is torchvision's "nearest-exact".
 
     Args:
-        masks: uint8 [n, H, W]; H and W may be 0 where n is.
+        masks: uint8 [n, H, W]; H and W may be 0 if n is 0.
         motion: as for :func:`moved`.
         size: (height, width) of the result in pixels.
     """
     height, width = size
     if not masks.numel():
         return torch.zeros((len(masks), height, width), dtype=torch.uint8, device="cpu")
-    # Written out: np.linalg.inv rounds as the BLAS of the machine does.
+    # Written out, because the rounding of np.linalg.inv depends on the machine's BLAS.
     (a, b, c), (d, e, f) = motion.tolist()
     area = a * e - b * d
     back = np.array([[e, -b, b * f - c * e], [-d, a, c * d - a * f]]) / area
     xs, ys = np.arange(width) + 0.5, (np.arange(height) + 0.5)[:, np.newaxis]
-    # A point exactly between two pixels, apart from rounding, belongs to the second.
+    # A point halfway between two pixels, up to rounding, belongs to the second.
     columns = np.floor(np.round(back[0, 0] * xs + back[0, 1] * ys + back[0, 2], 6)).astype(np.int64)
     rows = np.floor(np.round(back[1, 0] * xs + back[1, 1] * ys + back[1, 2], 6)).astype(np.int64)
     old_height, old_width = masks.shape[1:]
@@ -387,10 +385,10 @@ def moved_masks(masks: Tensor, motion: FloatArray, size: tuple[int, int]) -> Ten
 
 
 def as_tensor(array: npt.NDArray[Any]) -> Tensor:
-    """A copy on the CPU, whatever torch's default device is.
+    """Return a copy on the CPU, whatever torch's default device is.
 
-    Empty ones have the strides of torch's own, which what NumPy computed has not: with others
-    ``view`` fails.
+    Empty arrays from NumPy computations may have other strides than torch's, with which ``view``
+    fails. The copy has torch's strides.
     """
     given = torch.from_numpy(array)
     return torch.empty(given.shape, dtype=given.dtype, device="cpu").copy_(given)

@@ -1,6 +1,6 @@
-"""COCO annotations: one JSON file of images, categories, boxes and masks, as compact arrays.
+"""COCO annotations: images, categories, boxes and masks of one JSON file, as compact arrays.
 
-Masks are polygons and runs of pixels, decoded as pycocotools decodes them.
+Masks are polygons or runs of pixels, decoded as by pycocotools.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ T = TypeVar("T")
 IntArray = npt.NDArray[np.int64]
 
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError)
-_REMEDY = "correct the file, or fetch it anew"
+_REMEDY = "correct the file, or fetch it again"
 
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """The parts of masks: polygons, or one mask as runs of pixels."""
+    """The parts of masks: several polygons, or one mask as runs of pixels, for each object."""
 
     firsts: IntArray
-    """int64 [m + 1]: where the parts of each of m objects begin."""
+    """int64 [m + 1]: first part of each of m objects, then the number of parts."""
     ends: IntArray
-    """int64 [parts + 1]: where the values of each part begin."""
+    """int64 [parts + 1]: first value of each part, then the number of values."""
     values: npt.NDArray[np.int32]
     """int32 [...]: corners of polygons in fifths of a pixel, x, y, ...; or lengths of runs."""
     are_runs: npt.NDArray[np.bool_]
-    """bool [parts]."""
+    """bool [parts]: whether a part is runs."""
 
     def draw(self, number: int, mask: npt.NDArray[np.uint8]) -> None:
         """Draw one object's mask into ``mask``, uint8 [height, width] of zeros."""
@@ -50,46 +50,46 @@ class Segments:
 
 @dataclass(frozen=True, eq=False)
 class Annotations:
-    """n images sorted by id, and their m objects, those of an image in the file's order."""
+    """n images sorted by id, and their m objects, which keep the file's order in each image."""
 
     image_ids: IntArray
     """int64 [n], ascending."""
     file_names: list[str]
     sizes: IntArray
-    """int64 [n, 2]: height and width in pixels; -1 where the file does not say."""
+    """int64 [n, 2]: height and width in pixels; -1 if the file does not say."""
     firsts: IntArray
-    """int64 [n + 1]: where the objects of each image begin."""
+    """int64 [n + 1]: first object of each image, then the number of objects."""
     boxes: npt.NDArray[np.float32]
     """float32 [m, 4]: left, top, width, height in pixels."""
     category_ids: IntArray
     """int64 [m]."""
     areas: npt.NDArray[np.float32]
-    """float32 [m]: in pixels; of the box, where the file does not say."""
+    """float32 [m]: in pixels; the box's area if the file does not say."""
     are_crowds: npt.NDArray[np.bool_]
-    """bool [m]: whether it is a group; False where the file does not say."""
+    """bool [m]: whether an object is a group; False if the file does not say."""
     categories: dict[int, str]
     """Names by id, in the file's order."""
     segments: Segments | None
-    """None where masks were not asked for."""
+    """Masks; None if they were not requested."""
     num_unlisted: int
-    """Number of objects of images that the file does not list; they are left out."""
+    """Number of objects left out because the file does not list their images."""
     unlisted_id: int | None
-    """Image id of the first of these objects; None without any."""
+    """Image id of the first object left out; None if there is none."""
 
 
 def read_annotations(path: str, *, masks: bool = False) -> Annotations:
     """Read an annotation file once.
 
-    Objects of images that the file does not list are left out, as pycocotools does.
+    Objects of images that the file does not list are left out, as in pycocotools.
 
     Args:
-        path: local or a URL, plain or compressed.
+        path: a local path or a URL, plain or compressed.
         masks: whether polygons and runs are kept.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no JSON, or lacks a field, or an image id comes twice, or a number is
-            none; the text names the entry.
+        ValueError: the file is no JSON, a field is missing, an image id is repeated, or a number is
+            invalid; the message names the entry.
     """
     content = _load(path)
     images = _entries(path, content, "images", required=True)
@@ -142,7 +142,7 @@ def read_annotations(path: str, *, masks: bool = False) -> Annotations:
 
 
 class _Objects:
-    """The arrays of m objects, being filled."""
+    """The arrays of m objects while they are filled."""
 
     def __init__(self, count: int, *, masks: bool) -> None:
         self.boxes = np.empty((count, 4), dtype=np.float32)
@@ -156,10 +156,10 @@ class _Objects:
         self._are_runs: list[bool] = []
 
     def put(self, entry: Mapping[str, Any], size: tuple[int, int]) -> None:
-        """Take in the next object, of an image of this height and width."""
+        """Add the next object, of an image with this height and width."""
         i, self._filled = self._filled, self._filled + 1
         box = entry["bbox"]
-        with np.errstate(over="ignore"):  # What is too large for float32 is refused below.
+        with np.errstate(over="ignore"):  # Values too large for float32 are refused below.
             self.boxes[i] = box
         if len(box) != 4 or not np.isfinite(self.boxes[i]).all():
             raise ValueError(f"its bbox is {box!r}, and not four numbers")
@@ -200,7 +200,7 @@ class _Objects:
 
 
 def _by_image(path: str, objects: list[Any], ids: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Return the objects that have an image, sorted by it, and the number of that image.
+    """Return the objects with a listed image, sorted by image, and the number of their image.
 
     The third array has the image ids of all other objects.
     """
@@ -250,7 +250,7 @@ def _each(
     read: Callable[[Any], T],
     chosen: Iterable[int] | None = None,
 ) -> list[T]:
-    """What ``read`` makes of each entry, or of those chosen; an error names the entry."""
+    """Apply ``read`` to all or the chosen entries; an error names the entry."""
     found = []
     for number in range(len(entries)) if chosen is None else chosen:
         entry = entries[number]
@@ -278,7 +278,7 @@ def _text(entry: Mapping[str, Any], name: str) -> str:
 
 
 def _is_encodable(name: str) -> bool:
-    """Whether a file can have this name; JSON may hold surrogates that stand for no byte."""
+    """Return whether a file can have this name; JSON may contain invalid surrogates."""
     try:
         os.fsencode(name)
     except UnicodeEncodeError:
@@ -294,20 +294,20 @@ def _size(entry: Mapping[str, Any], name: str) -> int:
 
 
 _SCALE = 5.0
-"""Points of a polygon's outline a pixel."""
+"""Points per pixel of a polygon's outline."""
 
 Runs = npt.NDArray[np.int64]
-"""int64 [k]: pixels outside, inside, outside, ... of a mask, column after column."""
+"""int64 [k]: numbers of pixels outside, inside, outside, ... of a mask, column by column."""
 
 
 def outline_of(polygon: Sequence[float]) -> npt.NDArray[np.int32]:
-    """int32 [k, 2]: (x, y) of a polygon's corners in fifths of a pixel, for :func:`draw_polygon`.
+    """Return a polygon's corners (x, y) in fifths of a pixel, int32 [k, 2].
 
     Args:
         polygon: x, y, x, y, ... in pixels from the upper left corner.
 
     Raises:
-        ValueError: fewer than three corners, half a corner, or a number that is none.
+        ValueError: fewer than three corners, an odd number of coordinates, or an invalid number.
 
     >>> outline_of([0, 0, 2.5, 0, 2.5, 1]).tolist()
     [[0, 0], [13, 0], [13, 5]]
@@ -331,12 +331,12 @@ def draw_polygon(mask: npt.NDArray[np.uint8], outline: npt.NDArray[np.int32]) ->
     """Set the pixels inside a polygon to 1.
 
     The algorithm is ``rleFrPoly`` of pycocotools' maskApi.c (Piotr Dollar and Tsung-Yi Lin, 2014),
-    whose masks are those that COCO's evaluation knows: the outline is drawn five times as fine, and
-    a pixel is inside if the outline crosses its column an odd number of times above it.
+    so the masks equal those of COCO's evaluation. The outline is drawn at five times the
+    resolution. A pixel is inside if the outline crosses its column an odd number of times above it.
 
     Args:
         mask: uint8 [height, width].
-        outline: int32 [k, 2], as :func:`outline_of` gives it.
+        outline: int32 [k, 2], from :func:`outline_of`.
     """
     height, width = mask.shape
     xs, ys = _line_points(outline)
@@ -349,7 +349,7 @@ def draw_polygon(mask: npt.NDArray[np.uint8], outline: npt.NDArray[np.int32]) ->
     starts = np.sort(column[is_centre].astype(np.int64) * height + row[is_centre])
     if not len(starts):
         return
-    # All runs begin and end within these columns, the last one perhaps at the end of the image.
+    # All runs lie within these columns; the last run may reach the end of the image.
     first = int(starts[0]) // height
     last = min(width, int(starts[-1]) // height + 1)
     bounds = np.concatenate(([first * height], starts, [last * height]))
@@ -357,10 +357,10 @@ def draw_polygon(mask: npt.NDArray[np.uint8], outline: npt.NDArray[np.int32]) ->
 
 
 def runs_of(counts: Any, height: int, width: int) -> Runs:
-    """The runs of a mask, from COCO's ``counts``: a list of numbers, or a compressed text.
+    """Return the runs of a mask from COCO's ``counts``: a list of numbers, or a compressed text.
 
     Raises:
-        ValueError: they are neither, or do not add up to ``height * width``.
+        ValueError: ``counts`` is neither, or its sum is not ``height * width``.
 
     >>> runs_of([2, 1, 3], 2, 3), runs_of("213", 2, 3)
     (array([2, 1, 3]), array([2, 1, 3]))
@@ -384,13 +384,13 @@ def draw_runs(mask: npt.NDArray[np.uint8], runs: Runs) -> None:
 
     Args:
         mask: uint8 [height, width].
-        runs: as :func:`runs_of` gives them, of as many pixels.
+        runs: runs of ``height * width`` pixels, from :func:`runs_of`.
     """
     _draw(mask, runs)
 
 
 def _draw(mask: npt.NDArray[np.uint8], runs: Runs) -> None:
-    """Draw runs into all of ``mask``, or into the part of its columns that it is."""
+    """Draw runs into ``mask``, which may be a range of an image's columns."""
     height, width = mask.shape
     inside = np.repeat((np.arange(len(runs)) % 2).astype(np.uint8), runs)
     mask |= inside.reshape(width, height).T
@@ -399,13 +399,13 @@ def _draw(mask: npt.NDArray[np.uint8], runs: Runs) -> None:
 def _line_points(
     outline: npt.NDArray[np.int32],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """x and y of all points on the closed outline, line after line, in its direction."""
+    """Return x and y of all points on the closed outline, line by line, in its direction."""
     corners = outline.astype(np.int64)
     xs, ys = corners.T
     next_xs, next_ys = np.roll(xs, -1), np.roll(ys, -1)
     wide, high = np.abs(next_xs - xs), np.abs(next_ys - ys)
     is_wide = wide >= high
-    # The line is drawn from its lower end, so that both directions give the same points.
+    # A line is drawn from its lower end, so that both directions give the same points.
     is_turned = np.where(is_wide, xs > next_xs, ys > next_ys)
     x0, y0 = np.where(is_turned, next_xs, xs), np.where(is_turned, next_ys, ys)
     x1, y1 = np.where(is_turned, xs, next_xs), np.where(is_turned, ys, next_ys)
@@ -417,14 +417,14 @@ def _line_points(
     step = np.arange(len(line)) - np.repeat(np.cumsum(points) - points, points)
     step = np.where(is_turned[line], lengths[line] - step, step)
     along = np.where(is_wide, x0, y0)[line] + step
-    # Cut off towards zero, as C does.
+    # Truncated towards zero, as in C.
     across = (np.where(is_wide, y0, x0)[line] + rise[line] * step + 0.5).astype(np.int64)
     of_wide = is_wide[line]
     return np.where(of_wide, along, across), np.where(of_wide, across, along)
 
 
 def _numbers_of(text: str) -> list[int]:
-    """Numbers of five bits a character, the third and later ones as differences (rleFrString)."""
+    """Decode numbers of five bits per character; from the fourth on differences (rleFrString)."""
     numbers: list[int] = []
     value, shift = 0, 0
     for place, character in enumerate(text):

@@ -1,6 +1,6 @@
-"""Records that carry their lengths, as in TFRecord and RecordIO files: by index, and as shards.
+"""Length-prefixed records, as in TFRecord and RecordIO files: by index, and as shards.
 
-:class:`Framing` and :class:`ImageRecords` are what a format defines; the rest serves all formats.
+A format defines :class:`Framing` and :class:`ImageRecords`; the rest serves all formats.
 """
 
 from __future__ import annotations
@@ -45,108 +45,108 @@ Offsets = npt.NDArray[np.int64]
 
 
 class Place(NamedTuple):
-    """Where a record lies, for error messages."""
+    """Place of a record, for error messages."""
 
     path: str
     record: int | None
-    """Its number in the file, counted from 0; None where records before it were not counted."""
+    """Number of the record in the file, from 0; None if earlier records were not counted."""
     offset: int
-    """In bytes from the beginning of the file's (decompressed) content."""
+    """Offset in bytes in the file's (decompressed) content."""
     remedy: str = REMEDY
     """Remedy for a damaged record."""
 
     def following(self, offset: int) -> Place:
-        """The next record, which begins at ``offset``."""
+        """Return the place of the next record, which begins at ``offset``."""
         number = None if self.record is None else self.record + 1
         return self._replace(record=number, offset=offset)
 
     def damaged(self, what: str, remedy: str | None = None) -> ValueError:
-        """The ValueError of a record that will be malformed at every retry."""
+        """Return the ValueError for a record that every retry would find malformed."""
         remedy = remedy or self.remedy
         return damaged(self.path, what, record=self.record, offset=self.offset, remedy=remedy)
 
 
 class Framing(Protocol):
-    """What a format of framed records defines."""
+    """The framing of a format's records."""
 
     @property
     def kind(self) -> str:
-        """Name and version of its index."""
+        """Name and version of the index."""
 
     @property
     def header_size(self) -> int:
-        """Bytes at the beginning of a record that hold its length."""
+        """Size in bytes of a record's header, which holds its length."""
 
     @property
     def shards(self) -> str:
         """Name of the class that reads compressed files, for an error."""
 
     def offsets(self, index_paths: list[str], paths: list[str], sizes: list[int]) -> list[Offsets]:
-        """int64 [n + 1] for each file: the offsets of :meth:`walk`, from the user's indices.
+        """Return the offsets of :meth:`walk` for each file, int64 [n + 1], from the user's indices.
 
         Args:
-            index_paths: of the indices.
-            paths: of the files.
-            sizes: of the files, in bytes.
+            index_paths: paths of the indices.
+            paths: paths of the files.
+            sizes: sizes of the files in bytes.
 
         Raises:
             OSError: an index cannot be read.
-            ValueError: there are not as many indices as files, or one is malformed.
+            ValueError: the numbers of indices and files differ, or an index is malformed.
         """
 
     def walk(self, path: str, size: int, read: Read, *, window: int) -> Offsets:
-        """int64 [n + 1]: where each record begins, and where the last one ends.
+        """Return int64 [n + 1]: the beginning of each record, and the end of the last one.
 
         Args:
-            path: for errors.
-            size: of the file, in bytes.
-            read: reads it.
-            window: the least number of bytes that are read at a time.
+            path: path of the file, for errors.
+            size: size of the file in bytes.
+            read: reads the file.
+            window: smallest number of bytes read at a time.
 
         Raises:
-            ValueError: the file is not whole records from its beginning to its end.
+            ValueError: the file does not consist of whole records.
         """
 
     def check_extent(self, header: bytes, size: int, place: Place) -> None:
-        """Raises ValueError if the header is not that of a record of ``size`` bytes in all."""
+        """Raise ValueError unless the header is that of a record of ``size`` bytes in all."""
 
     def payload(self, framed: Bytes, place: Place) -> Bytes:
-        """uint8 [n]: what the whole record holds, checked; a view where it can be.
+        """Return the checked content of a whole record, uint8 [n]; a view if possible.
 
         Raises:
-            ValueError: it is not exactly one whole record.
+            ValueError: the bytes are not exactly one whole record.
         """
 
     def stream(self, stream: IO[bytes], place: Place) -> Iterator[tuple[Bytes, int]]:
-        """The payload of each record, and the offset after it.
+        """Yield the payload of each record, and the offset after it.
 
         Args:
-            stream: stands at the beginning of a record.
-            place: where that is.
+            stream: stream at the beginning of a record.
+            place: place of that record.
 
         Raises:
-            ValueError: the bytes from here on are no whole record; those before have come.
+            ValueError: the next record is damaged or truncated; earlier ones have been yielded.
             OSError: the stream cannot be read.
         """
 
 
 class ImageRecords(Protocol):
-    """What a format makes of the bytes of a record; its ``repr`` is part of fingerprints."""
+    """Converts a format's records to samples; its ``repr`` is part of fingerprints."""
 
     def take(self, payload: Bytes, place: Place, number: int) -> tuple[torch.Tensor, Any]:
-        """The encoded image, uint8 [num_bytes], and the target.
+        """Return the encoded image, uint8 [num_bytes], and the target.
 
         Args:
-            payload: the record, as ``Framing.payload`` gives it.
-            place: where it lies.
-            number: the target where no field is asked for.
+            payload: the record, from ``Framing.payload``.
+            place: place of the record.
+            number: the target if no field is chosen.
 
         Raises:
-            ValueError: the record is malformed, or lacks what is asked for.
+            ValueError: the record is malformed, or lacks a chosen field.
         """
 
     def record(self, payload: Bytes, place: Place) -> dict[str, Any]:
-        """All that the record holds, by name.
+        """Return all fields of the record by name.
 
         Raises:
             ValueError: the record is malformed.
@@ -157,26 +157,26 @@ AnyPaths = AnyPath | Iterable[AnyPath]
 
 _WINDOW, _REMOTE_WINDOW = 1 << 12, 1 << 20
 _CHECKED, _CHECKED_REMOTE = 16, 2
-"""Records that are compared with an index that the user gives."""
+"""Number of records that are compared with a user's index, local and remote."""
 _CHECKED_KEPT = 2
-"""Records of a local file that are compared with a kept index: the first and the last."""
+"""Number of records of a local file that are compared with a kept index: first and last."""
 
 
 class FramedSource(Source):
-    """The base of TFRecordSource and RecordIOSource.
+    """Base class of TFRecordSource and RecordIOSource.
 
     Args:
         paths: the files, one after the other.
-        framing: where their records begin and end.
-        images: what is made of a record.
-        index_paths: the user's indices; None builds one by reading each record's header.
-        cache_dir: where a built index is kept; None is beside the file.
+        framing: framing of the records.
+        images: conversion of records to samples.
+        index_paths: the user's indices; None builds an index from each record's header.
+        cache_dir: directory for built indices; None is beside the files.
 
     Attributes:
-        paths: absolute, or URLs.
+        paths: absolute paths or URLs.
 
     Raises:
-        OSError: a file is not there or cannot be read.
+        OSError: a file is missing or cannot be read.
         ValueError: a file is damaged, compressed or unlike its index, or no file has a record.
     """
 
@@ -222,15 +222,15 @@ class FramedSource(Source):
         return self._starts[-1]
 
     def block_lengths(self) -> npt.NDArray[np.int64]:
-        """int64 [num_files]: the samples of each file, in the order of the indices."""
+        """Return int64 [num_files]: the number of samples of each file, in the order of indices."""
         return np.array([len(offsets) - 1 for offsets in self._offsets], dtype=np.int64)
 
     def read(self, index: int) -> EncodedSample:
-        """The encoded image, whose memory may be a part of the record's, and the target.
+        """Return the encoded image, whose memory may be part of the record's, and the target.
 
         Raises:
-            OSError: of the kind that the system reports; it names the path and the index.
-            ValueError: the record is damaged, or lacks what the image or the target is made of.
+            OSError: the system's error, of the same type; the message has the path and the index.
+            ValueError: the record is damaged, or lacks a field of the image or the target.
         """
         payload, place = self._payload(index)
         data, target = self._images.take(payload, place, index)
@@ -251,14 +251,14 @@ class FramedSource(Source):
         self._files.expect(ranges, sum(end - begin for _, begin, end in ranges), anew=anew)
 
     def record(self, index: int) -> dict[str, Any]:
-        """All that the record at ``0 <= index < len(self)`` holds, by name."""
+        """Return all fields of the record at ``0 <= index < len(self)``, by name."""
         return self._images.record(*self._payload(index))
 
     def fingerprint(self) -> str:
-        """blake2b of the files' names and of where each record begins and ends, and the choice.
+        """Return a blake2b of the files' names, the records' offsets, and the chosen fields.
 
-        Equal for copies of the files at other paths; another one once a record is added, removed or
-        of another length. Bytes that are overwritten in place are not noticed.
+        Copies of the files at other paths have the same fingerprint. It changes if a record is
+        added, removed or changes its length, but not if bytes are overwritten in place.
         """
         if self._fingerprint is None:
             digest = ContentDigest(self._framing.kind)
@@ -268,7 +268,7 @@ class FramedSource(Source):
         return self._fingerprint
 
     def _payload(self, index: int) -> tuple[Bytes, Place]:
-        """uint8 [n], this record's own memory; and where it lies."""
+        """Return the record's content, newly allocated uint8 [n], and its place."""
         if not 0 <= index < len(self):
             raise IndexError(f"{index = } is outside of 0 to {len(self) - 1}. Remedy: keep within")
         file = bisect_right(self._starts, index) - 1
@@ -307,13 +307,13 @@ class FramedSource(Source):
         return index["offsets"].astype(np.int64, copy=False)
 
     def _check(self, path: str, size: int, offsets: Offsets, checked: int) -> None:
-        """Check that an index belongs to a file, by its end and so many of its records."""
+        """Check that an index belongs to a file, by its end and ``checked`` of its records."""
         if offsets[-1] != size:
             raise ValueError(
                 f"{path!r} has {size} bytes, and its index ends at byte {offsets[-1]}. Remedy: "
-                "make the index anew, or leave index_paths out"
+                "make the index again, or leave index_paths out"
             )
-        # Not self._files: until a sample is read, the source has no file open.
+        # Not self._files: a source opens no file until a sample is read.
         files = OpenFiles()
         last = len(offsets) - 2
         for number in sorted({last * i // max(1, checked - 1) for i in range(checked)}):
@@ -334,16 +334,16 @@ class FramedSource(Source):
 def read_indices(
     index_paths: list[str], paths: list[str], parse: Callable[[bytes, str], Offsets]
 ) -> list[Offsets]:
-    """The offsets in index files, one for each file.
+    """Return the offsets from index files, one for each file.
 
     Args:
-        index_paths: of the indices.
-        paths: of the files.
-        parse: makes offsets of an index's content and its path.
+        index_paths: paths of the indices.
+        paths: paths of the files.
+        parse: converts an index's content and path to offsets.
 
     Raises:
         OSError: an index cannot be read.
-        ValueError: there are not as many indices as files, or one is malformed.
+        ValueError: the numbers of indices and files differ, or an index is malformed.
     """
     if len(index_paths) != len(paths):
         raise ValueError(
@@ -358,19 +358,19 @@ def read_indices(
 
 
 class FramedShards(FileShards, EncodedShards):
-    """The base of TFRecordShards and RecordIOShards.
+    """Base class of TFRecordShards and RecordIOShards.
 
-    A cursor is the offset of the next record in bytes. In a compressed file, which can be read from
-    its beginning only, it is the number of records before the next one.
+    A cursor is the offset of the next record in bytes. In a compressed file, which can be read only
+    from its beginning, it is the number of records before the next one.
 
     Args:
         paths: the shards.
-        framing: where their records begin and end.
-        images: what is made of a record.
-        counts, num_lanes, shuffle_buffer: as of :class:`FileShards`.
+        framing: framing of the records.
+        images: conversion of records to samples.
+        counts, num_lanes, shuffle_buffer: as for :class:`FileShards`.
 
     Raises:
-        ValueError: no path, one twice, or counts that do not fit the shards.
+        ValueError: no path, a repeated path, or counts that do not fit the shards.
     """
 
     def __init__(
@@ -387,25 +387,26 @@ class FramedShards(FileShards, EncodedShards):
         self._images = images
 
     def fingerprint(self) -> str:
-        """The names of the shards in order, and what is made of a record."""
+        """Return a text of the shards' names in order, and of the chosen fields."""
         return f"{super().fingerprint()}, {self._images}"
 
     def read_shard(
         self, shard: str, cursor: int
     ) -> Iterator[tuple[EncodedSample | ValueError, int]]:
-        """Each sample from ``cursor`` on, with the cursor of the next one; a ValueError in place
-        of a record that is whole but malformed.
+        """Yield each sample from ``cursor`` on, with the cursor of the next sample.
+
+        A whole but malformed record yields a ValueError in its place.
 
         Raises:
-            OSError: the file is not there or cannot be read.
-            ValueError: from here on the file is damaged, or ends before the cursor.
+            OSError: the file is missing or cannot be read.
+            ValueError: the rest of the file is damaged, or it ends before the cursor.
         """
         path = self.path_of(shard)
         is_counted = is_compressed(path)
         with closing(records_from(path, cursor, partial(self._records, path))) as records:
             for (payload, place), after in records:
                 if not is_counted:
-                    # Its number is known only where reading began at the file's first record.
+                    # The number is known only if reading began at the file's first record.
                     place = place._replace(record=None)
                 at = place.record if is_counted else place.offset
                 name = f"{path}, {'record' if is_counted else 'byte'} {at}"

@@ -1,4 +1,4 @@
-"""Lanes: how the shards of a dataset are dealt, and which lanes a rank serves.
+"""Lanes: how a dataset's shards are dealt, and which lanes each rank reads.
 
 The number of lanes is a constant of the dataset. So the order of samples within a lane does not
 depend on the number of workers or ranks, and any worker can continue a lane from its cursor.
@@ -19,7 +19,7 @@ from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.state.schema import Stateful, as_int
 
 MOST_SAMPLES = 1 << 40
-"""The most samples that a lane may give in an epoch."""
+"""Upper bound of the samples of a lane in an epoch."""
 
 _MOST_LANES = 1 << 22
 
@@ -37,26 +37,26 @@ class EpochLanes:
     """
 
     names: Sequence[str]
-    """Of all shards."""
+    """Names of all shards."""
     order: IndexArray
-    """int64 [number of shards]: the epoch's order of them."""
+    """int64 [number of shards]: order of the shards in this epoch."""
     num_lanes: int
 
     def shards_of(self, lane: int) -> list[str]:
-        """The names of a lane's shards, in the order in which they are read."""
+        """Return the names of a lane's shards, in reading order."""
         return [self.names[i] for i in self.order[lane :: self.num_lanes].tolist()]
 
 
 class LanePlan:
-    """How a loader reads a sharded dataset.
+    """The plan for reading a sharded dataset.
 
     Args:
-        dataset: whose ``shards()`` is asked once.
-        shuffle: whether the shards are permuted in each epoch, and the samples in windows.
+        dataset: the dataset; its ``shards()`` is called once.
+        shuffle: whether shards are permuted in each epoch, and samples in windows.
 
     Raises:
-        ValueError: no shards, a name twice, or ``num_lanes`` or ``shuffle_buffer`` out of range.
-        TypeError: the dataset has a state of its own, or names and numbers of other types.
+        ValueError: no shards, a repeated name, or ``num_lanes`` or ``shuffle_buffer`` out of range.
+        TypeError: the dataset has its own state, or names or numbers of wrong types.
     """
 
     def __init__(self, dataset: ShardedDataset, *, shuffle: bool) -> None:
@@ -92,15 +92,15 @@ class LanePlan:
                 "sample in the buffer. Remedy: set them so"
             )
         self.window = max(1, buffer // self.num_lanes) if shuffle else 0
-        """Samples of a lane that are shuffled together; 0 where none are."""
+        """Number of a lane's samples that are shuffled together; 0 without shuffling."""
         self._num_samples: IndexArray | None = None
         self._asked_num_samples = False
 
     @property
     def algorithm(self) -> str:
-        """What decides the order besides the seed and the shards, for the fingerprint."""
+        """Text of all that determines the order besides seed and shards, for the fingerprint."""
         windows = f", windows of {self.window}" if self.is_shuffled else ""
-        # They decide where each rank's epoch ends.
+        # The numbers of samples determine where each rank's epoch ends.
         counts = self.num_samples()
         sizes = (
             "unknown"
@@ -111,7 +111,7 @@ class LanePlan:
 
     @staticmethod
     def num_lanes_of(algorithm: str) -> int | None:
-        """How many lanes :attr:`algorithm` speaks of; None where it is another order.
+        """Return the number of lanes in :attr:`algorithm`; None for another order.
 
         >>> LanePlan.num_lanes_of("lanes-1, 12 lanes, numbers of samples unknown")
         12
@@ -120,21 +120,21 @@ class LanePlan:
         return None if found is None else int(found[1])
 
     def num_shards(self, lane: int) -> int:
-        """Of one lane, in every epoch."""
+        """Return the number of shards of a lane, the same in every epoch."""
         return len(range(lane, len(self.names), self.num_lanes))
 
     def of_epoch(self, seed: int, epoch: int) -> EpochLanes:
-        """The lanes of one epoch."""
+        """Return the lanes of one epoch."""
         order = np.arange(len(self.names), dtype=np.int64)
         if self.is_shuffled:
             order = Permutation(len(order), seed=seed, epoch=epoch)(order)
         return EpochLanes(self.names, order, self.num_lanes)
 
     def check_ranks(self, num_replicas: int) -> None:
-        """Check that all ranks serve the same number of lanes.
+        """Check that all ranks have the same number of lanes.
 
         Raises:
-            ValueError: the number of lanes is no multiple of ``num_replicas``.
+            ValueError: the number of lanes is not a multiple of ``num_replicas``.
         """
         if self.num_lanes % num_replicas:
             fitting = [n for n in range(1, self.num_lanes + 1) if self.num_lanes % n == 0]
@@ -146,10 +146,10 @@ class LanePlan:
             )
 
     def num_samples(self) -> IndexArray | None:
-        """int64 [number of shards]: samples of each; None unless all are known.
+        """Return int64 [number of shards]: samples of each shard; None unless all are known.
 
         Raises:
-            ValueError: the dataset gives a number below 0.
+            ValueError: the dataset returns a negative number.
         """
         if not self._asked_num_samples:
             self._num_samples = self._ask_num_samples()
@@ -163,13 +163,15 @@ class LanePlan:
         division: LaneDivision,
         counts: Mapping[int, int] | None = None,
     ) -> int | None:
-        """Batches that every rank delivers until the end of the epoch: as many as the largest has.
+        """Return the number of batches that every rank delivers in the rest of the epoch.
+
+        It is the number of the largest rank.
 
         Args:
-            counts: samples that each lane has given already; None is the beginning.
+            counts: number of samples that each lane has delivered already; None at the beginning.
 
         Returns:
-            None where the numbers of samples are not known.
+            The number of batches; None if the numbers of samples are unknown.
         """
         lanes = self._samples_of_lanes(seed, epoch)
         if lanes is None:
@@ -181,10 +183,10 @@ class LanePlan:
     def check_shares(self, seed: int, epoch: int, division: LaneDivision) -> None:
         """Check that no rank is without a batch in an epoch in which another rank has one.
 
-        Every rank raises the same error, so that none waits for another.
+        Every rank raises the same error, so that no rank waits for another.
 
         Raises:
-            ValueError: a rank has none.
+            ValueError: a rank has no batch.
         """
         lanes = self._samples_of_lanes(seed, epoch)
         if lanes is None:
@@ -215,7 +217,7 @@ class LanePlan:
         return np.array(counts, dtype=np.int64)
 
     def _samples_of_lanes(self, seed: int, epoch: int) -> IndexArray | None:
-        """int64 [num_lanes]: samples of each lane in one epoch."""
+        """Return int64 [num_lanes]: samples of each lane in one epoch."""
         samples = self.num_samples()
         if samples is None:
             return None
@@ -226,33 +228,33 @@ class LanePlan:
 
 
 def key_of_lane(lane: int, ordinal: int) -> int:
-    """The key position of a lane's sample: no two of an epoch share one.
+    """Return the key position of a lane's sample, unique in an epoch.
 
-    Neighbours in a lane have neighbouring keys. A lane gives fewer than 2**40 samples in an epoch.
+    Neighbours in a lane have neighbouring keys. A lane has fewer than 2**40 samples in an epoch.
     """
     return lane * MOST_SAMPLES + ordinal
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaneDivision:
-    """What one rank serves, and in batches of what size."""
+    """One rank's lanes, and its batch size."""
 
     batch_size: int
     drop_last: bool
-    """Whether the rank's last batch of an epoch is left out if it is not full."""
+    """Whether the rank's last batch of an epoch is dropped if it is not full."""
     rank: int = 0
     num_replicas: int = 1
 
     def lanes(self, num_lanes: int) -> range:
-        """The rank's lanes."""
+        """Return the rank's lanes."""
         return range(self.rank, num_lanes, self.num_replicas)
 
     def of_ranks(self, lanes: IndexArray) -> list[int]:
-        """Of int64 [num_lanes] numbers, the sum of each rank's lanes."""
+        """Return the per-rank sums of an int64 array [num_lanes]."""
         sums: list[int] = lanes.reshape(-1, self.num_replicas).sum(axis=0).tolist()
         return sums
 
     def num_batches(self, num_samples: int) -> int:
-        """Of one rank."""
+        """Return the number of batches that one rank makes of ``num_samples``."""
         whole, rest = divmod(num_samples, self.batch_size)
         return whole + (1 if rest and not self.drop_last else 0)

@@ -1,13 +1,13 @@
-"""LMDB files: records of one or several by position, whatever a record holds.
+"""LMDB files: random access to the records of one or several files, in any format.
 
-This file keeps three rules of LMDB. An environment must not be opened twice in a process, so all
-sources share one. It must not cross a fork, so it is closed before one and opened again at the next
-read. And because LMDB maps its file, and reading a mapped file beyond its end kills the process,
-the file's size is compared with the size in its header whenever it is opened.
+This module keeps three rules of LMDB. First, an environment must not be opened twice in a process,
+so all sources share it. Second, it must not cross a fork, so it is closed before a fork and opened
+again at the next read. Third, LMDB maps its file, and reading a mapped file beyond its end kills
+the process. So the file's size is compared with the size in its header whenever it is opened.
 
-lmdb's cursors load a page of every value though only keys are asked for: a random read for each
-record of a file that is not in memory, which takes minutes a million and here seconds. So the
-pages of the tree are read by themselves. Their layout is that of LMDB 0.9 for 64 bits (mdb.c:
+lmdb's cursors load a page of every value even if only keys are wanted. For a file that is not in
+memory that is a random read per record: minutes per million records, instead of seconds. So this
+module reads the pages of the tree itself. Their layout is that of LMDB 0.9 for 64 bits (mdb.c:
 MDB_meta, MDB_page, MDB_node), little-endian.
 """
 
@@ -41,15 +41,15 @@ from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.state.contents import ContentDigest
 
 RECORDS_IN_FINGERPRINT = 32
-"""Records of each database whose content the fingerprint includes."""
+"""Number of records of each database whose content the fingerprint includes."""
 
 
 class LmdbSource(Source):
-    """The base of sources over LMDB: a format defines :meth:`parse` and :meth:`settings`.
+    """Base class of LMDB sources: a format defines :meth:`parse` and :meth:`settings`.
 
-    Records come in the order of their keys, those of the first path first, as in DALI's readers.
-    The keys are read once, here (under 1 s a million, without the records), and travel with the
-    source into workers. A database must not be written while it is read.
+    Records are in the order of their keys, path by path, as in DALI's readers. The keys are read
+    once, here (under 1 s per million, without the records), and sent to workers with the source. A
+    database must not be written while it is read.
 
     Args:
         paths: the folder with ``data.mdb``, or the file itself; or several, one after the other.
@@ -59,8 +59,8 @@ class LmdbSource(Source):
 
     Raises:
         FileNotFoundError: no such path.
-        OSError: it is no LMDB, or truncated.
-        ValueError: a database holds no record, or no path was given.
+        OSError: the file is not an LMDB, or is truncated.
+        ValueError: a database has no records, or no path was given.
         MissingDependency: the package ``lmdb`` is not installed.
     """
 
@@ -86,11 +86,11 @@ class LmdbSource(Source):
 
     @abstractmethod
     def parse(self, record: memoryview, index: int) -> tuple[npt.NDArray[np.uint8], Any]:
-        """A record's image as a file, uint8 [num_bytes], and its target.
+        """Return a record's image as a file, uint8 [num_bytes], and its target.
 
         Args:
-            record: of which the image may be a part.
-            index: of the sample.
+            record: the record; the image may be a view of it.
+            index: index of the sample.
 
         Raises:
             ValueError: the record is malformed.
@@ -98,17 +98,17 @@ class LmdbSource(Source):
 
     @abstractmethod
     def settings(self) -> str:
-        """What the format and its arguments make of the records, for the fingerprint."""
+        """Return a text of the format and its arguments, for the fingerprint."""
 
     def __len__(self) -> int:
         return self._ends[-1]
 
     def read(self, index: int) -> EncodedSample:
-        """The image, its target, and the path and key of its record.
+        """Return the image, its target, and the path and key of its record.
 
         Raises:
-            ValueError: the record is malformed; the text names path, key and byte.
-            OSError: the database cannot be opened, or has no such key any more.
+            ValueError: the record is malformed; the message has the path, key and byte.
+            OSError: the database cannot be opened, or no longer has the key.
         """
         number, key = self._place(index)
         try:
@@ -119,13 +119,13 @@ class LmdbSource(Source):
         return EncodedSample(torch.from_numpy(data), target, name)
 
     def _place(self, index: int) -> tuple[int, bytes]:
-        """The number of the database, and the key there, of a sample."""
+        """Return the number of a sample's database, and its key in the database."""
         number = bisect.bisect_right(self._ends, index)
         start = self._ends[number - 1] if number else 0
         return number, self._indexes[number].keys[index - start]
 
     def _record(self, number: int, key: bytes) -> npt.NDArray[np.uint8]:
-        """uint8 [num_bytes]: the whole record of a key in a database."""
+        """Return the whole record of a key in a database, uint8 [num_bytes]."""
         if key in self._indexes[number].outside:
             raise ValueError("damaged LMDB: the value would lie beyond the file's end")
         record = self._environments[number].read(key)
@@ -133,19 +133,19 @@ class LmdbSource(Source):
             raise OSError(
                 errno.ESTALE,
                 f"record {_text(key)!r} was here when the keys were read, and is not any more. "
-                "Remedy: make the source anew, and do not write a database that is read",
+                "Remedy: make a new source, and do not write a database that is read",
                 self.paths[number],
             )
         return record
 
     def fingerprint(self) -> str:
-        """blake2b of keys and lengths of all records in order, and of 32 whole ones a database.
+        """Return a blake2b of all records' keys and lengths, and of 32 whole records per database.
 
         Keys alone are often mere numbers, the same for every data set. The 32 records are evenly
-        spread, the first and the last among them; so other labels throughout are noticed. A
-        single record that changed in place and kept its length is noticed only if it is one of
-        them. Equal for copies at other paths, and for databases that were written anew with the
-        same records.
+        spread, including the first and the last, so a change of all labels is noticed. A single
+        record that changed in place and kept its length is noticed only if it is one of the 32.
+        Copies at other paths, and databases rewritten with the same records, have the same
+        fingerprint.
         """
         if self._fingerprint is None:
             digest = ContentDigest(f"lmdb 1, {self.settings()}")
@@ -170,34 +170,34 @@ def _text(key: bytes) -> str:
     return key.decode(errors="backslashreplace")
 
 
-REFETCH = "Remedy: fetch it anew"
+REFETCH = "Remedy: fetch it again"
 
 FORK_TIMEOUT = 30.0
-"""Seconds that a fork waits for reads in other threads, and they for it; both take milliseconds."""
+"""Seconds that a fork and reads in other threads wait for each other; both take milliseconds."""
 _SECONDS_BETWEEN_CHECKS = 0.002
 
 
 @dataclass(frozen=True, slots=True)
 class LmdbIndex:
-    """What is known of the records of one file without reading them."""
+    """Facts about the records of one file that are known without reading them."""
 
     keys: KeyTable
-    """In their order."""
+    """Keys in order."""
     lengths: str
-    """A digest of how long the values are."""
+    """Digest of the lengths of the values."""
     outside: frozenset[bytes]
-    """Keys whose values would lie beyond the file, which must not be read."""
+    """Keys whose values would lie beyond the end of the file, and must not be read."""
 
 
 class LmdbEnvironment:
     """Reads the LMDB at one path, for all sources of this process.
 
-    :func:`environment_at` makes it. It is pickled as its path and number. It is closed with the
+    Created by :func:`environment_at`. It is pickled as its path and number, and closed with the
     last source that uses it.
 
     Args:
-        path: of the folder that holds ``data.mdb``, or of the file itself; absolute.
-        number: of the file: another one in its place is not read as if it were the same.
+        path: absolute path of the folder that contains ``data.mdb``, or of the file itself.
+        number: number of the file; a file that has replaced it is refused.
     """
 
     def __init__(self, path: str, number: FileNumber | None) -> None:
@@ -207,10 +207,10 @@ class LmdbEnvironment:
         self._reads: WeakSet[_Read] = WeakSet()
 
     def index(self) -> LmdbIndex:
-        """What the tree says of all records; reads no value.
+        """Return the keys and lengths of all records, from the tree; no value is read.
 
         Raises:
-            OSError: as of :meth:`read`, or the tree is damaged or not of plain records.
+            OSError: as :meth:`read`, or the tree is damaged or has other records than plain ones.
         """
         digest = hashlib.blake2b(b"lengths", digest_size=16)
         outside: set[bytes] = set()
@@ -243,21 +243,21 @@ class LmdbEnvironment:
         return LmdbIndex(table, digest.hexdigest(), frozenset(outside))
 
     def read(self, key: bytes) -> npt.NDArray[np.uint8] | None:
-        """A copy of the value of a key, uint8 [num_bytes]; None where there is no such key.
+        """Return a copy of the value of a key, uint8 [num_bytes]; None if there is no such key.
 
-        Any number of threads may read at once. LMDB's locks are not used: a database that is
-        read must not be written at the same time.
+        Any number of threads may read at once. LMDB's locks are not used: a database must not be
+        written while it is read.
 
         Raises:
             FileNotFoundError: no such path.
-            OSError: it is no LMDB file, is truncated or damaged, or cannot be opened.
+            OSError: the file is not an LMDB, is truncated or damaged, or cannot be opened.
             MissingDependency: the package ``lmdb`` is not installed.
         """
         lmdb = _lmdb()
         read = _Read()
         try:
             with _GATE.opened(self, read).begin(buffers=True) as transaction:
-                # A view of the mapped file, which lmdb has read with the GIL released.
+                # A view of the mapped file; lmdb has released the GIL while it loaded the pages.
                 value = transaction.get(key)
                 return None if value is None else np.array(value, dtype=np.uint8)
         except lmdb.Error as error:
@@ -277,29 +277,29 @@ class LmdbEnvironment:
 def environment_at(
     path: str | os.PathLike[str], number: FileNumber | None = None
 ) -> LmdbEnvironment:
-    """The environment at a path: the same object while any source uses it.
+    """Return the environment at a path: the same object while any source uses it.
 
     Nothing is opened yet.
 
     Args:
-        path: of the folder or the file.
-        number: of the file that is meant; None is the file that is at the path now.
+        path: path of the folder or the file.
+        number: number of the expected file; None is the file now at the path.
     """
     full = absolute(path)
     return _GATE.shared(full, file_number(_file(full)) if number is None else number)
 
 
 class _Read:
-    """A read in progress, for as long as a function refers to it: no exception can leave it."""
+    """A read in progress. It ends with the last reference to it, even after an exception."""
 
     __slots__ = ("__weakref__",)
 
 
 class _Gate:
-    """Knows the reads in progress, and delays a fork until there are none.
+    """Tracks reads in progress, and delays a fork until there are none.
 
-    The interpreter drops what a signal handler raises in a hook of a fork, and leaves the hook in
-    the middle. So hooks keep no lock, and reads wait for a fork no longer than ``FORK_TIMEOUT``.
+    If a signal handler raises in a fork hook, the interpreter drops the exception and leaves the
+    hook in the middle. So hooks keep no lock, and reads wait at most ``FORK_TIMEOUT`` for a fork.
     """
 
     def __init__(self) -> None:
@@ -307,12 +307,12 @@ class _Gate:
         self._fork_ended = Condition(self._lock)
         self._shared: WeakValueDictionary[Any, LmdbEnvironment] = WeakValueDictionary()
         self._forks: dict[int, float] = {}
-        """By the thread that forks: the seconds of ``monotonic`` until which reads wait for it."""
+        """Time of ``monotonic`` in seconds until which reads wait, by the thread that forks."""
         self._inherited: list[Any] = []
 
     def shared(self, path: str, number: FileNumber | None) -> LmdbEnvironment:
         with self._lock:
-            # By the file, which two paths may lead to, and which may be written anew.
+            # By the file: two paths may lead to the same file, and the file may be rewritten.
             key = os.path.realpath(_file(path)), number
             environment = self._shared.get(key)
             if environment is None:
@@ -320,7 +320,7 @@ class _Gate:
             return environment
 
     def opened(self, environment: LmdbEnvironment, read: _Read) -> Any:
-        """The lmdb.Environment, which stays open until ``read`` is gone."""
+        """Return the lmdb.Environment, which stays open until ``read`` is gone."""
         with self._lock:
             while (seconds := max(self._forks.values(), default=0.0) - monotonic()) > 0:
                 self._fork_ended.wait(seconds)
@@ -345,29 +345,29 @@ class _Gate:
             self._fork_ended.notify_all()
 
     def after_fork_in_child(self) -> None:
-        # The threads that waited here, and those that read, are not in this process.
+        # The waiting and reading threads do not exist in this process.
         self._lock = RLock()
         self._fork_ended = Condition(self._lock)
         self._forks = {}
         self._close_all()
         for environment in self._shared.values():
             if environment._opened is not None:
-                # Never closed, which would wait for the reads of the other process.
+                # Never closed, because closing would wait for the parent's reads.
                 self._inherited.append(environment._opened)
                 environment._opened, environment._reads = None, WeakSet()
 
     def _close_all(self) -> None:
-        """Close what is not being read."""
+        """Close the environments that are not being read."""
         for environment in self._shared.values():
             if not environment._reads:
-                # It is forgotten before it is closed: no read may find it half closed.
+                # It is forgotten first, so that no read finds it half closed.
                 opened, environment._opened = environment._opened, None
                 if opened is not None:
                     opened.close()
 
 
 def _open(path: str, number: FileNumber | None) -> Any:
-    """An lmdb.Environment of a file that is as long as it says."""
+    """Open an lmdb.Environment whose file is as long as its header says."""
     lmdb = _lmdb()
     file = _file(path)
     try:
@@ -378,7 +378,7 @@ def _open(path: str, number: FileNumber | None) -> Any:
     if number not in (None, file_number(file)):
         raise OSError(
             errno.ESTALE,
-            "another database took its place since it was indexed. Remedy: make the source anew",
+            "another database took its place since it was indexed. Remedy: make a new source",
             file,
         )
     try:
@@ -388,8 +388,8 @@ def _open(path: str, number: FileNumber | None) -> Any:
             readonly=True,
             create=False,
             lock=False,
-            # Images are as long as what the system reads ahead: in order it is ten times as fast,
-            # at random no slower (records of 10 and 100 KB that no cache held).
+            # Images are about as long as the system's read-ahead: reading in order is ten times as
+            # fast, and random access no slower (uncached records of 10 and 100 KB).
             readahead=True,
             max_spare_txns=16,
         )
@@ -397,7 +397,7 @@ def _open(path: str, number: FileNumber | None) -> Any:
         raise OSError(
             errno.EINVAL,
             f"LMDB cannot open this file of {size} bytes ({error}). Remedy: check that it is an "
-            "LMDB database, fetch it anew, and close other lmdb.Environment objects over it",
+            "LMDB database, fetch it again, and close other lmdb.Environment objects over it",
             file,
         ) from error
     claimed = (opened.info()["last_pgno"] + 1) * opened.stat()["psize"]
@@ -434,18 +434,18 @@ os.register_at_fork(
 
 MAGIC, VERSION = 0xBEEFC0DE, 1
 BRANCH, LEAF, KINDS = 1, 2, 0x6F
-"""Flags of a page: all but that of dirty pages."""
+"""Mask for the flags of a page, without the flag of dirty pages."""
 BIG = 1
-"""Flag of a node whose value lies in pages of its own; the others are not plain records."""
+"""Flag of a node whose value has its own pages; nodes with other flags are not plain records."""
 EMPTY = 2**64 - 1
 MAX_DEPTH = 32
 
-# Number, padding, flags, lower, upper; 16 bytes.
+# Page header, 16 bytes: number, padding, flags, lower, upper.
 _PAGE = Struct("<QHHHH")
-# Before the key, which the value follows, or the number of its first page: the length of the value
-# (in branches: the number of a page), low, high and flags, and the length of the key.
+# Node header: length of the value as low and high (in branches: a page number, with flags), flags,
+# and length of the key. The key follows, then the value or the number of its first page.
 _NODE = Struct("<HHHH")
-# Of a page; what a node of a value in pages of its own holds after its key.
+# Page number, stored after the key of a node whose value has its own pages.
 _NUMBER = Struct("<Q")
 # Magic, version; then from byte 24 the free list (its first field is the page size) and the main
 # database: flags, depth, branch, leaf and overflow pages, entries, root; last page, transaction.
@@ -454,27 +454,27 @@ _META = Struct("<II16xI44xIHHQQQQQQQ")
 
 @dataclass(frozen=True, slots=True)
 class LmdbMeta:
-    """What an LMDB file says of itself."""
+    """The meta page of an LMDB file."""
 
     page_size: int
-    """bytes"""
+    """Bytes."""
     depth: int
-    """Levels of the tree; 0 where it is empty."""
+    """Number of levels of the tree; 0 if it is empty."""
     leaf_pages: int
     entries: int
     root: int
-    """Number of a page."""
+    """Number of the root page."""
     last_page: int
     transaction: int
-    """Number of the last one; the newer of two such pages counts."""
+    """Number of the last transaction; the newer of the two meta pages counts."""
 
 
 def read_meta(descriptor: int) -> LmdbMeta:
-    """The newer meta page of an open file.
+    """Return the newer meta page of an open file.
 
     Raises:
-        ValueError: the file is no LMDB of this format.
-        OSError: it cannot be read.
+        ValueError: the file is not an LMDB of this format.
+        OSError: the file cannot be read.
     """
     first = _meta_at(descriptor, 0)
     second = _meta_at(descriptor, first.page_size)
@@ -482,14 +482,14 @@ def read_meta(descriptor: int) -> LmdbMeta:
 
 
 def read_leaves(descriptor: int, meta: LmdbMeta) -> Iterator[tuple[list[bytes], list[int]]]:
-    """For each leaf of the main database, in order: its keys, and the bytes of each value.
+    """Yield the keys and the lengths of the values of each leaf of the main database, in order.
 
-    The length is -1 where the value would lie beyond the file: LMDB would read it there, and the
-    process would be killed.
+    The length is -1 if the value would lie beyond the end of the file: reading it with LMDB would
+    kill the process.
 
     Raises:
-        ValueError: a page is damaged or missing, or records are not plain ones (sub-databases,
-            several values under one key).
+        ValueError: a page is damaged or missing, or records are not plain (sub-databases, several
+            values under one key).
         OSError: a page cannot be read.
     """
     if meta.depth > MAX_DEPTH:
@@ -528,7 +528,7 @@ def read_leaves(descriptor: int, meta: LmdbMeta) -> Iterator[tuple[list[bytes], 
 
 
 def _walk(descriptor: int, meta: LmdbMeta, number: int, depth: int) -> Iterator[bytes]:
-    """The leaves below a page, in order."""
+    """Yield the leaves below a page, in order."""
     if number > meta.last_page:
         raise ValueError(f"page {number} of {meta.last_page + 1} is asked for")
     page = os.pread(descriptor, meta.page_size, number * meta.page_size)
@@ -546,7 +546,7 @@ def _walk(descriptor: int, meta: LmdbMeta, number: int, depth: int) -> Iterator[
 
 
 def _nodes(page: bytes) -> tuple[int, ...]:
-    """At which byte each node of a page begins."""
+    """Return the offset of each node in a page."""
     number, _, _, lower, _ = _PAGE.unpack_from(page)
     if _PAGE.size <= lower <= len(page):
         nodes = unpack_from(f"<{(lower - _PAGE.size) // 2}H", page, _PAGE.size)

@@ -1,4 +1,4 @@
-"""MixedDataset: several map-style datasets, and in which proportions they are drawn."""
+"""MixedDataset: several map-style datasets, drawn in given proportions."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from stateful_gpu_loader.state.descriptions import NOTHING_KNOWN, describe, desc
 from stateful_gpu_loader.state.schema import as_int
 
 EPOCHS = ("first_exhausted", "all_exhausted")
-"""Names of an epoch's length, those of ``datasets.interleave_datasets``."""
+"""Names for an epoch's length, as in ``datasets.interleave_datasets``."""
 LONGEST_BLOCK = 1 << 17
-"""Samples: what one draw of keys serves."""
+"""Largest block in samples: one draw of keys covers it."""
 
 
 class MixedDataset(ConcatDataset[Any]):
-    """Map-style datasets that are drawn in proportion to weights.
+    """Map-style datasets, drawn in proportion to weights.
 
-    As a dataset it is the concatenation of its parts: ``mixed[i]`` and ``len(mixed)`` are those
-    of torch's ConcatDataset, and a mixture of sources is a source. The order comes from
-    :class:`~stateful_gpu_loader.samplers.mixture.MixtureSampler`, which a loader uses for such a
-    dataset by default: it goes through each part in the part's own order, over and over, each
-    epoch from where the one before stopped. So a part larger than its share of an epoch is seen
-    whole over several, and a smaller one repeats. A part may be a mixture itself.
+    As a dataset it is the concatenation of its parts: ``mixed[i]`` and ``len(mixed)`` are those of
+    torch's ConcatDataset, and a mixture of sources is a source. The order comes from
+    :class:`~stateful_gpu_loader.samplers.mixture.MixtureSampler`, a loader's default sampler for
+    this dataset. It goes through each part in the part's own order, again and again, and each epoch
+    continues where the one before stopped. So a part larger than its share of an epoch takes
+    several epochs, and a smaller part repeats. A part may be a mixture itself.
 
     Args:
         datasets: the parts.
-        weights: how often each is drawn, in any unit, without rounding; a part of weight 0 is
-            never drawn. None: by lengths, so that every sample comes equally often.
-        num_samples: an epoch's length; or ``"first_exhausted"``, the longest first epoch that
-            repeats nothing; or ``"all_exhausted"``, the shortest one in which everything comes.
-        block_length: positions that are shuffled among the parts at a time. A shorter block keeps
-            proportions closer, see MixtureSampler; 1 keeps them closest, without chance.
+        weights: how often each part is drawn, in any unit, without rounding; weight 0 means never.
+            None uses the lengths, so that all samples are drawn equally often.
+        num_samples: length of an epoch; or ``"first_exhausted"``, the longest first epoch without
+            repeats; or ``"all_exhausted"``, the shortest epoch with every sample.
+        block_length: number of positions in which the parts are shuffled together. A shorter block
+            keeps the proportions closer, see MixtureSampler; 1 keeps them closest, without chance.
 
     Raises:
-        ValueError: there are no datasets; weights are not as many as datasets, negative, not
-            finite or all zero; a dataset with a weight is empty; num_samples or block_length is
-            out of range.
+        ValueError: no datasets; another number of weights than datasets; weights that are negative,
+            not finite or all zero; an empty dataset with a weight; num_samples or block_length out
+            of range.
         TypeError: a dataset is iterable, or has no length.
 
     >>> web, books = range(100), range(1000, 1010)
@@ -57,9 +57,9 @@ class MixedDataset(ConcatDataset[Any]):
     """
 
     num_samples: int
-    """Samples of an epoch."""
+    """Number of samples in an epoch."""
     part_weights: list[int]
-    """The weights as the least integers of the same proportions, one for each dataset."""
+    """The weights as the smallest integers in the same proportions, one for each dataset."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class MixedDataset(ConcatDataset[Any]):
             )
         self.part_weights = as_integers(given)
         self.drawn_parts = [d for d, weight in enumerate(self.part_weights) if weight]
-        """Numbers of the datasets that have a weight."""
+        """Numbers of the datasets with a positive weight."""
         for d in self.drawn_parts:
             if not lengths[d]:
                 raise ValueError(
@@ -88,14 +88,14 @@ class MixedDataset(ConcatDataset[Any]):
                     f"weight {given[d]}. Remedy: leave it out, or give it weight 0"
                 )
         self.apportionment = Apportionment([self.part_weights[d] for d in self.drawn_parts])
-        """Of the datasets that have a weight."""
+        """Apportionment of the datasets with a positive weight."""
         self.num_samples = _num_samples(
             num_samples, self.apportionment, [lengths[d] for d in self.drawn_parts]
         )
         self.block_length = _checked("block_length", block_length, LONGEST_BLOCK)
 
     def fingerprint(self) -> str:
-        """Of each part what is known of its content, or else its class, and its length."""
+        """Return each part's content id, or else its class, with its length."""
         texts = (describe_dataset(part).text for part in self.datasets)
         return " + ".join(
             f"({describe(part) if text == NOTHING_KNOWN else text}, {len(part)})"  # type: ignore[arg-type]
@@ -104,7 +104,7 @@ class MixedDataset(ConcatDataset[Any]):
 
 
 def pass_length(part: Any) -> int:
-    """Samples of one pass over a part: an epoch of a mixture, or the whole of another dataset."""
+    """Return the samples of one pass over a part: a mixture's epoch, or a whole other dataset."""
     return part.num_samples if isinstance(part, MixedDataset) else len(part)
 
 
@@ -141,18 +141,18 @@ def _checked(name: str, value: int, largest: int) -> int:
 
 
 _CORRECTIONS = 3
-"""Of the time by which samples are due. Those that lack or exceed then are due at about it."""
+"""Number of corrections of the time bound; missing or excess samples are then due near it."""
 _FEW = 64
-"""Up to so many datasets the exact way is the faster one."""
+"""Number of datasets up to which the exact computation is faster."""
 _LARGEST = 1 << 52
-"""Prefixes beyond this one are counted exactly, and those of weights beyond float64."""
+"""Longest prefix that is counted in float64; longer ones are counted exactly."""
 
 
 def as_integers(weights: Sequence[Any]) -> list[int]:
-    """Weights as the least integers of the same proportions, without rounding.
+    """Return the smallest integers in the same proportions as the weights, without rounding.
 
     Args:
-        weights: ints, floats, Fractions, numbers of NumPy or torch; zeros are allowed.
+        weights: ints, floats, Fractions, or numbers from NumPy or torch; zeros are allowed.
 
     Raises:
         ValueError: a weight is negative or not finite, or none is positive.
@@ -182,14 +182,14 @@ def as_integers(weights: Sequence[Any]) -> list[int]:
 class Apportionment:
     """An endless sequence of datasets, every prefix of which is in proportion to their weights.
 
-    Webster's method of apportionment (Balinski and Young, "Fair Representation", 1982): sample j
-    of a dataset of weight w is due at (2j + 1) / w; the row is all samples by that time, ties by
-    the datasets' order. What comes first never depends on how far one looks, and a prefix is
-    counted in a time that does not grow with its length.
+    Webster's method of apportionment (Balinski and Young, "Fair Representation", 1982). Sample j of
+    a dataset with weight w is due at time (2j + 1) / w. The sequence has all samples in order of
+    their times, ties in the order of the datasets. A prefix never depends on what follows, and the
+    time to count it does not grow with its length.
 
-    *Bound.* Let p be the proportions of D datasets, and c the counts in the first n. For the T at
-    which the time is 2T / (sum of weights), each c is within 1/2 of p * T; so n, the sum of
-    all c, is within D/2 of T, and each c within (1 + p * D) / 2 of p * n.
+    *Bound.* Let p be the proportions of D datasets, and c the counts in the first n samples. Let T
+    be the number for which the time is 2T / (sum of weights). Each c is within 1/2 of p * T. So n,
+    the sum of all c, is within D/2 of T, and each c is within (1 + p * D) / 2 of p * n.
 
     Args:
         weights: positive ints, exact.
@@ -204,18 +204,18 @@ class Apportionment:
     def __init__(self, weights: Sequence[int]) -> None:
         self._weights = list(weights)
         self._total = sum(self._weights)
-        # Two different due times are at least 1 / (w * v) apart: in this unit whole numbers tell.
+        # Different due times differ by at least 1 / (w * v), so integers in this unit suffice.
         self._unit = max(self._weights) ** 2
         self._are_floats = len(self._weights) > _FEW and all(
             weight.bit_length() < 1000 and int(float(weight)) == weight for weight in self._weights
         )
-        """Whether all weights are numbers of float64, as those are that were given as floats."""
+        """Whether float64 represents all weights exactly, as it does if they were floats."""
         if self._are_floats:
             self._divisors = np.array(self._weights, dtype=np.float64)
             self._shares = np.array([weight / self._total for weight in self._weights])
 
     def counts(self, n: int) -> list[int]:
-        """Samples of each dataset among the first n."""
+        """Return the samples of each dataset among the first n."""
         total = self._total
         counts = [(2 * n * weight + total) // (2 * total) for weight in self._weights]
         excess = sum(counts) - n
@@ -236,13 +236,13 @@ class Apportionment:
         return counts
 
     def counts_of(self, prefixes: Sequence[int]) -> IndexArray:
-        """Return :meth:`counts` of many prefixes at once, in a small part of the time.
+        """Return :meth:`counts` of many prefixes at once, much faster.
 
-        Due times are compared in float64. Each is rounded once, so the later of two is never the
-        lesser number; where equal numbers leave a doubt, the exact ones are compared.
+        Due times are compared in float64. Each is rounded once, so a later time never becomes
+        smaller than an earlier one. If equal numbers leave a doubt, the exact times are compared.
 
         Args:
-            prefixes: numbers of samples, at least one.
+            prefixes: lengths of prefixes, at least one.
 
         Returns:
             int64 [number of prefixes, number of datasets].
@@ -274,7 +274,7 @@ class Apportionment:
         return counts
 
     def between(self, counts: Sequence[int], following: Sequence[int]) -> list[int]:
-        """The datasets in their row, from the prefix of one count to that of a later one."""
+        """Return the datasets in sequence from one prefix to a longer one, given their counts."""
         due = [
             (self._due(d, sample), d)
             for d, (first, end) in enumerate(zip(counts, following, strict=True))
@@ -284,12 +284,12 @@ class Apportionment:
         return [d for _, d in sorted(due)]
 
     def first_exhausted(self, lengths: Sequence[int]) -> int:
-        """The longest prefix that takes no more of any dataset than it has."""
+        """Return the longest prefix with at most ``lengths[d]`` samples of each dataset d."""
         _, d = min((self._due(d, length), d) for d, length in enumerate(lengths))
         return self._before(d, lengths[d])
 
     def all_exhausted(self, lengths: Sequence[int]) -> int:
-        """The shortest prefix that takes every dataset whole."""
+        """Return the shortest prefix with at least ``lengths[d]`` samples of each dataset d."""
         _, d = max((self._due(d, length - 1), d) for d, length in enumerate(lengths))
         return self._before(d, lengths[d] - 1) + 1
 
@@ -297,7 +297,7 @@ class Apportionment:
         return (2 * sample + 1) * self._unit // self._weights[dataset]
 
     def _times(self, samples: IndexArray) -> npt.NDArray[np.float64]:
-        """Return when samples are due, one of each dataset; [..., number of datasets]."""
+        """Return the due times of one sample of each dataset; [..., number of datasets]."""
         times: npt.NDArray[np.float64] = (2 * samples + 1) / self._divisors
         return times
 
@@ -307,16 +307,16 @@ class Apportionment:
         last: npt.NDArray[np.float64],
         following: npt.NDArray[np.float64],
     ) -> None:
-        """Put the right ones into a count among those samples whose times are equal in float64.
+        """Choose the right samples among those with equal due times in float64.
 
         Args:
-            counts: int64 [number of datasets], which is changed.
-            last, following: when the last sample in the count is due, and the one behind it.
+            counts: int64 [number of datasets]; changed in place.
+            last, following: due times of the last sample in the count, and of the next sample.
         """
         taken, left = np.flatnonzero(last == last.max()), np.flatnonzero(following == last.max())
         counts[taken] -= 1
         equal = np.sort(np.concatenate([taken, left]))
-        # Datasets of one weight are due at the same time exactly; of others this must be seen.
+        # Equal weights have exactly equal times; for other weights exact times are compared.
         _, firsts = np.unique(self._divisors[equal], return_index=True)
         if len({self._due(d, int(counts[d])) for d in equal[firsts].tolist()}) > 1:
             exact = sorted((self._due(d, int(counts[d])), d) for d in equal.tolist())
@@ -324,17 +324,17 @@ class Apportionment:
         counts[equal[: len(taken)]] += 1
 
     def _before(self, dataset: int, sample: int) -> int:
-        """Where in the row a sample of a dataset comes."""
+        """Return the position of a dataset's sample in the sequence."""
         numerator, weight = 2 * sample + 1, self._weights[dataset]
         return sum(
-            # Of a dataset before this one, what is due at the same time comes first, too.
+            # At equal times the samples of earlier datasets come first.
             (numerator * other + weight - (0 if d < dataset else 1)) // (2 * weight)
             for d, other in enumerate(self._weights)
         )
 
 
 def _least(times: npt.NDArray[np.float64], number: int) -> IndexArray:
-    """Return where the least of the times are, so many of them; of equal ones the first.
+    """Return the positions of the ``number`` smallest times; of equal times the first ones.
 
     >>> _least(np.array([3.0, 1.0, 2.0, 2.0]), 2)
     array([1, 2])

@@ -1,8 +1,7 @@
 """KeyTable and NameTable: a million keys or file names in one block of memory.
 
-Each takes some 30 bytes, where a list of str takes 90. Workers that are forked share the block
-(there are no objects whose reference counts would be written), and workers that are spawned receive
-it as it is.
+Each takes about 30 bytes, where a list of str takes 90. Forked workers share the block, because it
+has no objects whose reference counts would be written. Spawned workers receive it unchanged.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 BLOCK = 1 << 16
-"""Keys that are held as objects at once while a table is built."""
+"""Number of keys held as objects at once while a table is built."""
 
 _encode = methodcaller("encode", sys.getfilesystemencoding(), sys.getfilesystemencodeerrors())
-"""As ``os.fsencode``, in a third of its time."""
+"""Encode like ``os.fsencode``, in a third of its time."""
 
 
 class KeyTable:
-    """An immutable sequence of bytes: all joined, and where each ends unless all are as long.
+    """An immutable sequence of bytes, stored joined, with their ends unless all lengths are equal.
 
     >>> KeyTable([b"00000007_a.jpg", b"00000009_b.jpg"])[1]
     b'00000009_b.jpg'
@@ -40,7 +39,7 @@ class KeyTable:
 
     @classmethod
     def joined(cls, text: bytes, ends: npt.NDArray[np.int64]) -> KeyTable:
-        """The keys of which ``text`` and :meth:`ends` are given."""
+        """Return a table made from its ``text`` and :meth:`ends`."""
         table = cls.__new__(cls)
         table._settle(text, np.diff(ends))
         return table
@@ -56,20 +55,20 @@ class KeyTable:
         return self._length
 
     def __getitem__(self, index: int) -> bytes:
-        """The key at ``0 <= index < len(self)``."""
+        """Return the key at ``0 <= index < len(self)``."""
         if self._ends is not None:
             return self.text[self._ends[index] : self._ends[index + 1]]
         width = self._width or 0
         return self.text[index * width : (index + 1) * width]
 
     def ends(self) -> npt.NDArray[np.int64]:
-        """int64 [n + 1]: where each key begins in the text, and where the last one ends."""
+        """Return int64 [n + 1]: the beginning of each key in the text, and the end of the last."""
         if self._ends is not None:
             return self._ends
         return np.arange(self._length + 1, dtype=np.int64) * (self._width or 0)
 
     def blocks(self) -> tuple[bytes, bytes]:
-        """The keys joined, and where each ends or their length: what a fingerprint is made from."""
+        """Return the joined keys, and their ends or common length, for a fingerprint."""
         if self._ends is not None:
             return self.text, self._ends.astype("<i8").tobytes()
         return self.text, f"{self._width} bytes each".encode()
@@ -82,7 +81,7 @@ class NameTable:
     """An immutable sequence of file names, of any bytes that the system allows.
 
     Attributes:
-        keys: the names as the system has them.
+        keys: the names, encoded.
 
     >>> table = NameTable(["a/1.jpg", "b/2.jpg"])
     >>> len(table), table[1]
@@ -94,7 +93,7 @@ class NameTable:
 
     @classmethod
     def of(cls, keys: KeyTable) -> NameTable:
-        """The names that these keys encode."""
+        """Return a table of the names that these keys encode."""
         table = cls.__new__(cls)
         table.keys = keys
         return table
@@ -103,11 +102,11 @@ class NameTable:
         return len(self.keys)
 
     def __getitem__(self, index: int) -> str:
-        """The name at ``0 <= index < len(self)``."""
+        """Return the name at ``0 <= index < len(self)``."""
         return os.fsdecode(self.keys[index])
 
     def blocks(self) -> tuple[bytes, bytes]:
-        """The names joined, and where each ends: what a fingerprint is made from."""
+        """Return the joined names, and their ends, for a fingerprint."""
         return self.keys.text, self.keys.ends().astype("<i8").tobytes()
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
 """The wire format of protocol buffers: the fields of a message, read without a schema.
 
-As https://protobuf.dev/programming-guides/encoding describes it. What TensorFlow, Caffe and
-Caffe2 wrote into records are small messages around one large field, which is not copied.
+Specified at https://protobuf.dev/programming-guides/encoding. TensorFlow, Caffe and Caffe2 write
+small messages around one large field, which is not copied.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import numpy as np
 import numpy.typing as npt
 
 VARINT, FIXED64, DELIMITED, FIXED32 = 0, 1, 2, 5
-"""The wire types that exist; 3 and 4 are groups, which are deprecated and refused."""
+"""Supported wire types; 3 and 4 are deprecated groups, which are refused."""
 
 MAX_FIELD = 2**29 - 1
-"""The largest number of a field."""
+"""Largest field number."""
 
 MAX_VARINT_BYTES = 10
-"""The longest varint; of its 70 bits those above 64 must be zero."""
+"""Size of the longest varint; its bits beyond 64 must be zero."""
 
 _FIXED = {FIXED64: Struct("<Q"), FIXED32: Struct("<I")}
 
 
 def fields(message: bytes | memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
-    """Each field of a message as (number, wire type, value), in the order of the bytes.
+    """Yield each field of a message as (number, wire type, value), in the order of the bytes.
 
     Args:
         message: the whole message, without a length before it.
@@ -33,13 +33,13 @@ def fields(message: bytes | memoryview) -> Iterator[tuple[int, int, int | memory
     Yields:
         number: 1 to 2**29 - 1.
         wire type: 0 (varint), 1 (64 bits), 2 (length-delimited) or 5 (32 bits).
-        value: an int of 0 to 2**64 - 1, the bits of a varint or fixed value (:func:`signed` and
-            :func:`packed_floats` read them otherwise); of a length-delimited field a view of its
-            bytes inside ``message``, which is not copied.
+        value: the unsigned bits of a varint or fixed value, an int from 0 to 2**64 - 1, which
+            :func:`signed` and :func:`packed_floats` reinterpret. For a length-delimited field, a
+            view of its bytes inside ``message``.
 
     Raises:
-        ValueError: the bytes are no message; the text names the byte where that shows. Fields
-            before it have been yielded.
+        ValueError: the bytes are no message; the text has the byte of the fault. Earlier fields
+            have been yielded.
 
     >>> [(number, bytes(value)) for number, _, value in fields(bytes.fromhex("0a03616263"))]
     [(1, b'abc')]
@@ -55,7 +55,7 @@ message
     size, at = len(view), 0
     while at < size:
         start = at
-        # Nearly every tag has one byte; reading it here saves a call, and half of the time.
+        # Nearly every tag has one byte; reading it here saves a call and half of the time.
         if (tag := view[at]) < 0x80:
             at += 1
         else:
@@ -92,10 +92,10 @@ message
 
 
 def as_varint(wire_type: int, value: int | memoryview, field: str) -> int:
-    """The value of a field that is a number, unsigned.
+    """Return the unsigned value of a numeric field.
 
     Raises:
-        ValueError: it was written as something else.
+        ValueError: the field has another wire type.
 
     >>> as_varint(2, memoryview(b"7"), "label")
     Traceback (most recent call last):
@@ -108,10 +108,10 @@ def as_varint(wire_type: int, value: int | memoryview, field: str) -> int:
 
 
 def as_bytes(wire_type: int, value: int | memoryview, field: str) -> memoryview:
-    """The value of a field that is a string, bytes or a message.
+    """Return the value of a field that is a string, bytes or a message.
 
     Raises:
-        ValueError: it was written as something else.
+        ValueError: the field has another wire type.
     """
     if not isinstance(value, memoryview):
         raise _unexpected(field, wire_type, DELIMITED)
@@ -119,7 +119,7 @@ def as_bytes(wire_type: int, value: int | memoryview, field: str) -> memoryview:
 
 
 def offset_in(message: bytes | memoryview, part: memoryview) -> int:
-    """At which byte of ``message`` a non-empty view of some of its bytes begins.
+    """Return the offset in ``message`` of a non-empty view of its bytes.
 
     >>> message = bytes.fromhex("0a03616263")
     >>> offset_in(message, next(fields(message))[2])
@@ -129,7 +129,7 @@ def offset_in(message: bytes | memoryview, part: memoryview) -> int:
 
 
 def signed(value: int, bits: int = 64) -> int:
-    """An unsigned value's low bits as two's complement: what int32, int64 and sfixed fields mean.
+    """Interpret the low bits of a value as two's complement, as int32, int64 and sfixed fields do.
 
     >>> signed(2**64 - 1), signed(2**64 - 1, bits=32), signed(7)
     (-1, -1, 7)
@@ -139,13 +139,13 @@ def signed(value: int, bits: int = 64) -> int:
 
 
 def packed_varints(view: bytes | memoryview) -> npt.NDArray[np.int64]:
-    """int64 [n]: the values of a packed repeated field of int32, int64, uint32, bool or enum.
+    """Return the values of a packed field of int32, int64, uint32, bool or enum: int64 [n].
 
     Args:
-        view: the field's bytes, as :func:`fields` yields them.
+        view: the field's bytes, from :func:`fields`.
 
     Raises:
-        ValueError: the last value is cut off, or one has more than 64 bits; the text names the
+        ValueError: the last value is truncated, or a value has more than 64 bits; the text has the
             byte inside the field.
 
     >>> packed_varints(bytes.fromhex("03ac02ffffffffffffffffff01")).tolist()
@@ -155,7 +155,7 @@ def packed_varints(view: bytes | memoryview) -> npt.NDArray[np.int64]:
     if not len(flat):
         return np.empty(0, dtype=np.int64)
     if len(flat) <= MAX_VARINT_BYTES and flat[-1] < 0x80:
-        # For one or two values the NumPy code below takes ten times as long.
+        # For one or two values the NumPy code below would take ten times as long.
         return np.array(list(_few_varints(flat)), dtype=np.int64)
     data = np.frombuffer(flat, dtype=np.uint8)
     last = np.flatnonzero(data < 0x80)
@@ -173,13 +173,13 @@ def packed_varints(view: bytes | memoryview) -> npt.NDArray[np.int64]:
 
 
 def packed_floats(view: bytes | memoryview) -> npt.NDArray[np.float32]:
-    """float32 [n]: the values of a packed repeated field of float; a view where it can be.
+    """Return the values of a packed field of float: float32 [n], a view if possible.
 
     Args:
-        view: the field's bytes, as :func:`fields` yields them.
+        view: the field's bytes, from :func:`fields`.
 
     Raises:
-        ValueError: the bytes are no whole number of values.
+        ValueError: the number of bytes is not a multiple of 4.
 
     >>> packed_floats(bytes.fromhex("0000803f00000040")).tolist()
     [1.0, 2.0]
@@ -198,7 +198,7 @@ def _few_varints(view: memoryview) -> Iterator[int]:
 
 
 def _varint(view: memoryview, at: int) -> tuple[int, int]:
-    """The number at a byte, and the byte after it."""
+    """Return the number at a byte, and the offset after it."""
     value = 0
     for place in range(MAX_VARINT_BYTES):
         if at + place >= len(view):

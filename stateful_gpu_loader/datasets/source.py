@@ -53,7 +53,7 @@ class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
     a decoded row group.
     """
     num_recipes_before: int = 0
-    """Number of recipes already applied to the images; a loader's draws follow theirs."""
+    """Number of recipes already applied to the images; a loader's recipes draw as if after them."""
 
     makes_pixels: bool = False
     """Whether the images are already decoded pixels instead of JPEG or other image files."""

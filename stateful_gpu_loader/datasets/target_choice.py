@@ -1,4 +1,4 @@
-"""TargetChoice: which fields of a record become the target, and in which shape."""
+"""TargetChoice: which fields of a record form the target, and in which structure."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Target = str | Sequence[str] | Mapping[str, str] | None
-"""A field; several, for a tuple; new names for fields, for a dict; None for the record's number."""
+"""A field; several for a tuple; new names for fields, for a dict; None for the record's number."""
 
 
 class TargetChoice:
-    """Makes the target of each record out of its fields.
+    """Makes the target of each record from its fields.
 
     Args:
-        target: what the user asked for.
+        target: the user's choice.
 
     Attributes:
-        target: as the user gave it, a sequence as a tuple.
-        names: the fields that are needed.
+        target: as given, a sequence as a tuple.
+        names: names of the needed fields.
 
     Raises:
-        TypeError: ``target`` is something else.
+        TypeError: ``target`` has a wrong type.
 
     >>> fields = {"label": 3, "text": b"cat"}
     >>> TargetChoice("label").make(fields.__getitem__, 0)
@@ -51,11 +51,11 @@ class TargetChoice:
             )
 
     def make(self, value_of: Callable[[str], Any], number: int) -> Any:
-        """The target.
+        """Return the target of a record.
 
         Args:
-            value_of: a field's value by its name.
-            number: the target where no field is asked for.
+            value_of: returns a field's value by name.
+            number: the target if no field is chosen.
         """
         if isinstance(self.target, str):
             return value_of(self.target)

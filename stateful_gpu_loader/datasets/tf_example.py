@@ -1,9 +1,9 @@
 """tf.train.Example: features by name, parsed without TensorFlow.
 
-As TensorFlow's ``example.proto`` and ``feature.proto`` define it: Example {Features features = 1},
-Features {map<string, Feature> feature = 1}, Feature {oneof {BytesList bytes_list = 1; FloatList
-float_list = 2; Int64List int64_list = 3}}, each list {repeated value = 1}. What the messages hold
-besides is skipped, and a field that comes twice is merged, as all readers of protocol buffers do.
+TensorFlow's ``example.proto`` and ``feature.proto`` define Example {Features features = 1}.
+Features is {map<string, Feature> feature = 1}. Feature is {oneof {BytesList bytes_list = 1;
+FloatList float_list = 2; Int64List int64_list = 3}}, each list {repeated value = 1}. Other fields
+are skipped, and repeated fields are merged, as in all protocol buffer readers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stateful_gpu_loader.datasets.protobuf import (
 )
 
 Values = list[memoryview] | npt.NDArray[np.float32] | npt.NDArray[np.int64]
-"""The list in a feature; of bytes as views of the message."""
+"""The list in a feature; bytes as views of the message."""
 
 _BYTES, _FLOAT, _INT64 = 1, 2, 3
 _ENTRY, _KEY, _VALUE = 0x0A, 0x0A, 0x12
@@ -32,7 +32,7 @@ _MAX_SHIFT = 35
 
 
 def features_of(example: bytes | memoryview) -> dict[str, memoryview]:
-    """The Feature message of each feature, unread: views of ``example``.
+    """Return the unparsed Feature message of each feature, as views of ``example``.
 
     Raises:
         ValueError: the bytes are no Example.
@@ -51,7 +51,7 @@ def features_of(example: bytes | memoryview) -> dict[str, memoryview]:
 
 
 def values_of(feature: memoryview) -> Values | None:
-    """A feature's list: views of bytes, float32 [n], int64 [n]; None if it has none.
+    """Return a feature's list: views of bytes, float32 [n] or int64 [n]; None if it has none.
 
     Raises:
         ValueError: the bytes are no Feature.
@@ -67,12 +67,12 @@ def values_of(feature: memoryview) -> Values | None:
     for number, wire_type, part in fields(feature):
         if number in (_BYTES, _FLOAT, _INT64) and wire_type == DELIMITED:
             if number != kind:
-                # Of the members of a oneof only the last one counts.
+                # Of a oneof's members only the last one counts.
                 kind, parts = number, []
             parts.append(memoryview(part))  # type: ignore[arg-type]
     if not parts:
         return None
-    # Two messages are merged by reading one after the other.
+    # Concatenated messages parse as their merged message.
     values = parts[0] if len(parts) == 1 else memoryview(bytearray().join(parts))
     if kind == _BYTES:
         return [
@@ -92,7 +92,7 @@ def _floats(message: memoryview) -> npt.NDArray[np.float32]:
             parts.append(packed_floats(value))
         elif wire_type == FIXED32:
             parts.append(np.array([value], dtype=np.uint32).view(np.float32))
-    # Never a view of the record, which would stay in memory with it.
+    # Never a view, which would keep the record in memory.
     return np.concatenate(parts)
 
 
@@ -109,7 +109,7 @@ def _integers(message: memoryview) -> npt.NDArray[np.int64]:
 
 
 def _value_as_usual(feature: memoryview) -> tuple[int, memoryview]:
-    """Kind and bytes of the one value, or packed values; kind 0 if they are written otherwise."""
+    """Return kind and bytes of a single or packed value; kind 0 for any other encoding."""
     try:
         length, start = _length(feature, 1)
         if feature[0] in _KINDS and start + length == len(feature) and feature[start] == _LIST:
@@ -122,7 +122,7 @@ def _value_as_usual(feature: memoryview) -> tuple[int, memoryview]:
 
 
 def _entries(features: memoryview) -> dict[str, memoryview]:
-    """The entries of the map, however they are written; the last of a key counts."""
+    """Return the entries of the map in any encoding; the last entry of a key counts."""
     found = {}
     for number, wire_type, entry in fields(features):
         if number != 1 or wire_type != DELIMITED:
@@ -132,7 +132,7 @@ def _entries(features: memoryview) -> dict[str, memoryview]:
             if part == 1 and part_type == DELIMITED:
                 key = bytes(memoryview(content))  # type: ignore[arg-type]
             elif part == 2 and part_type == DELIMITED:
-                # A value that comes twice is merged.
+                # A repeated value is merged.
                 more = memoryview(content)  # type: ignore[arg-type]
                 value = memoryview(bytearray(value) + more) if len(value) else more
         found[_text(key)] = value
@@ -140,7 +140,7 @@ def _entries(features: memoryview) -> dict[str, memoryview]:
 
 
 def _entries_as_usual(features: memoryview) -> dict[str, memoryview] | None:
-    """The same for a map as all writers write it, several times as fast; None if it is not one."""
+    """Return the entries of a map in the usual encoding, several times faster; else None."""
     found = {}
     at, size = 0, len(features)
     try:
@@ -170,7 +170,7 @@ def _entries_as_usual(features: memoryview) -> dict[str, memoryview] | None:
 
 
 def _length(view: memoryview, at: int) -> tuple[int, int]:
-    """The varint at a byte, and the byte after it; IndexError if it is too long for a length."""
+    """Return the varint at a byte, and the offset after it; IndexError if it is no length."""
     length = view[at]
     at += 1
     if length < 0x80:

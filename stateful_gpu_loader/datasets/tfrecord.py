@@ -39,24 +39,24 @@ from stateful_gpu_loader.errors import MissingDependency
 class TFRecordSource(FramedSource):
     """Encoded images and their labels in TFRecord files, local or by URL.
 
-    An index is built once, by reading each record's header, and kept; or the files' own are given.
+    The index is built once, from each record's header, and kept; or index files are given.
 
     Args:
-        paths: one file or several, as ``as_paths`` takes them.
-        image: the feature with the encoded image; of several names the first that a record has.
-        target: the feature that is the target, several for a tuple, a dict of new names for a
-            dict, None for the index. One value is an int, a float32 or bytes, as it is stored;
-            several are int64 [n], float32 [n] or a list of bytes.
-        variable_length: features of the target that are arrays (or lists) even where a record has
-            one value, such as ``"image/object/bbox/xmin"``.
-        index_paths: an index for each file, as DALI's ``tfrecord2idx`` writes them.
-        cache_dir: where built indices are kept; None is beside the files.
+        paths: one file or several, as for ``as_paths``.
+        image: feature with the encoded image; of several names the first that a record has.
+        target: feature that is the target, several for a tuple, a dict of new names for a dict,
+            None for the index. A single value is the stored int, float32 or bytes; several values
+            are int64 [n], float32 [n] or a list of bytes.
+        variable_length: features of the target that are arrays (or lists) even if a record has one
+            value, such as ``"image/object/bbox/xmin"``.
+        index_paths: an index for each file, as written by DALI's ``tfrecord2idx``.
+        cache_dir: directory for built indices; None is beside the files.
         check_crc: check both checksums of a record when it is read; needs google-crc32c.
 
     Raises:
-        OSError: a file is not there or cannot be read.
+        OSError: a file is missing or cannot be read.
         ValueError: a file is damaged, compressed or unlike its index, or no file has a record.
-        MissingDependency: google-crc32c is not installed, and ``check_crc`` is left on.
+        MissingDependency: google-crc32c is not installed, and ``check_crc`` is on.
 
     >>> import os, tempfile
     >>> feature = bytes.fromhex("0a04") + b"jpeg"
@@ -97,19 +97,19 @@ class TFRecordShards(FramedShards):
     """Encoded images and their labels, streamed from TFRecord files without an index.
 
     Args:
-        paths: local or URLs, as ``as_paths`` takes them; .gz, .zst, .bz2 and .xz by their names.
-        image: the feature with the encoded image; of several names the first that a record has.
-        target: as for TFRecordSource; None is where the record lies: its offset in bytes, or its
-            number in a compressed file.
-        variable_length: features of the target that are arrays (or lists) even where a record has
-            one value.
+        paths: local or URLs, as for ``as_paths``; compressed if named .gz, .zst, .bz2 or .xz.
+        image: feature with the encoded image; of several names the first that a record has.
+        target: as for TFRecordSource; None is the record's offset in bytes, or its number in a
+            compressed file.
+        variable_length: features of the target that are arrays (or lists) even if a record has one
+            value.
         check_crc: check both checksums of each record; needs google-crc32c.
-        counts: how many samples each shard has, by its name or in order; None is unknown.
-        num_lanes, shuffle_buffer: as of :class:`ShardedDataset`.
+        counts: number of samples of each shard, by name or in order; None is unknown.
+        num_lanes, shuffle_buffer: as in :class:`ShardedDataset`.
 
     Raises:
-        ValueError: no path, one twice, or counts that do not fit the shards.
-        MissingDependency: google-crc32c is not installed, and ``check_crc`` is left on.
+        ValueError: no path, a repeated path, or counts that do not fit the shards.
+        MissingDependency: google-crc32c is not installed, and ``check_crc`` is on.
 
     >>> import os, tempfile
     >>> feature = bytes.fromhex("0a04") + b"jpeg"
@@ -142,13 +142,13 @@ class TFRecordShards(FramedShards):
 
 
 class ExampleImages:
-    """Takes image and target out of the records of a TFRecord file.
+    """Extracts image and target from the records of a TFRecord file.
 
     Args:
-        image: the feature with the encoded image, or several: the first that a record has.
+        image: feature with the encoded image, or several names: the first that a record has.
         target: the feature, or features, that become the target.
-        variable_length: features of the target that are always arrays; others are single values
-            where a record has one value.
+        variable_length: features of the target that are always arrays; others are single values if
+            a record has one value.
 
     >>> choice = ExampleImages("image", "label", ())
     >>> choice
@@ -171,7 +171,7 @@ class ExampleImages:
         self._variable_length = frozenset(names)
 
     def take(self, payload: Bytes, place: Place, number: int) -> tuple[torch.Tensor, Any]:
-        """As ``ImageRecords.take``; the image shares the record's memory."""
+        """Implement ``ImageRecords.take``; the image shares the record's memory."""
         try:
             features = features_of(payload.data)
             image = self._find_image(features)
@@ -181,10 +181,10 @@ class ExampleImages:
         return torch.from_numpy(np.frombuffer(image, dtype=np.uint8)), target
 
     def record(self, payload: Bytes, place: Place) -> dict[str, Any]:
-        """All features of a record: lists of bytes, float32 [n] and int64 [n].
+        """Return all features of a record: lists of bytes, float32 [n] and int64 [n].
 
         Raises:
-            ValueError: it is no Example.
+            ValueError: the record is no Example.
         """
         record: dict[str, Any] = {}
         try:
@@ -212,7 +212,7 @@ class ExampleImages:
             return bytes(values[0]) if is_single else [bytes(value) for value in values]
         if not is_single:
             return values
-        # A single float stays float32, as it would be in an array.
+        # A single float stays float32, as in an array.
         return values[0] if values.dtype == np.float32 else int(values[0])
 
     def __repr__(self) -> str:
@@ -245,7 +245,7 @@ _ZLIB = (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 
 @dataclass(frozen=True)
 class TFRecordFraming:
-    """The frames of a TFRecord file; the methods are those of ``Framing``.
+    """The framing of TFRecord files; the methods are those of ``Framing``.
 
     >>> import io
     >>> file = bytes.fromhex("1800000000000000a37f4b22" "090000c025dd75d541")
@@ -256,7 +256,7 @@ class TFRecordFraming:
     """
 
     check_crc: bool = True
-    """Whether both checksums of each record are checked; that needs google-crc32c."""
+    """Whether both checksums of each record are checked; needs google-crc32c."""
 
     kind = "tfrecord-1"
     header_size = _HEADER.size
@@ -323,11 +323,11 @@ class TFRecordFraming:
         if length + _FRAME != size:
             raise place.damaged(
                 f"it takes {length + _FRAME} bytes, and the index says {size}",
-                "the index is of another file: make it anew",
+                "the index is of another file: make it again",
             )
 
     def _check_data(self, data: Bytes, length: int, place: Place) -> None:
-        """``data`` is the record's bytes and their checksum."""
+        """Check the checksum that follows the record's bytes in ``data``."""
         if self.check_crc and _FOOTER.unpack_from(data.data, length)[0] != masked_crc32c(
             data[:length]
         ):
@@ -335,15 +335,14 @@ class TFRecordFraming:
 
 
 def parse_index(text: bytes, path: str) -> Offsets:
-    """int64 [n + 1]: offsets as ``walk`` gives them, from the text of an index.
+    """Parse the text of an index into the offsets of ``walk``, int64 [n + 1].
 
     Args:
-        text: one ``offset size`` a line, as DALI's tool ``tfrecord2idx`` writes them.
-        path: of the index, for errors.
+        text: one ``offset size`` a line, as written by DALI's ``tfrecord2idx``.
+        path: path of the index, for errors.
 
     Raises:
-        ValueError: a line is something else, or a record does not begin where the one before it
-            ends.
+        ValueError: a line is malformed, or a record does not begin at the end of the previous one.
 
     >>> parse_index(b"0 20\\n20 36\\n", "a.idx").tolist()
     [0, 20, 56]
@@ -354,13 +353,13 @@ def parse_index(text: bytes, path: str) -> Offsets:
         if len(words) != 2 or not all(map(_NUMBER.fullmatch, words)):
             raise ValueError(
                 f"{path!r}, line {number}: {line[:80]!r} is not an offset and a size. Remedy: make "
-                "the index anew with tfrecord2idx, or leave index_paths out"
+                "the index again with tfrecord2idx, or leave index_paths out"
             )
         offset, size = int(words[0]), int(words[1])
         if offset != offsets[-1] or size < _FRAME or offset + size >= 2**63:
             raise ValueError(
                 f"{path!r}, line {number}: a record of {size} bytes at byte {offset} does not "
-                f"follow one that ends at byte {offsets[-1]}. Remedy: make the index anew with "
+                f"follow one that ends at byte {offsets[-1]}. Remedy: make the index again with "
                 "tfrecord2idx, or leave index_paths out"
             )
         offsets.append(offset + size)
@@ -368,9 +367,9 @@ def parse_index(text: bytes, path: str) -> Offsets:
 
 
 def masked_crc32c(data: bytes | Bytes) -> int:
-    """The CRC-32C (Castagnoli) of the bytes as TFRecord stores it, 0 <= crc < 2**32.
+    """Return the CRC-32C (Castagnoli) of the bytes as stored in TFRecord, 0 <= crc < 2**32.
 
-    TensorFlow's ``tsl/lib/hash/crc32c.h`` rotates it right by 15 bits and adds a constant.
+    TensorFlow's ``tsl/lib/hash/crc32c.h`` rotates the CRC right by 15 bits and adds a constant.
 
     Args:
         data: bytes, or contiguous uint8 [n], which is not copied.

@@ -20,7 +20,7 @@ from stateful_gpu_loader.records import EncodedSample
 
 
 def as_source(dataset: Any) -> Source | None:
-    """The source that a dataset is: itself, a Subset of one, a concatenation or mixture of several.
+    """Return a source itself, or one for a Subset, concatenation or mixture of sources; else None.
 
     So ``random_split(FolderSource(root), [0.9, 0.1])`` is decoded like the whole.
 
@@ -40,7 +40,7 @@ def as_source(dataset: Any) -> Source | None:
 
 
 class _View(Source):
-    """Samples of other sources; a subclass says which, by :meth:`_part`."""
+    """Samples of other sources, chosen by a subclass in :meth:`_part`."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = list(sources)
@@ -51,7 +51,7 @@ class _View(Source):
 
     @abstractmethod
     def _part(self, index: int) -> tuple[Source, int]:
-        """The source that has a sample, and its index there."""
+        """Return the source of a sample, and the sample's index in it."""
 
     def read(self, index: int, into: Memory | None = None) -> EncodedSample:
         source, own = self._part(index)
@@ -156,7 +156,7 @@ class ConcatSource(_View):
     def _divided(
         self, indices: npt.NDArray[np.int64]
     ) -> Iterator[tuple[Source, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """Each source, with the places in ``indices`` of its samples and their indices in it."""
+        """Yield each source, the places of its samples in ``indices``, and their indices in it."""
         starts = np.array([0, *self._ends], dtype=np.int64)
         numbers = np.searchsorted(starts, indices, side="right") - 1
         for number, source in enumerate(self._sources):

@@ -307,6 +307,7 @@ def _spans(places: list[list[int]]) -> list[tuple[int, int]]:
     """Return the byte ranges to read for members of a sample, headers included.
 
     Members that lie close together are read at once, others separately.
+
     >>> _spans([[512, 100, 0], [1536, 1, 0]]), _spans([[512, 100, 0], [1_000_000, 1, 0]])
     ([(0, 1537)], [(0, 612), (999488, 1000001)])
     """

@@ -222,7 +222,7 @@ def _as_pixels(images: Any) -> Bytes:
     if isinstance(images, torch.Tensor):
         if images.device.type != "cpu":
             raise TypeError(
-                f"images lie on {images.device}, and sources are read by CPUs. Remedy: images.cpu()"
+                f"images are on {images.device}, and sources are read on CPUs. Remedy: images.cpu()"
             )
         found: Any = images.detach().numpy()
     elif isinstance(images, np.ndarray):

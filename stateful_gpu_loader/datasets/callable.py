@@ -266,8 +266,8 @@ def _checked(name: str, value: Any) -> Any:
         dtype = np.dtype(object)
     if dtype.kind in "OSUV":
         raise TypeError(
-            f"dtype has {value!r}, which is none of numbers. Remedy: dtypes of torch or NumPy, or "
-            "None for what is not checked"
+            f"dtype has {value!r}, which is not numeric. Remedy: pass dtypes of torch or NumPy, or "
+            "None for outputs that are not checked"
         )
     return dtype.name
 
@@ -319,8 +319,9 @@ def check_alike(samples: Sequence[Any], names: Sequence[Any]) -> None:
             place = next(differing, "the sample")
             raise TypeError(
                 f"{place} of {name} is {found.get(place, 'missing')}, and that of {names[0]} is "
-                f"{expected.get(place, 'missing')}: they cannot be one batch. Remedy: return alike "
-                "outputs for every sample, or pass a collate_fn that takes them as they are"
+                f"{expected.get(place, 'missing')}: they cannot be one batch. Remedy: return "
+                "outputs of the same structure for every sample, or pass a collate_fn that takes "
+                "them as they are"
             )
 
 

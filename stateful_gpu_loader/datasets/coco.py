@@ -122,8 +122,8 @@ class CocoSource(Source):
         if not len(self):
             raise ValueError(
                 f"{path!r} lists {len(found.image_ids)} images and "
-                f"{int(kept.sum())} objects that were asked for: no sample. Remedy: give another "
-                "file, or skip_empty=False"
+                f"{int(kept.sum())} objects after the filters, which leave no sample. "
+                "Remedy: give another file, or skip_empty=False"
             )
         self._fingerprint: str | None = None
 
@@ -281,8 +281,8 @@ def _renumbered(labels: npt.NDArray[np.int64], numbers: dict[int, int]) -> npt.N
     unknown = set(labels.tolist()) - set(numbers)
     if unknown:
         raise ValueError(
-            f"objects are of category {min(unknown)}, and the file lists no such category: it has "
-            f"no number. Remedy: contiguous_labels=False"
+            f"objects are of category {min(unknown)}, and the file lists no such category, so it "
+            f"has no number. Remedy: contiguous_labels=False"
         )
     return np.array([numbers[label] for label in labels.tolist()], dtype=np.int64)
 

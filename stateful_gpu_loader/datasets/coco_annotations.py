@@ -323,7 +323,9 @@ def outline_of(polygon: Sequence[float]) -> npt.NDArray[np.int32]:
     with np.errstate(over="ignore"):
         scaled = _SCALE * corners + 0.5
     if not (np.abs(scaled) < 1 << 30).all():
-        raise ValueError("a corner of a polygon lies more than 200 million pixels away, or nowhere")
+        raise ValueError(
+            "a corner of a polygon lies more than 200 million pixels away, or is no number"
+        )
     return scaled.astype(np.int32).reshape(-1, 2)
 
 

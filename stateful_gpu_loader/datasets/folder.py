@@ -475,7 +475,7 @@ def _list_classes(root: Path) -> list[str]:
         classes = sorted(entry.name for entry in entries if entry.is_dir())
     if not classes:
         raise FileNotFoundError(
-            f"no class folder in {str(root)!r}: each class is a folder of its own there. Remedy: "
+            f"no class folder in {str(root)!r}: each class must be a folder in it. Remedy: "
             "give the folder above, or FolderSource.from_paths(paths) for images without classes"
         )
     return classes

@@ -87,9 +87,9 @@ class LanePlan:
             self.num_lanes = as_int("num_lanes", given)
         if not 1 <= self.num_lanes <= _MOST_LANES or buffer < 1:
             raise ValueError(
-                f"num_lanes={given} and shuffle_buffer={buffer} of "
-                f"{type(dataset).__name__}: there are 1 to {_MOST_LANES} lanes, and at least one "
-                "sample in the buffer. Remedy: set them so"
+                f"num_lanes={given} and shuffle_buffer={buffer} of {type(dataset).__name__} are "
+                f"out of range. Remedy: set num_lanes to 1 to {_MOST_LANES}, and shuffle_buffer to "
+                "1 or more"
             )
         self.window = max(1, buffer // self.num_lanes) if shuffle else 0
         """Number of a lane's samples that are shuffled together; 0 without shuffling."""

@@ -132,7 +132,7 @@ class LmdbSource(Source):
         if record is None:
             raise OSError(
                 errno.ESTALE,
-                f"record {_text(key)!r} was here when the keys were read, and is not any more. "
+                f"record {_text(key)!r} existed when the keys were read, and no longer does. "
                 "Remedy: make a new source, and do not write a database that is read",
                 self.paths[number],
             )

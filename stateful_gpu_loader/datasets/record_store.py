@@ -157,7 +157,7 @@ class RecordStore:
         except OSError as error:
             self._is_closed = True
             logger.warning(
-                "no more images are kept in %r: %s. Training goes on with what is there. Remedy: "
+                "no more images are kept in %r: %s. Training goes on without keeping more. Remedy: "
                 "make room, or give max_bytes",
                 os.path.dirname(self._index_path),
                 error,

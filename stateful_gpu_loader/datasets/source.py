@@ -226,6 +226,7 @@ def _check_size(size: Size, header: ImageHeader) -> None:
         )
     if header.orientation not in (1, 5, 6, 7, 8):
         raise ValueError(
-            f"the image has EXIF orientation {header.orientation}, and it is not known whether its "
-            "target is of the pixels before or after it. Remedy: write the file upright"
+            f"the image has EXIF orientation {header.orientation}, and it is unknown whether its "
+            "target refers to the pixels before or after it is applied. Remedy: write the file "
+            "upright"
         )

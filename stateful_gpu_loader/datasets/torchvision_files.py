@@ -142,7 +142,7 @@ def _known_class(dataset: Any) -> str:
     else:
         remedy = "FolderSource.from_paths(paths, labels), or a Source of its own"
     raise TypeError(
-        f"{described} is no list of image files that is known here, which are torchvision's "
+        f"{described} is not a supported list of image files. Supported are torchvision's "
         f"{', '.join(sorted(_LISTS))} and subclasses with the same __getitem__. Remedy: {remedy}"
     )
 

@@ -46,7 +46,7 @@ def read_remote(url: str, offset: int, size: int) -> bytes:
     if len(content) > size:
         raise OSError(
             f"{url!r}: asked for {size} bytes from {offset}, got {len(content)}: the server does "
-            "not give ranges. Remedy: copy the file, or use another server"
+            "not support ranges. Remedy: copy the file, or use another server"
         )
     return content
 

@@ -229,7 +229,7 @@ class Members:
             raise self._damaged(what, at)
         content = self._reader.read(padded(header.size))
         if len(content) < padded(header.size):
-            raise self._damaged(f"{what}, and the file ends before", at)
+            raise self._damaged(f"{what}, and the file ends earlier", at)
         try:
             extension.add(header.kind, content[: header.size])
         except ValueError as error:
@@ -260,7 +260,7 @@ COMPRESSED = (
 )
 """First bytes, compressor and name ending of compressed files."""
 
-_SPARSE = "holds a sparse file, which has no content of its own in one piece"
+_SPARSE = "it is a sparse file, whose content is not stored in one piece"
 
 
 class Header(NamedTuple):

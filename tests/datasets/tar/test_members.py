@@ -192,7 +192,7 @@ def extended(kind: bytes, content: bytes) -> bytes:
         (lambda: extended(b"x", b"no record"), "malformed record at byte 0"),
         (lambda: extended(b"L", b"b")[:1024], None),
         (lambda: extended(b"L", b"b")[:1024] + bytes(1024), "announces a member"),
-        (lambda: extended(b"L", b"b" * 600)[:1024], "byte 0: .*claims 600 bytes.*ends before"),
+        (lambda: extended(b"L", b"b" * 600)[:1024], "byte 0: .*claims 600 bytes.*ends earlier"),
         (lambda: patched(tar_bytes([("a", b"")]), {156: b"L", 124: b"7" * 11}), "claims 8589934"),
         (lambda: patched(tar_bytes([("a", b"")]), {124: b"\xff" * 12}), "is no size"),
         (lambda: patched(tar_bytes([("a", b"")]), {124: b"9"}), "is no size"),

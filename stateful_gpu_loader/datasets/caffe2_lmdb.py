@@ -156,7 +156,6 @@ class Caffe2LMDBSource(LmdbSource):
         super().__init__(paths)
 
     def parse(self, record: memoryview, index: int) -> tuple[npt.NDArray[np.uint8], Any]:
-        """Return the image as a file, and its target."""
         tensors = parse_tensors(record)
         if not tensors:
             raise ValueError("the record holds no tensor")
@@ -171,7 +170,6 @@ class Caffe2LMDBSource(LmdbSource):
         return data, targets[0] if alone else tuple(targets)
 
     def settings(self) -> str:
-        """Return the arguments that affect the samples."""
         layout = self.layout
         return (
             f"caffe2, {self.channel_order}, label_type={layout.label_type:d}, "
@@ -184,10 +182,6 @@ def read_targets(
     tensors: Sequence[TensorProto], layout: RecordLayout
 ) -> list[int | float | npt.NDArray[Any]]:
     """Return the label, the additional tensors, and the box, each if the layout has it.
-
-    Args:
-        tensors: tensors of one record, the image first.
-        layout: layout of every record.
 
     Returns:
         label: an int or a float; or a vector: [num_labels] of the stored dtype (sparse), [n] as

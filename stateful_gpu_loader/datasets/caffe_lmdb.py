@@ -91,7 +91,6 @@ def image_file(datum: Datum, channel_order: ChannelOrder = "BGR") -> npt.NDArray
     """Return the image as a file: its own bytes, not copied, or a PNG of its pixels.
 
     Args:
-        datum: a record with ``data``.
         channel_order: order of the channels of pixels; Caffe's tools store OpenCV's BGR.
 
     Returns:
@@ -162,7 +161,6 @@ class CaffeLMDBSource(LmdbSource):
         super().__init__(paths)
 
     def parse(self, record: memoryview, index: int) -> tuple[npt.NDArray[np.uint8], int]:
-        """Return the image as a file, and its class."""
         datum = parse_datum(record)
         data = image_file(datum, self.channel_order)
         if not self.label_available:
@@ -172,5 +170,4 @@ class CaffeLMDBSource(LmdbSource):
         return data, datum.label
 
     def settings(self) -> str:
-        """Return the arguments that affect the samples."""
         return f"caffe, {self.channel_order}, label_available={self.label_available}"

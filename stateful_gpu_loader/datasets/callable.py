@@ -305,9 +305,6 @@ def check_output(output: Any, dtype: Spec, ndim: Spec, info: _Info, *, is_batch:
 def check_alike(samples: Sequence[Any], names: Sequence[Any]) -> None:
     """Check that the samples of a batch have the same outputs, dtypes and shapes.
 
-    Args:
-        names: names of the samples, for the message.
-
     Raises:
         TypeError: a sample differs from the first.
     """

@@ -318,10 +318,7 @@ def moved(
     with masks, it is the number of their pixels. If nothing moves, the given target is returned.
 
     Args:
-        target: target of a CocoSource.
         motion: float64 [2, 3]: maps a point (x, y, 1), in pixels from the upper left corner.
-        size: (height, width) of the result in pixels.
-        box_format: format of the boxes.
         ratio: (height, width) before the motion, if boxes are fractions of it.
 
     >>> target = {"boxes": torch.tensor([[10.0, 0, 30, 20]]), "labels": torch.tensor([7])}
@@ -365,7 +362,6 @@ def moved_masks(masks: Tensor, motion: FloatArray, size: tuple[int, int]) -> Ten
     Args:
         masks: uint8 [n, H, W]; H and W may be 0 if n is 0.
         motion: as for :func:`moved`.
-        size: (height, width) of the result in pixels.
     """
     height, width = size
     if not masks.numel():

@@ -335,7 +335,6 @@ def list_images(root: Path, extensions: tuple[str, ...], cache_dir: str | None =
     :data:`KEPT_FROM` images or more is kept, and reused until the times of a folder change.
 
     Args:
-        root: folder of the class folders.
         extensions: endings in lower case; other files are left out, and so are macOS's ``._``
             files.
         cache_dir: directory for the listing; None is beside ``root``, as for :func:`cached_index`.
@@ -470,7 +469,6 @@ def _fits(root: Path, index: Any) -> bool:
 
 
 def _list_classes(root: Path) -> list[str]:
-    """Return the sorted names of the folders in ``root``."""
     with os.scandir(root) as entries:
         classes = sorted(entry.name for entry in entries if entry.is_dir())
     if not classes:

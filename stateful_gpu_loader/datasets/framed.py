@@ -56,7 +56,6 @@ class Place(NamedTuple):
     """Remedy for a damaged record."""
 
     def following(self, offset: int) -> Place:
-        """Return the place of the next record, which begins at ``offset``."""
         number = None if self.record is None else self.record + 1
         return self._replace(record=number, offset=offset)
 
@@ -84,11 +83,6 @@ class Framing(Protocol):
     def offsets(self, index_paths: list[str], paths: list[str], sizes: list[int]) -> list[Offsets]:
         """Return the offsets of :meth:`walk` for each file, int64 [n + 1], from the user's indices.
 
-        Args:
-            index_paths: paths of the indices.
-            paths: paths of the files.
-            sizes: sizes of the files in bytes.
-
         Raises:
             OSError: an index cannot be read.
             ValueError: the numbers of indices and files differ, or an index is malformed.
@@ -98,9 +92,6 @@ class Framing(Protocol):
         """Return int64 [n + 1]: the beginning of each record, and the end of the last one.
 
         Args:
-            path: path of the file, for errors.
-            size: size of the file in bytes.
-            read: reads the file.
             window: smallest number of bytes read at a time.
 
         Raises:
@@ -137,8 +128,6 @@ class ImageRecords(Protocol):
         """Return the encoded image, uint8 [num_bytes], and the target.
 
         Args:
-            payload: the record, from ``Framing.payload``.
-            place: place of the record.
             number: the target if no field is chosen.
 
         Raises:
@@ -167,7 +156,6 @@ class FramedSource(Source):
 
     Args:
         paths: the files, one after the other.
-        framing: framing of the records.
         images: conversion of records to samples.
         index_paths: the user's indices; None builds an index from each record's header.
         cache_dir: directory for built indices; None is beside the files.
@@ -337,8 +325,6 @@ def read_indices(
     """Return the offsets from index files, one for each file.
 
     Args:
-        index_paths: paths of the indices.
-        paths: paths of the files.
         parse: converts an index's content and path to offsets.
 
     Raises:
@@ -364,8 +350,6 @@ class FramedShards(FileShards, EncodedShards):
     from its beginning, it is the number of records before the next one.
 
     Args:
-        paths: the shards.
-        framing: framing of the records.
         images: conversion of records to samples.
         counts, num_lanes, shuffle_buffer: as for :class:`FileShards`.
 

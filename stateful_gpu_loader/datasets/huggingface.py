@@ -201,7 +201,6 @@ def _remedy_for(module: Any, dataset: Any) -> str:
 
 
 def _name_of(dataset: Any) -> str:
-    """Return the name of a dataset for messages."""
     return str(dataset.info.dataset_name or dataset.info.builder_name or "Dataset")
 
 

@@ -43,7 +43,6 @@ class EpochLanes:
     num_lanes: int
 
     def shards_of(self, lane: int) -> list[str]:
-        """Return the names of a lane's shards, in reading order."""
         return [self.names[i] for i in self.order[lane :: self.num_lanes].tolist()]
 
 
@@ -124,7 +123,6 @@ class LanePlan:
         return len(range(lane, len(self.names), self.num_lanes))
 
     def of_epoch(self, seed: int, epoch: int) -> EpochLanes:
-        """Return the lanes of one epoch."""
         order = np.arange(len(self.names), dtype=np.int64)
         if self.is_shuffled:
             order = Permutation(len(order), seed=seed, epoch=epoch)(order)
@@ -246,7 +244,6 @@ class LaneDivision:
     num_replicas: int = 1
 
     def lanes(self, num_lanes: int) -> range:
-        """Return the rank's lanes."""
         return range(self.rank, num_lanes, self.num_replicas)
 
     def of_ranks(self, lanes: IndexArray) -> list[int]:

@@ -90,7 +90,6 @@ class LmdbSource(Source):
 
         Args:
             record: the record; the image may be a view of it.
-            index: index of the sample.
 
         Raises:
             ValueError: the record is malformed.
@@ -125,7 +124,6 @@ class LmdbSource(Source):
         return number, self._indexes[number].keys[index - start]
 
     def _record(self, number: int, key: bytes) -> npt.NDArray[np.uint8]:
-        """Return the whole record of a key in a database, uint8 [num_bytes]."""
         if key in self._indexes[number].outside:
             raise ValueError("damaged LMDB: the value would lie beyond the file's end")
         record = self._environments[number].read(key)

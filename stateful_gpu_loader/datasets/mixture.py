@@ -324,7 +324,6 @@ class Apportionment:
         counts[equal[: len(taken)]] += 1
 
     def _before(self, dataset: int, sample: int) -> int:
-        """Return the position of a dataset's sample in the sequence."""
         numerator, weight = 2 * sample + 1, self._weights[dataset]
         return sum(
             # At equal times the samples of earlier datasets come first.

@@ -295,11 +295,6 @@ class PreparedSource(Source):
     ) -> tuple[torch.Tensor, Record]:
         """Make and keep an image; return uint8 [3, height, width], and its record.
 
-        Args:
-            index: index of the sample.
-            sample: the source's sample.
-            header: header of the source's image.
-
         Raises:
             ValueError: the image cannot be decoded.
         """

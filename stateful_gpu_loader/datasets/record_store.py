@@ -79,7 +79,6 @@ class RecordStore:
     keep up once the page cache is full.)
 
     Args:
-        folder: folder of the files; it exists.
         key: invalidates entries of another store.
         segment_bytes: largest size of a segment, and so of a record.
         max_segments: largest number of segments; None is unlimited.
@@ -229,10 +228,8 @@ class Segments:
     appends after the existing bytes.
 
     Args:
-        folder: folder of the files.
         segment_bytes: largest size of a file.
         limit: largest number of files; None is unlimited.
-        owners: trusted users.
     """
 
     def __init__(
@@ -249,7 +246,6 @@ class Segments:
         forget_in_children(self)
 
     def path(self, number: int) -> str:
-        """Return the path of a segment."""
         return f"{self._prefix}{number:06d}.bin"
 
     def append(self, record: Record) -> tuple[int, int] | None:
@@ -345,7 +341,6 @@ class Record:
 
         Args:
             image: uint8 [3, height, width] on the CPU, with any strides.
-            target: target of the image from its source.
         """
         label = target if type(target) is int and 0 <= target < 1 << 32 else None
         json = _json_of(target) if label is None else b""
@@ -358,11 +353,9 @@ class Record:
 
     @property
     def num_bytes(self) -> int:
-        """Total size of the three parts in bytes."""
         return len(self.head) + len(self.pixels) + len(self.json)
 
     def ppm(self, memory: Memory) -> Bytes:
-        """Return the image as a PPM file in ``memory``."""
         file = memory(len(self.head) + len(self.pixels))
         file[:HEAD_BYTES] = np.frombuffer(self.head, dtype=np.uint8)
         file[HEAD_BYTES:] = self.pixels

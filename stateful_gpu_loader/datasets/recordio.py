@@ -331,7 +331,6 @@ def parse_index(text: bytes, path: str) -> Offsets:
     Args:
         text: one ``key offset`` a line, as MXNet's ``im2rec`` and DALI's ``rec2idx`` write them.
             Keys are ignored and offsets are sorted, as in DALI's reader.
-        path: path of the index, for errors.
 
     Raises:
         ValueError: a line is malformed, or two records have the same offset.
@@ -386,7 +385,6 @@ def _joined(header: Bytes, take: Callable[[int], Bytes], place: Place) -> Bytes:
 
 
 def _part(header: bytes, place: Place, *, is_first: bool) -> tuple[int, int]:
-    """Return the kind and length of a part."""
     magic, packed = _HEADER.unpack(header)
     if magic != MAGIC:
         raise place.damaged(f"a part begins with {magic:#010x} instead of the magic {MAGIC:#x}")

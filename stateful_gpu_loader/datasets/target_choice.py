@@ -54,7 +54,6 @@ class TargetChoice:
         """Return the target of a record.
 
         Args:
-            value_of: returns a field's value by name.
             number: the target if no field is chosen.
         """
         if isinstance(self.target, str):

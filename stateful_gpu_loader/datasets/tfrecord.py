@@ -339,7 +339,6 @@ def parse_index(text: bytes, path: str) -> Offsets:
 
     Args:
         text: one ``offset size`` a line, as written by DALI's ``tfrecord2idx``.
-        path: path of the index, for errors.
 
     Raises:
         ValueError: a line is malformed, or a record does not begin at the end of the previous one.

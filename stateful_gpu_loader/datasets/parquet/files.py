@@ -59,7 +59,6 @@ class Footer:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows in the file."""
         return sum(self.row_groups)
 
     @property
@@ -69,11 +68,7 @@ class Footer:
             return self.metadata.schema.to_arrow_schema()
 
     def leaves(self, columns: Sequence[str] | None) -> list[int]:
-        """Return the indices of the file's leaf columns for names such as ``image.bytes``.
-
-        Args:
-            columns: names of columns; None for all.
-        """
+        """Return the indices of the file's leaf columns for names such as ``image.bytes``."""
         paths = [self.metadata.schema.column(i).path for i in range(self.metadata.num_columns)]
         return [
             i
@@ -160,7 +155,6 @@ def decoding(
     """Convert pyarrow's exceptions for damaged bytes to a ValueError with the place.
 
     Args:
-        path: path of the file.
         record: row group, for the error; None while a source is created.
         what: name of what is decoded, for the error.
         offset: offset of the damage in bytes.
@@ -344,7 +338,6 @@ class _RangeFile(io.RawIOBase):
         self._failure: Exception | None = None
 
     def hold(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Fetch ranges in advance."""
         for start, end in spans:
             self._held.append((start, self._fetch(start, end - start)))
 

@@ -56,7 +56,6 @@ class Selection:
         self.columns = tuple(dict.fromkeys((image, *self.choice.names)))
 
     def describe(self) -> str:
-        """Return the selection as text, for fingerprints."""
         return json.dumps([self.image, self.choice.target], sort_keys=True)
 
     def check(self, path: str, schema: Any) -> None:
@@ -126,7 +125,6 @@ class Rows:
         """Return a row's image, newly allocated, and its target.
 
         Args:
-            row: number of the row among these rows.
             place: place of the row in its file.
             number: the target if the selection has no target column.
 

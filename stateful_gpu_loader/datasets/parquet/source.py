@@ -407,7 +407,6 @@ class BoundedCache(Generic[T]):
     same value wait. If making it fails, each of them tries again.
 
     Args:
-        limit: largest total size in bytes.
         size_of: returns the size of a value in bytes.
         on_drop: called with a value dropped for lack of room, and with how often it was requested.
 

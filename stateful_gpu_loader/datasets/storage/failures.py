@@ -10,8 +10,6 @@ def failed(error: OSError, path: str, what: str) -> OSError:
 
     Args:
         error: error raised by the operating system or by a client of remote files.
-        path: path of the file.
-        what: description of what was being read.
 
     >>> failed(FileNotFoundError(2, "No such file or directory"), "a.tar", "sample 3")
     FileNotFoundError(2, 'No such file or directory, sample 3')
@@ -37,8 +35,6 @@ def damaged(
     """Return the ValueError for a record that every retry would find malformed.
 
     Args:
-        path: path of the file.
-        what: description of the damage.
         record: number or key of the record in the file.
         offset: offset of the damage in bytes.
         remedy: what the user can do.

@@ -123,9 +123,6 @@ def array_in(
     """Return an array of a kept index.
 
     Args:
-        index: the index.
-        name: name of the array.
-        dtype: expected dtype.
         columns: expected second dimension; None for a 1-D array.
 
     Raises:
@@ -144,7 +141,6 @@ def check_ends(name: str, ends: npt.NDArray[np.int64], *, total: int, shortest: 
     """Check the ends of consecutive parts that begin at 0.
 
     Args:
-        name: name of the array.
         ends: int64 [num_parts + 1].
         total: end of the last part.
         shortest: smallest allowed size of a part.

@@ -21,7 +21,6 @@ class Descriptor:
     """An open file that closes with the last reference to it.
 
     Args:
-        path: path of the file.
         flags: flags of ``os.open``; ``O_CLOEXEC`` is added.
 
     Attributes:
@@ -75,11 +74,6 @@ def owners_for_folder(folder: Path) -> Owners:
 
 class KeptFile(Descriptor):
     """An open kept file that closes with the last reference to it.
-
-    Args:
-        path: path of the file.
-        flags: flags of ``os.open``.
-        owners: user IDs of the trusted users.
 
     Raises:
         PermissionError: the file is not trusted; the message says why.

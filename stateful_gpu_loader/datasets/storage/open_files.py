@@ -206,10 +206,6 @@ class _Opened(Descriptor):
 def read_file(path: str, memory: Memory = new_memory) -> torch.Tensor:
     """Return the file's bytes, read without the GIL: uint8 [num_bytes] on the CPU.
 
-    Args:
-        path: path of the file.
-        memory: allocates the memory.
-
     Raises:
         OSError: the file cannot be opened or read.
 

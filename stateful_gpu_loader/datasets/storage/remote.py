@@ -77,8 +77,6 @@ class _StreamAhead(io.RawIOBase):
 
     Args:
         url: URL of a file whose server supports ranges.
-        offset: first byte to read.
-        size: size of the file in bytes.
         first: the part at ``offset``, cut at the end of the file.
     """
 
@@ -238,7 +236,6 @@ class ReadAhead:
     """Bytes fetched ahead of their reads; threads share it.
 
     Args:
-        most_bytes: most bytes kept at a time.
         read: reads ``size`` bytes of a URL from an offset on.
 
     >>> ahead = ReadAhead(read=lambda url, offset, size: b"0123456789"[offset : offset + size])

@@ -111,7 +111,6 @@ class Lookahead:
     Nearby pieces are read together; the bytes between distant pieces are skipped.
 
     Args:
-        read: reads the file.
         end: size of the file in bytes.
         window: smallest window in bytes; it grows while a window serves many pieces.
         largest: largest window in bytes.

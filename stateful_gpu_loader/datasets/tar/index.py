@@ -68,11 +68,9 @@ class TarIndex:
     """Links with the names of members; they have no content and belong to no sample."""
 
     def key(self, sample: int) -> str:
-        """Return the key of a sample."""
         return os.fsdecode(self.keys[self.key_ends[sample] : self.key_ends[sample + 1]])
 
     def extensions_of(self, sample: int) -> list[str]:
-        """Return the extensions of a sample's members, in order."""
         codes = self.extensions[self.starts[sample] : self.starts[sample + 1]]
         return [self.vocabulary[code] for code in codes.tolist()]
 
@@ -181,9 +179,7 @@ def select(indices: list[TarIndex], choice: MemberChoice, paths: list[str]) -> S
     """Return the samples that have a member for each slot.
 
     Args:
-        indices: index of each tar, in order.
         choice: the slots, and whether samples without one are an error or are skipped.
-        paths: paths of the tars, for errors.
 
     Raises:
         ValueError: samples lack a member and are not to be skipped, or no sample is left. The
@@ -321,11 +317,6 @@ def samples_of(index: TarIndex, path: str, tar: str) -> TarIndex:
 
     Each entry must match a member of the tar in offset, size and extension. Files that belong to no
     sample by webdataset's rule are left out.
-
-    Args:
-        index: index of the tar.
-        path: path of the index file.
-        tar: path of the tar, for errors.
 
     Raises:
         OSError: the index file cannot be read.

@@ -132,7 +132,6 @@ class Members:
 
     Args:
         reader: reader at the first byte of a header, or at the archive's end.
-        path: path of the archive, for errors.
         remedy: what the user can do if the archive is damaged.
 
     Attributes:

@@ -61,8 +61,6 @@ def link_note(links: Iterable[tuple[str, str]], key: str, wanted: frozenset[str]
 
     Args:
         links: (name, kind and target) of the links in the archive.
-        key: key of the sample.
-        wanted: wanted extensions.
 
     >>> link_note([("1.jpg", "a hard link to '0.jpg'")], "1", frozenset(["jpg"]))
     " Its member '1.jpg' is a hard link to '0.jpg' and has no content: pack the tar with tar \
@@ -152,12 +150,7 @@ def member_value(
     """Convert a member with :func:`value_of`; the other arguments are for errors.
 
     Args:
-        extension: extension of the member.
-        content: content of the member, uint8 [num_bytes].
-        path: path of the tar.
-        key: key of the sample.
         offset: offset of the content in the tar, in bytes.
-        sample: more words about the sample.
 
     Raises:
         ValueError: the content is malformed; the message has the tar, the key and the byte.
@@ -248,15 +241,12 @@ class MemberChoice:
 
     @property
     def wanted(self) -> frozenset[str]:
-        """The extensions of all slots."""
         return frozenset(extension for slot in self.slots for extension in slot)
 
     def target(self, values: list[Any], key: str, number: int) -> Any:
         """Return the target of a sample.
 
         Args:
-            values: values of the slots after the image's.
-            key: key of the sample.
             number: the target if no member is wanted.
         """
         by_name = dict(zip(self._names, values, strict=True))

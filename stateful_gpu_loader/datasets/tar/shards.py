@@ -223,8 +223,6 @@ def _tar_samples(
     """Yield each sample of a shard from a cursor on, with the cursor of the next sample.
 
     Args:
-        shards: the dataset.
-        shard: name of the shard.
         cursor: 0, or a cursor that was yielded with a sample.
         wanted: extensions whose contents are read; None for all.
         accepts: whether a sample counts and is yielded. It sees the extensions; the contents may

@@ -88,8 +88,8 @@ def read_annotations(path: str, *, masks: bool = False) -> Annotations:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file is no JSON, a field is missing, an image id is repeated, or a number is
-            invalid; the message names the entry.
+        ValueError: the file is not JSON, a field is missing, an image id is repeated, or a number
+            is invalid; the message names the entry.
     """
     content = _load(path)
     images = _entries(path, content, "images", required=True)

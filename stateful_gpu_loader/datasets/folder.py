@@ -165,7 +165,7 @@ class FolderSource(Source):
 
         Raises:
             ValueError: no paths, another number of labels than paths, or a label beyond 64 bits.
-            TypeError: a label is no integer, or ``paths`` is a single string.
+            TypeError: a label is not an integer, or ``paths`` is a single string.
 
         >>> FolderSource.from_paths(["b.jpg", "a.jpg"], [7, 8], root="photos").targets.tolist()
         [7, 8]

@@ -83,7 +83,7 @@ class HuggingFaceSource(Source):
         """Rows of the table chosen by ``select`` and similar methods; None for all rows."""
 
     def _check_features(self) -> None:
-        """Refuse columns of bytes that are no images, and images in the target."""
+        """Refuse columns of bytes that are not images, and images in the target."""
         feature = self._feature_of(self.image)
         kind = _kind_of(feature)
         if kind not in ("Image", "Value", None):

@@ -85,7 +85,7 @@ class PreparedSource(Source):
         recipes: the recipes, as a Compose.
 
     Raises:
-        TypeError: ``source`` is no source of images.
+        TypeError: ``source`` is not a source of images.
         ValueError: a recipe draws random numbers, does not return uint8, or does not say how it
             moves the source's boxes and masks; the directory was made with another source, decoder
             or recipes; max_bytes is too small.

@@ -38,7 +38,7 @@ def fields(message: bytes | memoryview) -> Iterator[tuple[int, int, int | memory
             view of its bytes inside ``message``.
 
     Raises:
-        ValueError: the bytes are no message; the text has the byte of the fault. Earlier fields
+        ValueError: the bytes are not a message; the text has the byte of the fault. Earlier fields
             have been yielded.
 
     >>> [(number, bytes(value)) for number, _, value in fields(bytes.fromhex("0a03616263"))]

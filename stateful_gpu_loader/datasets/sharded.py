@@ -155,7 +155,7 @@ class FileShards(ShardedDataset):
     Raises:
         OSError: the file of the counts cannot be read, or a wildcard matches nothing.
         ValueError: no path, a repeated path, or counts that do not fit the shards.
-        TypeError: a count is no integer.
+        TypeError: a count is not an integer.
     """
 
     paths: list[str]

@@ -92,7 +92,7 @@ class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
         return target
 
     def _object_counts(self) -> npt.NDArray[np.int64] | None:
-        """Return the number of objects in each target, int64 [n]; None if they are no lists."""
+        """Return the number of objects in each target, int64 [n]; None if they are not lists."""
         return None
 
     def _pixel_size(self) -> Size | None:
@@ -206,7 +206,7 @@ def image_header(sample: EncodedSample | OwnImage, view: memoryview | None = Non
         view: the same bytes as ``sample.data``, if available.
 
     Raises:
-        ValueError: the bytes are no image, or its size differs from the one the target refers to.
+        ValueError: the bytes are not an image, or its size differs from the target's.
     """
     if isinstance(sample, OwnImage):
         return sample.header

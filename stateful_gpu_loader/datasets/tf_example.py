@@ -35,7 +35,7 @@ def features_of(example: bytes | memoryview) -> dict[str, memoryview]:
     """Return the unparsed Feature message of each feature, as views of ``example``.
 
     Raises:
-        ValueError: the bytes are no Example.
+        ValueError: the bytes are not an Example.
 
     >>> example = bytes.fromhex("0a0f0a0d" "0a056c6162656c" "1204" "1a02" "0807")
     >>> values_of(features_of(example)["label"])
@@ -54,7 +54,7 @@ def values_of(feature: memoryview) -> Values | None:
     """Return a feature's list: views of bytes, float32 [n] or int64 [n]; None if it has none.
 
     Raises:
-        ValueError: the bytes are no Feature.
+        ValueError: the bytes are not a Feature.
     """
     kind, value = _value_as_usual(feature)
     if kind == _BYTES:
@@ -170,7 +170,7 @@ def _entries_as_usual(features: memoryview) -> dict[str, memoryview] | None:
 
 
 def _length(view: memoryview, at: int) -> tuple[int, int]:
-    """Return the varint at a byte, and the offset after it; IndexError if it is no length."""
+    """Return the varint at a byte, and the offset after it; IndexError if it is not a length."""
     length = view[at]
     at += 1
     if length < 0x80:

@@ -184,7 +184,7 @@ class ExampleImages:
         """Return all features of a record: lists of bytes, float32 [n] and int64 [n].
 
         Raises:
-            ValueError: the record is no Example.
+            ValueError: the record is not an Example.
         """
         record: dict[str, Any] = {}
         try:

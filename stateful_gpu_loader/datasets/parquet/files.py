@@ -68,7 +68,7 @@ class Footer:
             return self.metadata.schema.to_arrow_schema()
 
     def leaves(self, columns: Sequence[str] | None) -> list[int]:
-        """Return the indices of the file's leaf columns for names such as ``image.bytes``."""
+        """Return the indices of all leaf columns, or of those of names such as ``image.bytes``."""
         paths = [self.metadata.schema.column(i).path for i in range(self.metadata.num_columns)]
         return [
             i
@@ -82,7 +82,7 @@ def read_footer(path: str) -> Footer:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file is no Parquet file, or is truncated or encrypted, or its footer is
+        ValueError: the file is not a Parquet file, or is truncated or encrypted, or its footer is
             damaged.
         MissingDependency: pyarrow is not installed.
     """

@@ -141,7 +141,7 @@ class Members:
             between two members.
 
     Raises:
-        ValueError: the archive is damaged or truncated, is no tar, or has a sparse member. All
+        ValueError: the archive is damaged or truncated, is not a tar, or has a sparse member. All
             earlier members have been yielded.
 
     >>> import io, tarfile
@@ -277,7 +277,7 @@ def parse_header(block: bytes) -> Header | None:
     """Parse a block of 512 bytes; return None for the block of zeros that ends an archive.
 
     Raises:
-        ValueError: the block is no header: its checksum differs, or its size is no number.
+        ValueError: the block is not a header: its checksum differs, or its size is not a number.
 
     >>> import tarfile
     >>> member = tarfile.TarInfo("a/0001.jpg")
@@ -401,9 +401,7 @@ def _checksum_fits(block: bytes) -> bool:
     total = low + high - 2 + blanks
     if total == stated:
         return True
-    # Some old writers added signed bytes.
+    # Some old programs summed signed bytes.
     own = block[_CHECKSUM]
     negative = sum(byte > 0x7F for byte in block) - sum(byte > 0x7F for byte in own)
     return total - 256 * negative == stated
-
-    # Some old programs summed signed bytes.

@@ -252,6 +252,5 @@ class LaneDivision:
         return sums
 
     def num_batches(self, num_samples: int) -> int:
-        """Return the number of batches that one rank makes of ``num_samples``."""
         whole, rest = divmod(num_samples, self.batch_size)
         return whole + (1 if rest and not self.drop_last else 0)

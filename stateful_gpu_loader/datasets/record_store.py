@@ -114,7 +114,7 @@ class RecordStore:
         head, rest = record[:HEAD_BYTES].tobytes(), record[HEAD_BYTES:]
         if checksum(head, rest, len(rest) - entry.json_bytes) == entry.checksum:
             return record
-        self._tell_of_damage(index, entry, "its checksum is another one")
+        self._tell_of_damage(index, entry, "its checksum differs")
         return None
 
     def json(self, index: int, entry: Entry) -> bytes | None:
@@ -128,7 +128,7 @@ class RecordStore:
         json = read.tobytes()
         if zlib.crc32(json) == entry.json_checksum:
             return json
-        self._tell_of_damage(index, entry, "the checksum of its target is another one")
+        self._tell_of_damage(index, entry, "the checksum of its target differs")
         return None
 
     def put(self, index: int, record: Record, original: Size) -> bool:

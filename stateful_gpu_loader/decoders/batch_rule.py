@@ -1,8 +1,7 @@
-"""The rule of this room, around operators that decode whole batches: what they take, and how.
+"""The decoding rule around operators that decode whole batches, and the images they take.
 
-The same bytes always get the same answer, whatever batch they are in. So an image
-that does not come out of a batch is tried again by itself, on the same backend, and only that
-verdict counts.
+The result for an image must not depend on its batch. An image that fails in a batch is therefore
+decoded again alone, on the same backend, and only the second result counts.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from stateful_gpu_loader.decoders.rule import NO_CAUSE, OUT_OF_MEMORY, reason_of
 from stateful_gpu_loader.errors import LoaderError
 
 RawBatch = Callable[[list[torch.Tensor]], Sequence[Image | None]]
-"""Encoded images to uint8 [3, height, width] each, as stored: no orientation applied. None in place
-of one that cannot be decoded, or RuntimeError for all of them."""
+"""Encoded images to uint8 [3, height, width] each, as stored: no orientation applied. None stands
+for an image that cannot be decoded. RuntimeError means that the whole batch failed."""
 
 NO_MEMORY = re.compile(rf"{OUT_OF_MEMORY.pattern}|cudaErrorMemoryAllocation|: 5$", re.IGNORECASE)
 """5 is nvJPEG's ALLOCATOR_FAILURE, which ends the operators' messages."""
@@ -37,43 +36,43 @@ NO_FAULT_OF_THE_BYTES = re.compile(
 """1 and 7 are nvJPEG's NOT_INITIALIZED and ARCH_MISMATCH."""
 
 SPARE_BYTES = 2**26
-"""What a decoder's working memory may come to beside the pixels."""
+"""Upper bound of a decoder's working memory besides the pixels, in bytes."""
 
 
 def decode_batch_by_rule(
     decode: RawBatch, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
 ) -> list[Image | ValueError]:
-    """Pixels by the rule, each image judged by itself.
+    """Decode a batch by the rule, with a separate result for each image.
 
     Args:
-        decode: the backend, which knows nothing of the rule.
+        decode: operator of the backend, which does not apply the rule.
         data: uint8 [num_bytes] each, on the CPU: images that the backend takes.
-        headers: what ``probe`` says of each.
+        headers: ``probe``'s result for each image.
 
     Returns:
-        uint8 [3, header.height, header.width] each, where ``decode`` puts them; a ValueError in
-        place of each that ``decode`` refuses when it is alone.
+        uint8 [3, header.height, header.width] each, on the device of ``decode``; a ValueError for
+        each image that ``decode`` refuses when the image is alone.
 
     Raises:
-        torch.OutOfMemoryError, RuntimeError: there is no memory.
-        LoaderError: the backend does not work here, whatever the bytes are.
+        torch.OutOfMemoryError, RuntimeError: there is not enough memory.
+        LoaderError: the backend does not work here with any image.
     """
     images = _decoded(decode, data, headers)
     return [_by_rule(image, header) for image, header in zip(images, headers, strict=True)]
 
 
 def wait_for_the_stream(device: torch.device) -> None:
-    """Blocks the host until all that is queued on the current stream of ``device`` is done.
+    """Block the host until all work queued on the current stream of ``device`` is done.
 
-    nvJPEG's engines write when they are called, ahead of what the stream still has to do with
-    memory that was freed for the new pixels; no event holds them back, only this does.
-    Errors that earlier work left on the device are raised here, before a decoder is blamed.
+    nvJPEG's engines write as soon as they are called. The stream may still have to use memory that
+    was freed for the new pixels, and no event delays the engines. Errors of earlier work on the
+    device are raised here, before a decoder is blamed for them.
     """
     torch.cuda.current_stream(device).synchronize()
 
 
 def with_index(device: torch.device) -> torch.device:
-    """The device itself, or the current one where it has no index."""
+    """Return the device, with the index of the current device if it has none."""
     if device.index is not None:
         return device
     return torch.device("cuda", torch.cuda.current_device())
@@ -82,9 +81,9 @@ def with_index(device: torch.device) -> torch.device:
 def _decoded(
     decode: RawBatch, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
 ) -> list[Image | None]:
-    """None in place of each that is refused when it is alone.
+    """Decode a batch; None for each image that is refused when it is alone.
 
-    A batch of which nothing comes is halved, so that one bad image among 256 costs 16 calls more.
+    A batch that fails as a whole is halved: one bad image among 256 costs 16 more calls.
     """
     images = list(_attempt(decode, data, headers))
     half = len(data) // 2
@@ -102,7 +101,7 @@ def _decoded(
 def _attempt(
     decode: RawBatch, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
 ) -> Sequence[Image | None]:
-    """As ``decode``, but all None where it fails for reasons that may lie in the bytes."""
+    """Call ``decode``; return None for every image if it fails and the bytes may be the cause."""
     if not data:
         return []
     try:
@@ -116,15 +115,15 @@ def _attempt(
             raise torch.OutOfMemoryError(f"no memory to decode images: {reason}") from error
         if NO_FAULT_OF_THE_BYTES.search(reason):
             raise LoaderError(
-                f"images cannot be decoded on this GPU: {reason}. Remedy: pass another decoder=, "
-                "see docs/decoders.md, or device=None"
+                f"images cannot be decoded on this GPU: {reason}. Remedy: pass another decoder= "
+                "(see docs/decoders.md) or device=None"
             ) from error
         if NO_CAUSE.search(reason):
             largest = max(headers, key=lambda header: header.height * header.width)
             _check_memory(largest)
             raise without_cause(largest, reason) from error
         if torch.cuda.is_initialized():
-            # Work that is queued may still write to memory that is free again.
+            # Queued work may still write to memory that is free again.
             torch.cuda.current_stream().synchronize()
         return [None] * len(data)
 
@@ -144,11 +143,11 @@ def _by_rule(image: Image | None, header: ImageHeader) -> Image | ValueError:
 
 
 def _check_memory(header: ImageHeader) -> None:
-    """Not every backend says why it refuses an image: perhaps for want of memory.
+    """Check whether missing memory may be why an image was refused: some backends do not say.
 
     Raises:
-        torch.OutOfMemoryError: the current device has less free than the image may need to be
-            decoded, or torch may not take as much.
+        torch.OutOfMemoryError: the image may need more memory than is free on the current device,
+            or more than torch may take.
     """
     if not torch.cuda.is_initialized():
         return
@@ -159,10 +158,10 @@ def _check_memory(header: ImageHeader) -> None:
         raise torch.OutOfMemoryError(
             f"an image of {header.height} x {header.width} pixels was not decoded, and GPU "
             f"{device} may be out of memory: {free} of {total} bytes are free, {needed} may be "
-            "needed. Remedy: a smaller batch or model; images of decoder='torchcodec' lie in "
-            "torch's own memory"
+            "needed. Remedy: use a smaller batch or model, or decoder='torchcodec', which "
+            "decodes into torch's own memory"
         )
-    # torch's own limit, torch.cuda.set_per_process_memory_fraction, shows in nothing else.
+    # Only an allocation shows torch's own limit, torch.cuda.set_per_process_memory_fraction.
     torch.cuda.caching_allocator_delete(torch.cuda.caching_allocator_alloc(needed, device))
 
 
@@ -170,14 +169,14 @@ _SETTING: Any = torch.utils.deterministic
 
 
 class _Unfilled:
-    """Threads that must not be given filled memory, and the setting before the first of them."""
+    """Threads that need unfilled memory, and the setting before the first of them entered."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._threads: list[int] = []
-        """Identifier of each thread that is inside, once for each time it entered."""
+        """Identifiers of the threads that are inside, once for each time a thread entered."""
         self._filled_before = False
-        """Whether the setting has to become True again."""
+        """Whether the setting must become True again."""
 
     def enter(self) -> None:
         with self._lock:
@@ -188,19 +187,19 @@ class _Unfilled:
 
     def leave(self) -> None:
         with self._lock:
-            if threading.get_ident() in self._threads:  # an interrupt may come before it entered
+            if threading.get_ident() in self._threads:  # an interrupt may come before ``enter``
                 self._threads.remove(threading.get_ident())
                 self._restore()
 
     def forget_other_threads(self) -> None:
-        """Leave on behalf of the parent's threads, which do not exist in a forked child."""
+        """Remove the parent's threads, which do not exist in a forked child."""
         self._lock = threading.Lock()
         here = threading.get_ident()
         self._threads = [thread for thread in self._threads if thread == here]
         self._restore()
 
     def _restore(self) -> None:
-        # A True that the user set meanwhile stays.
+        # If the user set True in the meantime, it stays.
         if not self._threads and self._filled_before:
             _SETTING.fill_uninitialized_memory = True
             self._filled_before = False
@@ -212,12 +211,12 @@ os.register_at_fork(after_in_child=_unfilled.forget_other_threads)
 
 @contextmanager
 def unfilled_memory() -> Iterator[None]:
-    """Keep torch from filling new memory, whatever torch.use_deterministic_algorithms says.
+    """Keep torch from filling new memory, even with torch.use_deterministic_algorithms.
 
-    The stream would fill it, perhaps after nvJPEG's engines have written their pixels there, as the
-    engines do not wait for the stream. The setting belongs to the process: meanwhile no thread's
-    ``torch.empty`` is filled. The first thread that enters saves the setting, and the last one that
-    leaves restores it.
+    nvJPEG's engines do not wait for the stream, so the stream could fill the memory after the
+    engines have written their pixels. The setting belongs to the process: until it is restored,
+    ``torch.empty`` fills no memory in any thread. The first thread that enters saves the setting,
+    and the last thread that leaves restores it.
 
     >>> import torch
     >>> with unfilled_memory():
@@ -234,17 +233,17 @@ def unfilled_memory() -> Iterator[None]:
 
 
 SUBSAMPLINGS = frozenset({"4:0:0", "4:4:4", "4:2:2", "4:2:0", "4:4:0"})
-"""What the JPEG engines of a GPU take; nvJPEG's CUDA kernels take a few rare ones more."""
+"""Subsamplings that a GPU's JPEG engines take; nvJPEG's CUDA kernels take a few rare ones more."""
 
 
 def is_common_jpeg(header: ImageHeader, data: torch.Tensor | None = None) -> bool:
-    """Whether this is a JPEG as cameras, phones and libraries write them.
+    """Whether an image is a JPEG of the kind that cameras, phones and libraries write.
 
-    True of 8-bit JPEGs, baseline in one scan or progressive, grey or YCbCr. False of what some
-    part of nvJPEG cannot decode, or decodes to other colours than libjpeg: CMYK, YCCK and RGB
-    inside, 12 bits, arithmetic coding, extended or lossless frames, baseline in several scans,
-    4:1:1 and rarer subsamplings; and of PNG, WebP and PPM. Those are decoded on the CPU.
-    It has the arguments of :meth:`BatchDecoder.takes`.
+    True for 8-bit JPEGs, baseline in one scan or progressive, grey or YCbCr. False for everything
+    else, which the CPU decodes: PNG, WebP, PPM, and the JPEGs that a part of nvJPEG cannot decode
+    or decodes to other colours than libjpeg. These JPEGs have CMYK, YCCK or RGB inside, 12 bits,
+    arithmetic coding, extended or lossless frames, baseline in several scans, or 4:1:1 and rarer
+    subsamplings. The arguments are those of :meth:`BatchDecoder.takes`.
 
     >>> from stateful_gpu_loader.decoders import PngHeader
     >>> is_common_jpeg(PngHeader("png", 4, 4, 1, bit_depth=8, color_type=2, interlaced=False))
@@ -261,7 +260,7 @@ def is_common_jpeg(header: ImageHeader, data: torch.Tensor | None = None) -> boo
 def is_common_baseline(header: ImageHeader, data: torch.Tensor | None = None) -> bool:
     """Whether :func:`is_common_jpeg` holds and the JPEG is not progressive.
 
-    For backends that decode progressive JPEGs one after the other in the calling thread, where
-    the workers decode them side by side.
+    For backends that decode progressive JPEGs one by one in the calling thread. Workers decode them
+    in parallel.
     """
     return is_common_jpeg(header) and not header.progressive

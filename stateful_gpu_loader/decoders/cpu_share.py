@@ -1,4 +1,4 @@
-"""SharedOut: a GPU's decoder that leaves a share of the images it could decode to the CPU."""
+"""SharedOut: a GPU decoder that leaves a share of its images to the CPU."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from stateful_gpu_loader.decoders.decoder import BatchDecoder, Decoder, Image
 from stateful_gpu_loader.decoders.header import ImageHeader
 
 _BYTES = 64
-"""How much of an image is hashed: bytes from its middle, where its pixels are encoded."""
+"""Number of hashed bytes, from the middle of an image, where its pixels are encoded."""
 
 
 class SharedOut:
-    """Decodes as another decoder does, but for a share of the images.
+    """Wraps a GPU decoder and leaves a share of its images to the CPU.
 
-    The bytes of an image decide whether it is one of them, never how busy CPU or GPU are, since the
-    two give different pixels. For the same reason the share is part of the family.
+    CPU and GPU give different pixels, so the bytes of an image decide which of them decodes it, not
+    the load. For the same reason the share is part of the family.
 
     Args:
-        decoder: of the GPU.
-        cpu_share: of the images, from 0 to 1.
+        decoder: the GPU decoder.
+        cpu_share: share of the images, from 0 to 1, that the CPU decodes.
 
     >>> from stateful_gpu_loader.decoders import make_batch_decoder
     >>> decoder = make_batch_decoder("torchvision", torch.device("cuda", 0))
@@ -64,7 +64,7 @@ def _takes(
 
 
 def fraction_of(data: torch.Tensor) -> float:
-    """A number from 0 to 1, excluded, that depends on an encoded image's bytes alone.
+    """Return a number in [0, 1) that depends on an encoded image's bytes alone.
 
     Args:
         data: uint8 [num_bytes] on the CPU.

@@ -1,4 +1,4 @@
-"""Calls of CUDA's driver that torch does not offer."""
+"""Calls of the CUDA driver that torch does not offer."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ _RELEASE_THRESHOLD = 4
 
 @contextmanager
 def beside_captures() -> Iterator[None]:
-    """Within it this thread may allocate while another one captures a CUDA graph.
+    """Let this thread allocate while another thread captures a CUDA graph.
 
-    ``torch.cuda.graph`` captures in global mode: an allocation by any thread of the process would
-    fail, and break the capture. A thread whose own mode is relaxed is left out of that. The threads
-    of nvImageCodec and DALI are not: their mode can only be set by themselves. Without a driver
-    nothing happens.
+    ``torch.cuda.graph`` captures in global mode: an allocation by any thread of the process fails
+    and breaks the capture, unless the thread's own mode is relaxed. Threads of nvImageCodec and
+    DALI are not covered: only a thread itself can set its mode. Without a driver this does nothing.
 
     >>> with beside_captures():
     ...     pass
     """
     driver, mode = _driver(), ctypes.c_int(_RELAXED)
-    # The call swaps ``mode`` with the thread's. It fails before CUDA is initialized, without harm.
+    # The call swaps ``mode`` with the thread's. Before CUDA is initialized it fails harmlessly.
     is_relaxed = driver is not None and not _exchanged(driver, mode)
     try:
         yield
@@ -39,14 +38,14 @@ def beside_captures() -> Iterator[None]:
 
 
 def keep_freed_memory(device: int, num_bytes: int) -> None:
-    """Let a GPU's default memory pool keep at least this much of what is given back to it.
+    """Let a GPU's default memory pool keep at least ``num_bytes`` of the memory freed to it.
 
     Otherwise each synchronisation returns all of it to the system, and the next allocation by
     ``cudaMallocAsync`` maps it again. A pool that already keeps more is left alone. Without a
-    driver nothing happens.
+    driver this does nothing.
 
     Args:
-        device: its index; CUDA has begun there.
+        device: index of a GPU on which CUDA is initialized.
         num_bytes: number of bytes that the pool keeps. torch's own allocator cannot use them.
     """
     driver, pool = _driver(), ctypes.c_void_p()
@@ -60,9 +59,10 @@ def keep_freed_memory(device: int, num_bytes: int) -> None:
 
 
 def new_stream(device: int) -> int:
-    """Create a stream that is not in torch's pool, and return its handle.
+    """Create a stream outside torch's pool, and return its handle.
 
-    It has the default priority, does not wait for the default stream, and is never destroyed.
+    The stream has the default priority, does not wait for the default stream, and is never
+    destroyed.
 
     Args:
         device: index of a GPU.
@@ -73,7 +73,7 @@ def new_stream(device: int) -> int:
     ordinal, context, stream = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
     _call("cuInit", 0)
     _call("cuDeviceGet", ctypes.byref(ordinal), device)
-    # The context that torch uses. It is created here if torch has not used this GPU before.
+    # torch's context. This call creates it if torch has not used this GPU before.
     _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ordinal)
     _call("cuCtxPushCurrent_v2", context)
     try:
@@ -100,7 +100,7 @@ def _call(name: str, *arguments: Any) -> None:
 
 
 def _exchanged(driver: Any, mode: ctypes.c_int) -> int:
-    """The driver's status: 0 is success."""
+    """Return the driver's status: 0 is success."""
     return int(driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)))
 
 

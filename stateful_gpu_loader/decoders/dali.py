@@ -1,4 +1,4 @@
-"""Decoding with DALI: pipelines of bytes in and pixels out, for the CPU and for a GPU."""
+"""Decoding with DALI pipelines, on the CPU and on a GPU."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ Pipeline = Any
 
 
 def build(max_batch_size: int, *, device_id: int | None, num_threads: int) -> Pipeline:
-    """A pipeline for batches of 1 to ``max_batch_size`` images.
+    """Build a decoding pipeline for batches of 1 to ``max_batch_size`` images.
+
+    With these options, pixels depend on an image's bytes alone. With ``hw_decoder_load`` above 0,
+    DALI would divide a batch between the GPU's JPEG engines and CUDA by its length, and the two
+    give different pixels. Even 1.0 divides: the length of the first batch is then the limit.
 
     Args:
-        max_batch_size: images.
-        device_id: of the GPU that decodes; None for the CPU.
-        num_threads: of DALI's own, for the part of the work that is done on the CPU.
-
-    Its options let pixels depend on an image's bytes alone. With any other ``hw_decoder_load`` than
-    0 DALI would share a batch out between the GPU's JPEG engines and CUDA by its length, even with
-    1.0 (the length of the first batch is the limit), and these differ in pixels.
+        max_batch_size: largest number of images in a batch.
+        device_id: index of the GPU that decodes; None for the CPU.
+        num_threads: number of DALI's own threads, for the part of the work on the CPU.
     """
     dali = require_dali()
     pipeline = dali.Pipeline(
@@ -56,7 +56,7 @@ def build(max_batch_size: int, *, device_id: int | None, num_threads: int) -> Pi
         prefetch_queue_depth=1,
         exec_async=False,
         exec_pipelined=False,
-        # Its outputs own their memory, the other executors write the next batch over them.
+        # Its outputs own their memory. The other executors overwrite them with the next batch.
         exec_dynamic=True,
     )
     with pipeline:
@@ -76,15 +76,15 @@ def build(max_batch_size: int, *, device_id: int | None, num_threads: int) -> Pi
 
 
 def run(pipeline: Pipeline, data: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The pixels of a batch, complete: uint8 [3, height, width] each, views of DALI's HWC memory.
+    """Return the decoded batch: uint8 [3, height, width] each, views of DALI's HWC memory.
 
     Args:
-        pipeline: as :func:`build` made it. It cannot be used again after an error.
+        pipeline: made by :func:`build`. It cannot be used again after an error.
         data: uint8 [num_bytes] each, on the CPU; at least one, at most the pipeline's batch size.
 
     Raises:
-        RuntimeError: DALI cannot decode one of them, in one line; it names no culprit that could
-            be trusted.
+        RuntimeError: DALI cannot decode one of the images, in one line. The line does not reliably
+            say which image.
     """
     try:
         pipeline.feed_input(INPUT, [each.numpy() for each in data])
@@ -95,22 +95,22 @@ def run(pipeline: Pipeline, data: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 class PipelinePool:
-    """Pipelines that are built when they are needed, each used by one thread at a time.
+    """Pipelines built on demand; one thread at a time uses a pipeline.
 
     Args:
-        device_id: of the GPU that decodes; None for the CPU.
-        num_threads: of DALI's own, in each pipeline.
+        device_id: index of the GPU that decodes; None for the CPU.
+        num_threads: number of DALI's own threads in each pipeline.
     """
 
     def __init__(self, *, device_id: int | None, num_threads: int) -> None:
         self._device_id = device_id
         self._num_threads = num_threads
-        # By process: a pipeline that a fork inherits hangs when it runs, because its threads
-        # stayed behind, and when it is freed. So it is left lying here.
+        # By process. A forked child does not inherit the threads of a pipeline, so the pipeline
+        # hangs when it runs and when it is freed. It is therefore kept here, unused.
         self._idle: dict[int, list[tuple[int, Pipeline]]] = {}
 
     def decode(self, data: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """As :func:`run`; a pipeline that raises is not used again."""
+        """Decode as :func:`run` does; a pipeline that raises is not used again."""
         idle = self._idle.setdefault(os.getpid(), [])
         try:
             size, pipeline = idle.pop()
@@ -126,14 +126,14 @@ class PipelinePool:
 
 @functools.cache
 def require_dali(needed_for: str = "decoder='dali'") -> Any:
-    """The package ``nvidia.dali``.
+    """Return the package ``nvidia.dali``.
 
     Args:
-        needed_for: what asks for it.
+        needed_for: feature that needs DALI, for the message.
 
     Raises:
-        MissingDependency: it is not installed.
-        LoaderError: it is installed and cannot be imported; the text says why.
+        MissingDependency: DALI is not installed.
+        LoaderError: DALI is installed but cannot be imported; the message gives the reason.
     """
     return load_package(
         _load,
@@ -155,7 +155,7 @@ def _load() -> Any:
 
 
 def _reason(text: str) -> str:
-    """The line of DALI's report that says what happened, without its place in the batch."""
+    """Return the line of DALI's report that names the error, without the place in the batch."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [
         line for line in lines if NO_MEMORY.search(line) or NO_FAULT_OF_THE_BYTES.search(line)
@@ -166,18 +166,18 @@ def _reason(text: str) -> str:
 
 
 _POOL = PipelinePool(device_id=None, num_threads=1)
-"""Shared by all decoders of a process: they hold nothing themselves, so they can be pickled."""
+"""Shared by all decoders of a process, so decoders hold no pipeline and can be pickled."""
 
 
 class DaliDecoder(Decoder):
-    """Decodes common JPEGs with DALI on the CPU, the rest with torchvision; needs ``dali``.
+    """Decodes common JPEGs with DALI on the CPU, and the rest with torchvision; needs ``dali``.
 
-    It gives the pixels that DALI pipelines give elsewhere in a project. A pipeline is built for
-    each thread that decodes at the same time, in each process, when it first does.
+    The pixels equal those of a project's own DALI pipelines. Each process builds a pipeline for
+    each thread that decodes at the same time.
 
     Raises:
         MissingDependency: DALI is not installed.
-        LoaderError: DALI is installed and cannot be imported; the text says why.
+        LoaderError: DALI is installed but cannot be imported; the message gives the reason.
     """
 
     family = "dali"
@@ -187,7 +187,7 @@ class DaliDecoder(Decoder):
         self._other = TorchvisionDecoder()
 
     def version(self) -> str:
-        """As ``nvidia.dali.__version__``."""
+        """Return ``nvidia.dali.__version__``."""
         return str(require_dali().__version__)
 
     def decode(self, data: torch.Tensor, header: ImageHeader) -> torch.Tensor:
@@ -206,19 +206,19 @@ def _decode_one(data: torch.Tensor, mode: int) -> torch.Tensor:
 
 
 class DaliBatchDecoder:
-    """Decodes with a DALI pipeline that does nothing else; needs the extra ``dali``.
+    """Decodes with a DALI pipeline that only decodes; needs the extra ``dali``.
 
-    The JPEG engines stay unused: DALI would choose between them and CUDA by the batch's length.
-    DALI keeps no state of the stream. Its pixels are copied once, into torch's own memory on the
-    current stream, and its buffers are given back only when the copies are done: another pipeline
-    of the process may write there next, on a stream of its own.
+    The JPEG engines stay unused: DALI would choose between them and CUDA by the length of the
+    batch. The pixels are copied once, into torch's own memory on the current stream. DALI gets its
+    buffers back only after the copies are done, because another pipeline of the process may write
+    to them on its own stream.
 
     Args:
         device: a CUDA device.
 
     Raises:
         MissingDependency: DALI is not installed.
-        LoaderError: DALI is installed and cannot be imported; the text says why.
+        LoaderError: DALI is installed but cannot be imported; the message gives the reason.
     """
 
     family = "dali-cuda"
@@ -232,7 +232,7 @@ class DaliBatchDecoder:
         self.cpu: Decoder = TorchvisionDecoder()
 
     def version(self) -> str:
-        """Of DALI, the nvImageCodec and nvJPEG under it, and the GPU's model."""
+        """Return the versions of DALI, nvImageCodec and nvJPEG, and the GPU models."""
         return describe_versions(*DALI, *NVIMGCODEC)
 
     def decode_batch(

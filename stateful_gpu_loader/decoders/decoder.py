@@ -1,4 +1,4 @@
-"""What every backend offers: Decoder on the CPU, BatchDecoder on a GPU, and StridedImage."""
+"""The interface of a backend: Decoder on the CPU, BatchDecoder on a GPU, and StridedImage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Box = tuple[int, int, int, int]
 
 @runtime_checkable
 class Decoder(Protocol):
-    """Encoded bytes to RGB pixels on the CPU; stateless, thread-safe and picklable.
+    """Decodes images to RGB pixels on the CPU; stateless, thread-safe and picklable.
 
     >>> from stateful_gpu_loader.decoders import make_decoder
     >>> isinstance(make_decoder("torchvision"), Decoder)
@@ -27,31 +27,31 @@ class Decoder(Protocol):
     """
 
     family: str
-    """What a state's fingerprint keeps: ``"torchvision"``, ``"torchcodec"``, ..."""
+    """Name in a state's fingerprint: ``"torchvision"``, ``"torchcodec"``, ..."""
 
     def version(self) -> str:
-        """The version of the library that decodes; a change of it may change pixels."""
+        """Return the version of the decoding library; another version may give other pixels."""
         ...
 
     def decode(self, data: torch.Tensor, header: ImageHeader) -> torch.Tensor:
-        """RGB pixels by the rule of :mod:`stateful_gpu_loader.decoders`.
+        """Return RGB pixels by the rule of :mod:`stateful_gpu_loader.decoders`.
 
         Args:
             data: uint8 [num_bytes] on the CPU, contiguous.
-            header: what :func:`probe` says of the same bytes.
+            header: result of :func:`probe` for the same bytes.
 
         Returns:
             uint8 [3, header.height, header.width], of any strides: usually a view of HWC memory.
 
         Raises:
-            ValueError: with the reason, whatever is wrong with the bytes.
+            ValueError: the bytes cannot be decoded; the message gives the reason.
         """
         ...
 
     def decode_part(
         self, data: torch.Tensor, header: ImageHeader, box: Box, least: Size | None
     ) -> torch.Tensor:
-        """RGB pixels of a part, as :meth:`decode` of the whole image shows it.
+        """Return the RGB pixels of a part: the same values as :meth:`decode` gives there.
 
         The default decodes the whole image. A decoder that can decode a part alone overrides it.
 
@@ -61,68 +61,68 @@ class Decoder(Protocol):
             least: size that the part will be resized to; None if it is not resized.
 
         Returns:
-            uint8 [3, height, width] of the box. A decoder whose family says that it scales may
-            return the part smaller, but neither lower nor narrower than ``least``.
+            uint8 [3, height, width] of the box. A decoder with scaling in its family may return the
+            part smaller, but neither lower nor narrower than ``least``.
 
         Raises:
-            ValueError: :meth:`decode` refuses the image. No part of a damaged image is decoded of
-                which the whole is refused.
+            ValueError: :meth:`decode` refuses the whole image, even if the part is undamaged.
         """
         return part_of(self.decode(data, header), box)
 
 
 def part_of(image: Tensor, box: Box) -> Tensor:
-    """Return a box of an image [C, H, W]: a view.
+    """Return a view of a box of an image [C, H, W].
 
     Raises:
-        RuntimeError: the box lies outside.
+        RuntimeError: the box lies outside the image.
     """
     top, left, height, width = box
     return image.narrow(1, top, height).narrow(2, left, width)
 
 
 class BatchDecoder(Protocol):
-    """Encoded bytes to RGB pixels on a GPU.
+    """Decodes batches of images to RGB pixels on a GPU.
 
-    A decoder is used by one thread, and CUDA is not touched before that thread decodes. For another
-    thread ``copy.copy`` makes a decoder that gives the same pixels and shares nothing with it.
+    One thread uses a decoder, and CUDA is not touched before that thread decodes. For another
+    thread, ``copy.copy`` makes a decoder that gives the same pixels and shares nothing with this
+    one.
     """
 
     family: str
-    """What a state's fingerprint keeps: ``"torchvision-cuda"``, ``"dali-cuda"``, ..."""
+    """Name in a state's fingerprint: ``"torchvision-cuda"``, ``"dali-cuda"``, ..."""
 
     acts_on_exif: bool
-    """Whether its library reads a JPEG's APP1 segments, so that readers had better remove them."""
+    """Whether the library reads a JPEG's APP1 segments. If so, readers should remove them."""
 
     cpu: Decoder
-    """For images that :meth:`takes` says no to, or that :meth:`decode_batch` refuses."""
+    """Decoder for images that :meth:`takes` or :meth:`decode_batch` refuses."""
 
     def version(self) -> str:
-        """The version of the library that decodes, and the GPU: a change may change pixels."""
+        """Return the version of the library, and the GPU models; a change may change pixels."""
         ...
 
     def takes(self, header: ImageHeader, data: torch.Tensor) -> bool:
-        """Whether the GPU decodes an image: a pure function of its header and bytes."""
+        """Whether the GPU decodes an image: a pure function of the header and the bytes."""
         ...
 
     def decode_batch(
         self, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
     ) -> list[Image | ValueError]:
-        """RGB pixels by the rule of :mod:`stateful_gpu_loader.decoders`.
+        """Return RGB pixels by the rule of :mod:`stateful_gpu_loader.decoders`.
 
         Args:
-            data: uint8 [num_bytes] each, on the CPU, contiguous; they stay until the current
-                stream has passed this call.
-            headers: what ``probe`` says of each.
+            data: uint8 [num_bytes] each, on the CPU, contiguous; the caller keeps them until the
+                current stream has passed this call.
+            headers: ``probe``'s result for each image.
 
         Returns:
-            uint8 [3, height, width] each, on the current device, of any strides; later work on
-            the current stream may read them. A StridedImage where a tensor would cost a call of
-            torch. A ValueError in place of one that is refused, which is decided image by image,
-            whatever else is in the batch.
+            uint8 [3, height, width] each, on the current device, of any strides; later work on the
+            current stream may read them. A StridedImage stands where a tensor would cost a torch
+            call, and a ValueError where an image is refused. Other images in the batch do not
+            affect the result.
 
         Raises:
-            RuntimeError: memory has run out, for which the bytes are not to blame.
+            RuntimeError: memory has run out; the bytes are not the cause.
         """
         ...
 
@@ -131,8 +131,8 @@ class BatchDecoder(Protocol):
 class StridedImage:
     """An image in a tensor's memory, with strides that may be negative.
 
-    It has what the fused launch asks of a tensor. Making the tensor takes calls of torch, and each
-    of them may hand Python's lock to another thread: for hundreds of images that adds up to
+    It has the attributes that the fused launch reads from a tensor. Making a tensor takes several
+    torch calls, and each may hand the GIL to another thread: for hundreds of images that adds up to
     milliseconds.
 
     >>> memory = torch.arange(6, dtype=torch.uint8)
@@ -150,13 +150,13 @@ class StridedImage:
     shape: tuple[int, int, int]
     """Number of channels, and height and width in pixels."""
     strides: tuple[int, int, int]
-    """Bytes from a value to that of the next channel, row and column."""
+    """Distance in bytes to the next channel, row and column."""
     start: int = 0
-    """Bytes from the first value of the memory to the first one of the image."""
+    """Offset in bytes of the image's first value from the start of the memory."""
 
     @classmethod
     def of(cls, image: Image) -> StridedImage:
-        """Return a StridedImage for a tensor, uint8 [C, H, W]; another one as it is."""
+        """Return a StridedImage of a tensor, uint8 [C, H, W]; a StridedImage is returned as is."""
         if isinstance(image, StridedImage):
             return image
         channels, height, width = image.shape
@@ -165,7 +165,7 @@ class StridedImage:
 
     @classmethod
     def interleaved(cls, memory: Tensor, height: int, width: int) -> StridedImage:
-        """Return the image whose pixels lie in ``memory`` one after the other, 3 bytes each."""
+        """Return the image whose pixels lie in ``memory`` in sequence, 3 bytes each."""
         return cls(memory, (3, height, width), (1, 3 * width, 3))
 
     @property
@@ -186,7 +186,7 @@ class StridedImage:
     def tensor(self) -> Tensor:
         """Return the image as a tensor: a view of the memory, or a copy if a stride is negative.
 
-        A copy's memory keeps the order of the image's.
+        A copy has the image's memory order.
         """
         backwards = [axis for axis in range(3) if self.strides[axis] < 0]
         lowest = self.start + sum((self.shape[axis] - 1) * self.strides[axis] for axis in backwards)

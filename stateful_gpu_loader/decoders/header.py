@@ -1,4 +1,4 @@
-"""ImageHeader: what an encoded image says of itself before it is decoded."""
+"""ImageHeader: the properties of an encoded image that are known before it is decoded."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ ImageFormat = Literal["jpeg", "png", "webp", "ppm"]
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-    """What every format has; each format adds its own fields in a subclass."""
+    """Fields that every format has. Each format adds its own in a subclass."""
 
     format: ImageFormat
     height: int
-    """Pixels, after the orientation is applied: the size that a decoder returns."""
+    """Height in pixels of the decoded image, with the orientation applied."""
     width: int
-    """Pixels, after the orientation is applied."""
+    """Width in pixels of the decoded image, with the orientation applied."""
     orientation: int
-    """EXIF orientation, 1 to 8; 1 where there is none or it is no such number."""
+    """EXIF orientation, 1 to 8; 1 if it is missing or invalid."""
 
     @property
     def progressive(self) -> bool:
@@ -39,25 +39,25 @@ class ImageHeader:
 
 @dataclass(frozen=True, slots=True)
 class JpegHeader(ImageHeader):
-    """A JPEG's frame header, as ITU-T T.81 B.2.2 has it."""
+    """A JPEG's frame header (ITU-T T.81 B.2.2)."""
 
     components: int
     """1 for grey, 3 for colour, 4 for CMYK and YCCK."""
     color: Literal["grey", "ycbcr", "rgb", "cmyk", "ycck"]
-    """What the components mean, by libjpeg's reading of the JFIF and Adobe markers."""
+    """Meaning of the components, derived from the JFIF and Adobe markers as libjpeg does."""
     precision: int
-    """Bits a sample; 8 in all but medical images."""
+    """Bits per sample: 8 in all but medical images."""
     process: int
     """The SOF marker's second byte: 0xC0 baseline, 0xC1 extended, 0xC2 progressive, ..."""
     subsampling: str
     """``"4:4:4"``, ``"4:2:2"``, ``"4:2:0"``, ``"4:4:0"``, ``"4:1:1"``, ``"4:1:0"``, ``"other"``;
-    ``"4:0:0"`` where there is one component."""
+    ``"4:0:0"`` if there is one component."""
     single_scan: bool
     """Whether the first scan holds every component."""
     exif_spans: tuple[tuple[int, int], ...]
     """(start, end) in bytes of each APP1 segment, its marker included."""
     scan_start: int
-    """Bytes before the entropy-coded data of the first scan."""
+    """Number of bytes before the entropy-coded data of the first scan."""
 
     @property
     def has_common_pixels(self) -> bool:
@@ -94,11 +94,11 @@ class PngHeader(ImageHeader):
     """A PNG's IHDR chunk."""
 
     bit_depth: int
-    """Bits a sample (a palette's index): 1, 2, 4, 8 or 16."""
+    """Bits per sample or palette index: 1, 2, 4, 8 or 16."""
     color_type: int
     """0 grey, 2 RGB, 3 palette, 4 grey with alpha, 6 RGB with alpha."""
     interlaced: bool
-    """Whether the pixels come in the seven passes of Adam7."""
+    """Whether the pixels are stored in the seven passes of Adam7."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,27 +118,28 @@ class PpmHeader(ImageHeader):
     """A binary PPM's header."""
 
     start: int
-    """Bytes before the pixels."""
+    """Number of bytes before the pixels."""
 
 
 MAX_DECODED_BYTES = 2**31
-"""A larger claim is a decompression bomb or a broken header."""
+"""Largest size in bytes of a decoded image. A larger one is a decompression bomb or broken."""
 
 MAX_SEGMENTS = 10_000
-"""Segments or chunks that are walked through; keeps the time of any header bounded."""
+"""Largest number of segments or chunks that are read, which bounds the time of any header."""
 
 
 def check_size(
     name: str, height: int, width: int, *, bytes_a_pixel: int = 3, most_pixels: int | None = None
 ) -> None:
-    """Raises ValueError where an image of this size can not, or shall not, be decoded.
+    """Raise ValueError if an image of this size cannot, or must not, be decoded.
 
     Args:
-        name: of the format, for the message.
-        height: pixels.
-        width: pixels.
-        bytes_a_pixel: while decoding.
-        most_pixels: how many a file of its length can hold at all; None where that is unbounded.
+        name: name of the format, for the message.
+        height: in pixels.
+        width: in pixels.
+        bytes_a_pixel: bytes per pixel while decoding.
+        most_pixels: largest number of pixels that a file of this length can hold; None if
+            unbounded.
 
     >>> check_size("JPEG", 65535, 65535)
     Traceback (most recent call last):

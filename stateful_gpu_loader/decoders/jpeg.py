@@ -1,4 +1,4 @@
-"""Reading a JPEG's header: its markers up to the first scan (ITU-T T.81, annex B)."""
+"""Reads a JPEG's header: its markers up to the first scan (ITU-T T.81, annex B)."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Color = Literal["grey", "ycbcr", "rgb", "cmyk", "ycck"]
 SOF_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 RST0, EOI, SOS, APP0, APP1, APP14 = 0xD0, 0xD9, 0xDA, 0xE0, 0xE1, 0xEE
 BASELINE, PROGRESSIVE = 0xC0, 0xC2
-"""Frames (ITU-T T.81, table B.1) of 8 bits, Huffman-coded: nearly all JPEGs have one of the two."""
+"""Frames (ITU-T T.81, table B.1) of 8 bits, Huffman-coded. Nearly all JPEGs are one of the two."""
 WITHOUT_LENGTH = frozenset({0x00, 0x01, *range(0xD0, 0xD8)})
 NO_SEGMENTS = WITHOUT_LENGTH | {EOI, 0xFF}
 READ = SOF_MARKERS | {SOS, APP0, APP1, APP14}
 ARITHMETIC = frozenset({0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF})
 
 MAX_GARBAGE = 2**16
-"""Bytes between two segments that are skipped, as libjpeg skips them, to find a marker."""
+"""Largest gap in bytes before the next marker. libjpeg skips such bytes too."""
 
 PIXELS_A_BYTE = 8192
-"""A block of 64 pixels needs one bit in the component that is sampled most, which has at
-least one sample for 16 pixels; so no byte holds more pixels than this."""
+"""Most pixels that a byte can hold. A block of 64 samples takes at least one bit in the most
+densely sampled component, which has at least one sample per 16 pixels."""
 
 SUBSAMPLING = {
     (1, 1): "4:4:4",
@@ -42,11 +42,11 @@ SUBSAMPLING = {
 
 
 def read_jpeg_header(view: memoryview) -> JpegHeader:
-    """The header of the JPEG in ``view``, which starts with FF D8.
+    """Return the header of the JPEG in ``view``, which starts with FF D8.
 
     Raises:
-        ValueError: the markers are no JPEG's, or the file ends before its end-of-image marker
-            (which every decoder takes for an error, sooner or later).
+        ValueError: the markers are not a JPEG's, or the end-of-image marker is missing, which every
+            decoder treats as an error sooner or later.
     """
     orientation = 0
     jfif = False
@@ -98,11 +98,11 @@ def read_jpeg_header(view: memoryview) -> JpegHeader:
 
 
 def is_one_clean_scan(data: npt.NDArray[np.uint8], header: JpegHeader) -> bool:
-    """Whether nothing but restart markers interrupts a baseline JPEG's one scan before its end.
+    """Whether only restart markers interrupt the single scan of a baseline JPEG.
 
-    libjpeg then finds its way through the scan whatever bits are in it, so that no decoder refuses
-    the file after its header. Another marker there, which only damage leaves, is where decoders
-    differ. It takes some 15 microseconds for 100 KB.
+    libjpeg then decodes any bits in the scan, so no decoder refuses the file after its header. Any
+    other marker in the scan is damage, and decoders treat it differently. The check takes about 15
+    microseconds for 100 KB.
 
     Args:
         data: uint8 [num_bytes], the whole file.
@@ -112,15 +112,14 @@ def is_one_clean_scan(data: npt.NDArray[np.uint8], header: JpegHeader) -> bool:
     scan = data[header.scan_start :]
     is_marker = (scan[:-1] == 0xFF) & (scan[1:] != 0)
     if np.count_nonzero(is_marker) == 1 and scan[-2] == 0xFF and scan[-1] == EOI:
-        return True  # most files; what follows takes twice as long as this
+        return True  # most files; the rest of the check takes twice as long as this part
     markers = scan[1:][is_marker]
     others = np.flatnonzero(markers & 0xF8 != RST0)
     return len(others) > 0 and bool(markers[others[0]] == EOI)
 
 
 def _segments(view: memoryview) -> Iterator[tuple[int, int, int]]:
-    """(marker, start, end) of the payload of each segment that is read, up to the first scan's
-    header."""
+    """Yield (marker, start, end) of each payload that is read, up to the first scan's header."""
     at, length = 2, len(view)
     for _ in range(MAX_SEGMENTS):
         if at + 4 > length:
@@ -156,7 +155,7 @@ def _next_marker(view: memoryview, at: int) -> int:
 def _read_frame(
     view: memoryview, process: int, start: int, end: int
 ) -> tuple[int, int, int, int, bytes]:
-    """Process, precision, height, width, and the three bytes of each component."""
+    """Return process, precision, height, width, and the three bytes of each component."""
     if end - start < 6:
         raise ValueError(f"JPEG frame header of {end - start} bytes, at least 6 are needed")
     precision, height, width, components = unpack_from(">BHHB", view, start)
@@ -169,12 +168,12 @@ def _read_frame(
 
 @lru_cache(maxsize=256)
 def _meaning(components: bytes, jfif: bool, adobe_transform: int | None) -> tuple[Color, str]:
-    """The colours and the subsampling: most files of a dataset have one of very few."""
+    """Return colours and subsampling. The cache works because datasets have few variants."""
     return _color(components[::3], jfif, adobe_transform), _subsampling(components[1::3])
 
 
 def _color(identifiers: bytes, jfif: bool, adobe_transform: int | None) -> Color:
-    """As default_decompress_parms of libjpeg's jdapimin.c decides it."""
+    """Return the colours by the rules of default_decompress_parms (libjpeg's jdapimin.c)."""
     if len(identifiers) == 1:
         return "grey"
     if len(identifiers) == 4:

@@ -1,6 +1,6 @@
-"""What of this machine decides how images are decoded: packages, GPU models and CPU threads.
+"""Properties of this machine that affect decoding: packages, GPU models and CPU threads.
 
-All of it is asked without touching CUDA.
+Nothing here touches CUDA.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ NVIMGCODEC = (
     "nvidia-nvjpeg-cu12",
     "nvidia-nvjpeg",
 )
-"""Packages of nvImageCodec and of the nvJPEG under it, for CUDA 12 and 13."""
+"""Packages of nvImageCodec and of its nvJPEG, for CUDA 12 and 13."""
 DALI = ("nvidia-dali-cuda120", "nvidia-dali-cuda130")
 
 DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
 def gpu_models() -> list[str]:
-    """The models of the GPUs of this machine, sorted, each once; empty where no driver tells.
+    """Return the distinct GPU models of this machine, sorted; empty without a driver.
 
-    Read from the driver's files: asking CUDA would start it, and a version that says more
-    after the first batch than before would look like a change.
+    They are read from the driver's files, because asking CUDA would start it. The answer must also
+    be the same before and after the first batch, or it would look like a change.
     """
     found = set()
     for information in DRIVER.glob("*/information"):
@@ -42,7 +42,7 @@ def gpu_models() -> list[str]:
 
 
 def package_versions(*packages: str) -> list[str]:
-    """Name and version of each of ``packages`` that is installed.
+    """Return name and version of each installed package of ``packages``.
 
     >>> package_versions("torchdata", "no-such-package")[0][:10]
     'torchdata '
@@ -57,14 +57,14 @@ def package_versions(*packages: str) -> list[str]:
 
 
 def describe_versions(*packages: str) -> str:
-    """The versions of those of ``packages`` that are installed, and the GPU models."""
+    """Return the versions of the installed ones of ``packages``, and the GPU models."""
     return ", ".join(package_versions(*packages) + gpu_models())
 
 
 def host_threads() -> int:
-    """Threads for the part of decoding that a GPU's decoder does on the CPU: this rank's share.
+    """Return this rank's share of CPU threads, for the CPU part of a GPU decoder's work.
 
-    Pixels do not depend on it. ``LOCAL_WORLD_SIZE`` is what torchrun sets.
+    Pixels do not depend on it. torchrun sets ``LOCAL_WORLD_SIZE``.
     """
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     share = int(ranks) if ranks.isdigit() and int(ranks) else 1
@@ -84,20 +84,20 @@ def load_package(
     remedy: str,
     cuda_13_extra: str | None = None,
 ) -> T:
-    """What ``load`` imports.
+    """Return the result of ``load``, with clear errors if its import fails.
 
     Args:
         load: imports ``module``.
-        module: its dotted name.
-        package: the package's name on PyPI.
-        needed_for: what asks for it, as ``decoder='dali'``.
-        extra: of this package, which installs the other.
-        remedy: which one to install.
-        cuda_13_extra: the extra for CUDA 13, where ``extra`` is the one for CUDA 12.
+        module: dotted name.
+        package: name on PyPI.
+        needed_for: feature that needs it, such as ``decoder='dali'``.
+        extra: extra of this package that installs ``package``.
+        remedy: the version to install.
+        cuda_13_extra: extra for CUDA 13, if ``extra`` is for CUDA 12.
 
     Raises:
         MissingDependency: the package is not installed.
-        LoaderError: it is installed and cannot be imported; the text says why.
+        LoaderError: it is installed but cannot be imported; the message gives the reason.
     """
     parents = [part for part in (module.rpartition(".")[0], module) if part]
     if any(importlib.util.find_spec(each) is None for each in parents):
@@ -107,7 +107,7 @@ def load_package(
         raise MissingDependency(package, needed_for=needed_for, extra=extra, remedy=install)
     try:
         return load()
-    # Loading its libraries fails in many ways: ImportError, OSError, RuntimeError, AttributeError.
+    # Loading the libraries fails in many ways: ImportError, OSError, RuntimeError, AttributeError.
     except Exception as error:
         reason = str(error).partition("\n")[0]
         instead = ", or use decoder='torchvision'" if needed_for.startswith("decoder=") else ""

@@ -1,4 +1,4 @@
-"""nvImageCodec: parts of JPEGs on the CPU; the JPEG engines and CUDA kernels of a GPU."""
+"""nvImageCodec: parts of JPEGs on the CPU, and JPEG engines and CUDA kernels on a GPU."""
 
 from __future__ import annotations
 
@@ -43,35 +43,36 @@ from stateful_gpu_loader.decoders.torchvision import TorchvisionDecoder
 from stateful_gpu_loader.errors import LoaderError
 
 OPTIONS = ":fancy_upsampling=1"
-"""Chroma is interpolated as libjpeg does it, by nvJPEG 12.1 and later."""
+"""Interpolate chroma as libjpeg does (nvJPEG 12.1 and later)."""
 
 BATCHES = 2
-"""Decoded batches of a loader that are in memory at a time."""
+"""Number of a loader's decoded batches in memory at a time."""
 
 LEAST_SIDE = 8
-"""Pixels. nvImageCodec 0.9 gives other bits for one column at the left of a 4:2:0 JPEG."""
+"""Least side in pixels. In a part one column wide at the left of a 4:2:0 JPEG, nvImageCodec 0.9
+gives other bits."""
 
 GRANULE = 512
-"""Bytes of which the pool hands out multiples."""
+"""Allocation unit of the pool, in bytes."""
 
 TRIAL_SIDE = 256
-"""Pixels of the grey image that tells whether this GPU has JPEG engines."""
+"""Side in pixels of the grey image that shows whether this GPU has JPEG engines."""
 
 
 class NvimgcodecDecoder(Decoder):
     """Decodes parts of JPEGs with nvImageCodec, and the rest with torchvision, on the CPU.
 
-    Both use libjpeg-turbo, and a part has the bits that the whole image has there. The part costs
-    less: the rows after it are not decoded, and of all others only what the entropy code demands.
+    Both use libjpeg-turbo, and a part is bit-identical to the same part of the whole image. The
+    part costs less: rows after it are not decoded, and the other pixels only as far as the entropy
+    code requires.
 
-    A file's header, its bytes and the part decide who decodes it, and a file that nvImageCodec does
-    not decode goes to torchvision. So the verdict on a damaged file is always torchvision's on the
-    whole file, whatever part is asked for (:func:`is_one_clean_scan`). It needs the extra
-    ``nvimgcodec``, but neither a GPU nor a driver.
+    The header, the bytes and the part decide which library decodes. torchvision decodes every file
+    that nvImageCodec refuses, so it also judges every damaged file, as a whole
+    (:func:`is_one_clean_scan`). The extra ``nvimgcodec`` is needed, but neither a GPU nor a driver.
 
     Raises:
         MissingDependency: nvimgcodec is not installed.
-        LoaderError: nvimgcodec is installed and cannot be used; the text says why.
+        LoaderError: nvimgcodec is installed but cannot be used; the message gives the reason.
     """
 
     family = "nvimgcodec-cpu"
@@ -90,7 +91,7 @@ class NvimgcodecDecoder(Decoder):
 
     def decode(self, data: torch.Tensor, header: ImageHeader) -> torch.Tensor:
         """See :meth:`Decoder.decode`."""
-        # Made here, so that a spawned worker imports torchvision only if an image needs it.
+        # Made here, so a spawned worker imports torchvision only if an image needs it.
         return TorchvisionDecoder().decode(data, header)
 
     def decode_part(
@@ -108,7 +109,7 @@ class NvimgcodecDecoder(Decoder):
 
 
 def is_worth_it(header: JpegHeader, box: Box) -> bool:
-    """Whether nvImageCodec decodes this part of this kind of JPEG, and faster than the whole."""
+    """Whether nvImageCodec can decode this part of this JPEG, and faster than the whole."""
     return (
         header.has_common_pixels
         and min(box[2:]) >= LEAST_SIDE
@@ -117,7 +118,7 @@ def is_worth_it(header: JpegHeader, box: Box) -> bool:
 
 
 def _decode_part(data: torch.Tensor, header: JpegHeader, box: Box) -> torch.Tensor | None:
-    """uint8 [3, height, width] of a box, a view of HWC memory; None if it was not decoded."""
+    """Return uint8 [3, height, width] of a box, a view of HWC memory; None if not decoded."""
     library, pixels = _library(), data.numpy()
     if not is_one_clean_scan(pixels, header):
         return None
@@ -138,9 +139,9 @@ _LOCAL = threading.local()
 
 
 def _of_this_thread() -> Any:
-    """nvImageCodec's decoder of this thread, for the CPU alone.
+    """Return this thread's nvImageCodec decoder, for the CPU alone.
 
-    With one thread it decodes in the caller's and starts none, so that a forked child can use it.
+    With one thread it decodes in the caller's thread and starts none: a forked child can use it.
     """
     decoder = getattr(_LOCAL, "decoder", None)
     if decoder is None:
@@ -156,17 +157,18 @@ def _of_this_thread() -> Any:
 class NvimgcodecBatchDecoder:
     """Decodes with nvImageCodec; needs the extra ``nvimgcodec``.
 
-    One decoder that holds several backends would share a batch out among them by its length and by
-    that of the first batch it ever saw, and they differ in pixels. So there are two decoders of one
-    backend each: the engines, then nvJPEG on CUDA for what an engine cannot take or refuses when
-    it is alone. nvImageCodec itself writes a line to stderr for a refused image.
+    A decoder with several backends would divide a batch among them by its length and the length of
+    its first batch ever, and the backends differ in pixels. There are
+    therefore two decoders, with one backend each. The JPEG engines come first. nvJPEG on CUDA
+    decodes each image that the engines cannot take, or refuse alone. nvImageCodec writes a line to
+    stderr for a refused image.
 
     Args:
         device: a CUDA device.
 
     Raises:
         MissingDependency: nvimgcodec is not installed.
-        LoaderError: nvimgcodec is installed and cannot be imported; the text says why.
+        LoaderError: nvimgcodec is installed but cannot be imported; the message gives the reason.
     """
 
     family = "nvimgcodec"
@@ -180,7 +182,7 @@ class NvimgcodecBatchDecoder:
         self.cpu: Decoder = TorchvisionDecoder()
 
     def version(self) -> str:
-        """Of nvImageCodec, its nvJPEG, and the GPU's model."""
+        """Return the versions of nvImageCodec and its nvJPEG, and the GPU models."""
         return describe_versions(*NVIMGCODEC)
 
     def decode_batch(
@@ -218,7 +220,7 @@ class _Stages:
         self.engines = engines if engines.decode([_trial()])[0] is not None else None
 
     def keep(self, num_bytes: int) -> None:
-        """Let the pool keep the memory of this decoder's largest batch, beside other decoders'."""
+        """Let the pool keep memory for this decoder's largest batch, besides other decoders'."""
         if num_bytes <= self._kept_bytes:
             return
         with _lock:
@@ -229,12 +231,12 @@ class _Stages:
 
 
 _DECODERS: weakref.WeakSet[_Stages] = weakref.WeakSet()
-"""Decoders of this process for which memory is kept."""
+"""Decoders of this process whose memory the pool keeps."""
 _lock = threading.Lock()
 
 
 def bytes_to_keep(headers: Sequence[ImageHeader]) -> int:
-    """Return the number of bytes that a decoder of such batches needs again for each batch.
+    """Return the number of bytes that a decoder needs again for each batch like this one.
 
     >>> from stateful_gpu_loader.decoders import PngHeader
     >>> photo = PngHeader("png", 375, 500, 1, bit_depth=8, color_type=2, interlaced=False)
@@ -260,7 +262,7 @@ class _Stage:
         )
 
     def decode(self, data: list[torch.Tensor]) -> list[Image | None]:
-        """uint8 [3, height, width] each, in HWC memory that nvImageCodec owns, or None."""
+        """Return uint8 [3, height, width] each, in nvImageCodec's HWC memory, or None."""
         stream = torch.cuda.current_stream(self._device).cuda_stream
         images = self._decoder.decode(
             [_library().CodeStream(each.numpy()) for each in data],
@@ -285,7 +287,7 @@ def _fill(
 
 
 def _strided(image: Any, stream: int) -> StridedImage:
-    # from_dlpack(image) would first ask for a later version of DLPack, in vain: an exception each.
+    # from_dlpack(image) would first request a newer DLPack, which raises an exception every time.
     pixels = from_dlpack(image.to_dlpack(stream))
     (height, width, channels), (row, column, channel) = pixels.shape, pixels.stride()
     return StridedImage(pixels, (channels, height, width), (channel, row, column))
@@ -318,7 +320,7 @@ def _library() -> Any:
 
 
 def _load() -> Any:
-    # It would warn of each image that it refuses, which is no news: the loader reports bad samples.
+    # Without this it warns of each refused image. The loader already reports bad samples.
     os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "1")
     from nvidia import nvimgcodec
 

@@ -1,4 +1,4 @@
-"""EXIF orientation: how the stored pixels are turned and mirrored for display."""
+"""EXIF orientation: how stored pixels are rotated and mirrored for display."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ ORIENTATION_TAG = 0x0112
 SHORT, LONG = 3, 4
 
 MIRRORED_AXES = {2: (1,), 3: (0, 1), 4: (0,), 5: (), 6: (1,), 7: (0, 1), 8: (0,)}
-"""Axes of [height, width] to mirror, for 5 to 8 after height and width are swapped."""
+"""Axes of [height, width] to mirror; for 5 to 8, after height and width are swapped."""
 
 
 def read_orientation(tiff: memoryview | bytes) -> int:
-    """The orientation, 1 to 8, that a block of EXIF data names; 1 where it names none.
+    """Return the orientation, 1 to 8, from a block of EXIF data; 1 if there is none.
 
     Args:
-        tiff: the EXIF data from its byte-order mark on (TIFF 6.0, section 2); any bytes.
+        tiff: EXIF data, starting at the byte-order mark (TIFF 6.0, section 2); any bytes.
 
     >>> read_orientation(bytes.fromhex("4d4d002a00000008 0001 0112000300000001 00060000"))
     6
@@ -50,11 +50,11 @@ def read_orientation(tiff: memoryview | bytes) -> int:
 
 
 def turned(image: Image, orientation: int) -> Image:
-    """``image`` turned and mirrored for display (EXIF 2.32, section 4.6.4.A), without a copy.
+    """Return an image rotated and mirrored for display (EXIF 2.32, 4.6.4.A), without a copy.
 
     Args:
         image: uint8 [channels, height, width].
-        orientation: 1 to 8; from 5 on height and width change places.
+        orientation: 1 to 8; from 5 on, height and width are swapped.
 
     Returns:
         ``image`` itself for 1, otherwise another view of its memory.
@@ -81,7 +81,7 @@ def turned(image: Image, orientation: int) -> Image:
 
 
 def stored_box(box: Box, size: Size, orientation: int) -> Box:
-    """Return where a box of the turned image lies in the image as stored.
+    """Return the position of a box of the displayed image in the stored image.
 
     Args:
         box: top, left, height and width in pixels, after :func:`turned`.

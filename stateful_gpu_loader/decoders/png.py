@@ -1,13 +1,12 @@
-"""PNG: reading the header, keeping a file's checked pixels alone, writing raw pixels (3rd ed.).
+"""PNG (3rd ed.): reads headers, reduces files to their checked pixels, and writes raw pixels.
 
-torchvision's decode_png ends the process with SIGSEGV (seen in 0.29.2) where libpng meets an
-error among the pixels, and leaks memory on truncated ones; every libpng writes its warnings about
-profiles and the like to stderr. So the pixels are inflated and checked here and handed over
-uncompressed, with nothing else in the file. libpng then has nothing to inflate, which gives most
-of the time back.
+torchvision's decode_png dies with SIGSEGV (seen in 0.29.2) if libpng meets an error in the pixels,
+and leaks memory on truncated pixels. Every libpng writes warnings, for example about profiles, to
+stderr. The pixels are therefore inflated and checked here, and passed on uncompressed, with
+nothing else in the file. libpng then inflates nothing, which saves most of the extra time.
 
-Pillow is no substitute: of 29,670 damaged files it decodes 860 without an error that are refused
-here, and its verify() refuses 723 that can be decoded.
+Pillow is no substitute. Of 29,670 damaged files, it decodes 860 that are refused here, and its
+verify() refuses 723 that can be decoded.
 """
 
 from __future__ import annotations
@@ -45,11 +44,10 @@ ADAM7 = (
 
 
 def read_png_header(view: memoryview) -> PngHeader:
-    """The header of the PNG in ``view``, which starts with the PNG signature.
+    """Return the header of the PNG in ``view``, which starts with the PNG signature.
 
     Raises:
-        ValueError: IHDR is missing or says what no PNG can be, or the chunks break off before
-            the pixels.
+        ValueError: IHDR is missing or invalid, or the chunks end before the pixels.
     """
     if len(view) < FIRST_CHUNK_AFTER_HEADER or bytes(view[8:16]) != b"\0\0\0\x0dIHDR":
         raise ValueError(f"truncated PNG header: {len(view)} bytes without an IHDR chunk")
@@ -99,11 +97,11 @@ def _read_exif(view: memoryview) -> int:
 
 
 def plain_png(data: torch.Tensor, header: PngHeader) -> torch.Tensor:
-    """The same image as a PNG of IHDR, PLTE, stored pixels and IEND.
+    """Return the same image as a PNG of IHDR, PLTE, stored pixels and IEND only.
 
     Args:
         data: uint8 [num_bytes] on the CPU, contiguous: a PNG.
-        header: what ``probe`` says of it.
+        header: ``probe``'s result for it.
 
     Returns:
         uint8 [num_bytes].
@@ -133,7 +131,7 @@ def plain_png(data: torch.Tensor, header: PngHeader) -> torch.Tensor:
 
 
 def _collect(view: memoryview) -> tuple[bytes, bytes]:
-    """The palette and the compressed pixels, their checksums compared."""
+    """Return the palette and the compressed pixels after a check of their checksums."""
     palette = b""
     compressed: list[memoryview] = []
     at = len(PNG_SIGNATURE)
@@ -160,7 +158,7 @@ def _collect(view: memoryview) -> tuple[bytes, bytes]:
 
 
 def _passes(header: PngHeader) -> list[tuple[int, int]]:
-    """(rows, bytes in a row) of each pass that holds any pixels."""
+    """Return (rows, bytes per row) of each pass that is not empty."""
     height, width = header.stored_size
     bits = header.bit_depth * CHANNELS[header.color_type]
     steps = ADAM7 if header.interlaced else ((0, 0, 1, 1),)
@@ -181,20 +179,20 @@ def _check_filters(pixels: bytes, passes: list[tuple[int, int]]) -> None:
 
 
 def _chunk(kind: bytes, payload: bytes) -> tuple[bytes, bytes, bytes]:
-    """A chunk in three parts, so that the pixels in it are copied once, when all is joined."""
+    """Return a chunk in three parts, so that joining all chunks copies the pixels only once."""
     checksum = zlib.crc32(payload, zlib.crc32(kind))
     return pack(">I", len(payload)) + kind, payload, pack(">I", checksum)
 
 
 COLOR_TYPES = {1: 0, 3: 2}
-"""PNG's numbers for grey and RGB, by channels."""
+"""PNG's colour types for grey and RGB, by number of channels."""
 
 ChannelOrder = Literal["BGR", "RGB"]
-"""In which order raw pixels of three channels are stored."""
+"""Channel order of raw pixels with three channels."""
 
 
 def check_channel_order(channel_order: str) -> None:
-    """Raises ValueError unless it is ``"BGR"`` or ``"RGB"``."""
+    """Raise ValueError unless ``channel_order`` is ``"BGR"`` or ``"RGB"``."""
     if channel_order not in ("BGR", "RGB"):
         raise ValueError(f"channel_order is {channel_order!r}. Remedy: pass 'BGR' or 'RGB'")
 
@@ -202,24 +200,24 @@ def check_channel_order(channel_order: str) -> None:
 def stored_png(
     pixels: npt.NDArray[np.uint8], channel_order: ChannelOrder = "RGB"
 ) -> npt.NDArray[np.uint8]:
-    """A PNG file that holds ``pixels`` exactly (PNG 3rd ed.; deflate of level 0, RFC 1951).
+    """Return a PNG file that holds ``pixels`` exactly (PNG 3rd ed.; deflate level 0, RFC 1951).
 
-    So the decoders read raw pixels like any other image, and exactly. It costs a copy of the pixels
+    The decoders then read raw pixels as they read any other image. The cost is a copy of the pixels
     and two checksums.
 
     Args:
-        pixels: uint8 [height, width, 1] (grey) or [height, width, 3], of any strides; a side has at
-            least one pixel.
-        channel_order: of the pixels; the file has RGB.
+        pixels: uint8 [height, width, 1] (grey) or [height, width, 3], of any strides; each side has
+            at least one pixel.
+        channel_order: channel order of ``pixels``; the file is RGB.
 
     Returns:
-        uint8 [num_bytes]: some 70 bytes and 0.1% more than the pixels.
+        uint8 [num_bytes]: about 70 bytes and 0.1% more than the pixels.
 
     >>> len(stored_png(np.zeros((32, 32, 3), dtype=np.uint8)))
     3172
     """
     height, width, channels = pixels.shape
-    # Each row begins with the number of its filter: 0 for none.
+    # Each row begins with its filter number: 0 for none.
     rows = np.zeros((height, 1 + width * channels), dtype=np.uint8)
     ordered = pixels[:, :, ::-1] if channel_order == "BGR" else pixels
     rows[:, 1:].reshape(height, width, channels)[:] = ordered

@@ -1,4 +1,4 @@
-"""PPM: pixels as they are, behind a few words of text (Netpbm's "P6", with 8 bits)."""
+"""PPM: uncompressed pixels after a short text header (Netpbm's "P6", 8 bits)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stateful_gpu_loader.decoders.header import PpmHeader, check_size
 
 PPM_SIGNATURE = b"P6"
 MAX_HEADER = 1024
-"""Bytes in which the text before the pixels must end, comments included."""
+"""Largest length in bytes of the text before the pixels, comments included."""
 
 _SPACE = rb"(?:[ \t\r\n\v\f]|#[^\r\n]*[\r\n])+"
 _HEADER = re.compile(
@@ -19,11 +19,11 @@ _HEADER = re.compile(
 
 
 def read_ppm_header(view: memoryview) -> PpmHeader:
-    """The header of the PPM in ``view``, which starts with the PPM signature.
+    """Return the header of the PPM in ``view``, which starts with the PPM signature.
 
     Raises:
-        ValueError: the text is no PPM's, it has other than 8 bits, or there are fewer bytes than
-            pixels.
+        ValueError: the text is not a PPM header, the pixels do not have 8 bits, or bytes are
+            missing.
     """
     found = _HEADER.match(bytes(view[:MAX_HEADER]))
     if found is None:
@@ -42,11 +42,11 @@ def read_ppm_header(view: memoryview) -> PpmHeader:
 
 
 def ppm_pixels(data: torch.Tensor, header: PpmHeader) -> torch.Tensor:
-    """The pixels of a PPM, a view of its bytes: uint8 [3, height, width].
+    """Return the pixels of a PPM: uint8 [3, height, width], a view of its bytes.
 
     Args:
         data: uint8 [num_bytes], on any device.
-        header: what :func:`read_ppm_header` says of them.
+        header: result of :func:`read_ppm_header` for ``data``.
 
     >>> data = torch.tensor(list(b"P6 1 1 255 " + bytes([1, 2, 3])), dtype=torch.uint8)
     >>> ppm_pixels(data, read_ppm_header(data.numpy().data)).flatten()

@@ -1,4 +1,4 @@
-"""probe: what encoded bytes are, and how large, without decoding them."""
+"""probe: format and size of an encoded image, without decoding it."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b"
 
 
 def probe(data: torch.Tensor | memoryview) -> ImageHeader:
-    """The header of an encoded image: a pure function of its bytes, in microseconds.
+    """Return the header of an encoded image: a pure function of its bytes, in microseconds.
 
     Args:
         data: uint8 [num_bytes] on the CPU, or a view of the bytes.
 
     Returns:
-        A :class:`JpegHeader`, :class:`PngHeader`, :class:`WebpHeader` or :class:`PpmHeader`. Its
-        height and width are the decoded image's, with the orientation applied.
+        A :class:`JpegHeader`, :class:`PngHeader`, :class:`WebpHeader` or :class:`PpmHeader`, with
+        the height and width of the decoded image, orientation applied.
 
     Raises:
-        ValueError: with the reason; the bytes are no JPEG, PNG, WebP or binary PPM, or end too
-            early, or claim more pixels than they can hold.
-        TypeError: ``data`` is no such tensor.
+        ValueError: the bytes are not a JPEG, PNG, WebP or binary PPM, end too early, or claim more
+            pixels than they can hold; the message gives the reason.
+        TypeError: ``data`` has another type, dtype, shape or device.
 
     >>> probe(torch.tensor(list(b"GIF89a"), dtype=torch.uint8))
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""The decoders by name, and which of them this machine has."""
+"""The decoders by name, and those that are available on this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DECODERS: dict[str, Callable[[], Decoder]] = {
     "torchvision": TorchvisionDecoder,
     "dali": DaliDecoder,
 }
-"""On the CPU, in the order in which "auto" tries them (docs/decoders.md says why)."""
+"""CPU decoders, in the order in which "auto" tries them (docs/decoders.md gives the reasons)."""
 
 BATCH_DECODERS: dict[str, Callable[[torch.device], BatchDecoder]] = {
     "torchcodec": TorchcodecBatchDecoder,
@@ -29,10 +29,10 @@ BATCH_DECODERS: dict[str, Callable[[torch.device], BatchDecoder]] = {
     "nvimgcodec": NvimgcodecBatchDecoder,
     "dali": DaliBatchDecoder,
 }
-"""On a GPU, in the order in which "auto" tries them (docs/decoders.md says why)."""
+"""GPU decoders, in the order in which "auto" tries them (docs/decoders.md gives the reasons)."""
 
 DECODER_NAMES = ("auto", *BATCH_DECODERS)
-"""What ``decoder=`` may be; each has a form for the CPU and one for a GPU."""
+"""Values of ``decoder=``; each name has a CPU decoder and a GPU decoder."""
 
 CPU_FAMILIES = {
     "torchcodec": "torchcodec",
@@ -40,7 +40,7 @@ CPU_FAMILIES = {
     "dali": "dali",
     "nvimgcodec-cpu": "nvimgcodec",
 }
-"""The name of each CPU decoder by its family, as a state's fingerprint keeps it."""
+"""CPU decoder names by family; a state's fingerprint keeps the family."""
 
 FAMILIES = {
     "torchcodec-cuda": "torchcodec",
@@ -48,13 +48,13 @@ FAMILIES = {
     "nvimgcodec": "nvimgcodec",
     "dali-cuda": "dali",
 }
-"""The name of each GPU decoder by its family, as a state's fingerprint keeps it."""
+"""GPU decoder names by family; a state's fingerprint keeps the family."""
 
 AnyDecoder = TypeVar("AnyDecoder")
 
 
 def available() -> list[str]:
-    """The names of the decoders that can be used on the CPU, the one that "auto" takes first.
+    """Return the names of the usable CPU decoders, the choice of "auto" first.
 
     >>> "torchvision" in available()
     True
@@ -63,17 +63,17 @@ def available() -> list[str]:
 
 
 def make_decoder(name: str, prefer: str | None = None) -> Decoder:
-    """The CPU's decoder of this name.
+    """Return the CPU decoder of this name.
 
     Args:
         name: ``"nvimgcodec"``, ``"torchcodec"``, ``"torchvision"``, ``"dali"``, or ``"auto"`` for
             the first that is available.
-        prefer: a family (as a loaded state names it) that ``"auto"`` takes where available.
+        prefer: family (as in a loaded state) that ``"auto"`` takes if it is available.
 
     Raises:
         ValueError: there is no decoder of this name.
         MissingDependency: its package is not installed.
-        LoaderError: its package cannot be used; the text says why.
+        LoaderError: its package cannot be used; the message gives the reason.
 
     >>> make_decoder("auto", prefer="torchvision").family
     'torchvision'
@@ -90,25 +90,25 @@ def make_decoder(name: str, prefer: str | None = None) -> Decoder:
 
 
 def make_batch_decoder(name: str, device: torch.device, prefer: str | None = None) -> BatchDecoder:
-    """The GPU's decoder of this name; CUDA is not touched before it decodes.
+    """Return the GPU decoder of this name. CUDA is not touched before it decodes.
 
     Args:
         name: ``"torchcodec"``, ``"torchvision"``, ``"nvimgcodec"``, ``"dali"``, or ``"auto"`` for
             the first whose package is available.
-        device: a CUDA device; without an index, the one that is current when it decodes.
-        prefer: a family (as a loaded state names it) that ``"auto"`` takes where available.
+        device: a CUDA device; without an index, the device that is current when it decodes.
+        prefer: family (as in a loaded state) that ``"auto"`` takes if it is available.
 
     Raises:
-        ValueError: there is no decoder of this name, or ``device`` is no GPU.
+        ValueError: there is no decoder of this name, or ``device`` is not a GPU.
         MissingDependency: its package is not installed.
-        LoaderError: its package cannot be used; the text says why.
+        LoaderError: its package cannot be used; the message gives the reason.
 
     >>> make_batch_decoder("auto", torch.device("cuda"), prefer="torchvision-cuda").family
     'torchvision-cuda'
     """
     if device.type != "cuda":
         raise ValueError(
-            f"device={str(device)!r} decodes image by image. Remedy: make_decoder({name!r}), or "
+            f"device={str(device)!r} has no batch decoder. Remedy: use make_decoder({name!r}), or "
             "pass a CUDA device"
         )
     makers = {each: partial(make, device) for each, make in BATCH_DECODERS.items()}
@@ -119,7 +119,7 @@ def make_batch_decoder(name: str, device: torch.device, prefer: str | None = Non
 
 
 def _first(makers: Mapping[str, Callable[[], AnyDecoder]], prefer: str | None) -> AnyDecoder:
-    """Imports no further package than the one it finds: each takes a while."""
+    """Return the first decoder that works. Later packages are not imported: each takes a while."""
     names = sorted(makers, key=lambda name: name != prefer)
     for name in names:
         decoder = _made(makers[name])

@@ -1,4 +1,4 @@
-"""The rule of this room, around the raw operators of any backend."""
+"""The decoding rule around the raw operators of any backend."""
 
 from __future__ import annotations
 
@@ -26,50 +26,48 @@ RawOperator = Callable[[torch.Tensor, int], torch.Tensor]
 """(uint8 [num_bytes], mode) -> [3, height, width]: a registered operator that decodes a file."""
 
 RGB = 3
-"""The mode of torchvision's and torchcodec's operators, their ``ImageReadMode.RGB``."""
+"""``ImageReadMode.RGB``, the mode of torchvision's and torchcodec's operators."""
 
 OUT_OF_MEMORY = re.compile(
     r"allocate memory|(out of|insufficient) memory|memory allocation|bad_alloc", re.IGNORECASE
 )
-"""As torch, libjpeg, libpng and nvJPEG say it."""
+"""Messages of torch, libjpeg, libpng and nvJPEG."""
 
 NO_CAUSE = re.compile(r"API call failed at .*, line \d+$", re.MULTILINE)
-"""What torchcodec says with a torch below 2.13, whatever call failed: most often for want of
-memory, never because of the bytes. Later versions name the cause, followed by this in
-parentheses."""
+"""torchcodec's message with torch before 2.13, whatever call failed. The cause is usually missing
+memory, never the bytes. Later versions put the cause before this text in parentheses."""
 
 _SPARE_BYTES = 2**20
-"""What a library's working memory may come to beside a small image."""
+"""Upper bound of a library's working memory besides a small image, in bytes."""
 
 _SOURCE_LOCATION = re.compile(r"^\S+, \S+:\d+, ")
-"""Where in its C++ the operator failed, which its message begins with."""
+"""Place in the operator's C++ source, at the start of its message."""
 
 
 def raw_operators(namespace: Any) -> dict[str, RawOperator]:
-    """The operators of ``torch.ops.image``, or of a namespace with the same names."""
+    """Return the operators of ``torch.ops.image``, or of a namespace with the same names."""
     return {name: getattr(namespace, f"decode_{name}").default for name in ("jpeg", "png", "webp")}
 
 
 def decode_by_rule(
     operators: Mapping[str, RawOperator], data: torch.Tensor, header: ImageHeader
 ) -> torch.Tensor:
-    """Pixels by the rule, from operators that each know a format and nothing else of the rule.
+    """Decode an image by the rule, with operators that know only their format.
 
     Args:
-        operators: one for each of ``"jpeg"``, ``"png"`` and ``"webp"``. A JPEG's APP1 segments,
-            and all but the colours of other formats, are removed before an operator that could
-            act on them sees the bytes.
+        operators: one each for ``"jpeg"``, ``"png"`` and ``"webp"``. A JPEG's APP1 segments are
+            removed before an operator that would act on them sees the bytes. Other formats are
+            reduced to their colours.
         data: uint8 [num_bytes] on the CPU, contiguous.
-        header: what ``probe`` says of ``data``.
+        header: ``probe``'s result for ``data``.
 
     Returns:
         uint8 [3, header.height, header.width].
 
     Raises:
-        ValueError: the operator cannot decode the bytes, or they hold another image than the
-            header says.
-        RuntimeError: there is no memory, for which the bytes are not to blame.
-        LoaderError: the operator failed for a reason that it does not say.
+        ValueError: the operator cannot decode the bytes, or the image does not match the header.
+        RuntimeError: there is not enough memory; the bytes are not the cause.
+        LoaderError: the operator failed without a reason.
     """
     if isinstance(header, PpmHeader):
         return ppm_pixels(data, header).clone()
@@ -102,33 +100,33 @@ def decode_by_rule(
 
 
 def reason_of(error: RuntimeError) -> str:
-    """Return the first line of an operator's message, without the place in its C++."""
+    """Return the first line of an operator's message, without its place in the C++ source."""
     return _SOURCE_LOCATION.sub("", str(error).partition("\n")[0])
 
 
 def without_cause(header: ImageHeader, reason: str) -> LoaderError:
-    """The error for an image that was refused without a reason, and that may be sound."""
+    """Return the error for an image refused without a reason, which may be undamaged."""
     return LoaderError(
         f"an image of {header.height} x {header.width} pixels could not be decoded, and its "
-        f"decoder does not say why: {reason}. It is not taken for a bad sample. Remedy: if memory "
-        "is short, a smaller batch or fewer workers; torch >= 2.13 says the cause"
+        f"decoder does not say why: {reason}. It is not counted as a bad sample. Remedy: if memory "
+        "is short, use a smaller batch or fewer workers; torch >= 2.13 says the cause"
     )
 
 
 def _check_memory(header: ImageHeader) -> None:
-    """Libraries refuse images in the same words for damage and for want of memory.
+    """Check whether missing memory may be why an image was refused: libraries do not always say.
 
     Raises:
-        RuntimeError: what the image needs cannot be had, so that nothing is known of its bytes.
+        RuntimeError: the memory for the image cannot be allocated, so its bytes may be good.
     """
     torch.empty(4 * 3 * header.height * header.width + _SPARE_BYTES, dtype=torch.uint8)
 
 
 def without_exif(data: torch.Tensor, header: JpegHeader) -> torch.Tensor:
-    """A JPEG without its APP1 segments, for an operator that would act on them.
+    """Return a JPEG without its APP1 segments, for an operator that would act on them.
 
     Returns:
-        ``data`` itself where there are none, otherwise a copy: uint8 [num_bytes].
+        ``data`` itself if there are none, otherwise a copy: uint8 [num_bytes].
     """
     if not header.exif_spans:
         return data
@@ -138,7 +136,7 @@ def without_exif(data: torch.Tensor, header: JpegHeader) -> torch.Tensor:
 
 
 def to_8_bits(image: torch.Tensor) -> torch.Tensor:
-    """``round(value * 255 / 65535)`` of each value, as libpng's png_set_scale_16 does it.
+    """Return ``round(value * 255 / 65535)`` of each value, as libpng's png_set_scale_16 does.
 
     Args:
         image: uint16, any shape.

@@ -1,4 +1,4 @@
-"""ScaledDecoder: JPEGs at a half, a quarter or an eighth of their size, by libjpeg's scaled DCT."""
+"""ScaledDecoder: JPEGs at a half, a quarter or an eighth of their size, with a scaled DCT."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from stateful_gpu_loader.decoders.orientation import stored_box, turned
 from stateful_gpu_loader.decoders.rule import without_exif
 
 SCALES = (8, 4, 2)
-"""Denominators of the scales, the smallest image first."""
+"""Denominators of the scales, smallest image first."""
 
 
 class ScaledDecoder(Decoder):
-    """Decodes as another decoder does, but JPEGs that will be made much smaller at a smaller scale.
+    """Wraps a decoder, and decodes JPEGs that will be shrunk a lot at a smaller scale.
 
-    The scale is the smallest of 1/2, 1/4 and 1/8 at which the part that the recipes need is still
-    at least as large as the size that they resize it to. So header and drawn numbers decide it.
-    Pillow decodes (``Image.draft``). What it does not decode, the other decoder decodes whole; the
-    verdict on a damaged file is therefore always that of the other decoder on the whole file.
+    The scale is the smallest of 1/2, 1/4 and 1/8 at which the part is at least as large as its
+    size after the resize. It follows from the header and the drawn numbers. Pillow
+    decodes the scaled parts (``Image.draft``). The other decoder decodes everything else as a
+    whole, and so judges every damaged file.
 
     Args:
-        decoder: decodes everything else.
+        decoder: the other decoder.
 
     Raises:
         MissingDependency: Pillow is not installed.
@@ -81,16 +81,16 @@ def scale_of(box: Box, least: Size) -> int:
 
 
 def _scaled(data: torch.Tensor, header: JpegHeader, box: Box, scale: int) -> torch.Tensor | None:
-    """uint8 [3, h, w] of a box at a scale, its edges rounded; None if Pillow does not decode it.
+    """Return uint8 [3, h, w] of a box at a scale, with rounded edges; None if Pillow refuses it.
 
-    libjpeg reads all scans of a progressive file before it shows a pixel, as of a whole image.
+    libjpeg reads all scans of a progressive file before it returns a pixel, as for a whole image.
     """
     if header.process != PROGRESSIVE and not is_one_clean_scan(data.numpy(), header):
         return None
     stored_height, stored_width = header.stored_size
     size = header.height, header.width
     top, left, height, width = stored_box(box, size, header.orientation)
-    # Halves are rounded up, so that no part becomes smaller than its size divided by the scale.
+    # Halves are rounded up, so no part becomes smaller than its size divided by the scale.
     edges = left, top, left + width, top + height
     corners = tuple((2 * edge + scale) // (2 * scale) for edge in edges)
     try:
@@ -107,7 +107,7 @@ def _scaled(data: torch.Tensor, header: JpegHeader, box: Box, scale: int) -> tor
 
 @functools.cache
 def _jpeg_file() -> Any:
-    """Pillow's class of a JPEG file, without ``Image.open``'s search for the format."""
+    """Return Pillow's class of JPEG files, without the format search of ``Image.open``."""
     return load_package(
         _load,
         module="PIL",

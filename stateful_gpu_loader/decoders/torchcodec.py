@@ -28,12 +28,12 @@ from stateful_gpu_loader.errors import LoaderError
 class TorchcodecDecoder(Decoder):
     """Decodes with torchcodec's image operators; needs the extra ``codec``, but no FFmpeg.
 
-    torchcodec applies EXIF orientations by its own reading. So that every backend shows the
-    same pixels, it is given the bytes without EXIF, and the orientation is applied here.
+    torchcodec would apply EXIF orientations by its own rules. To give the same pixels as every
+    other backend, it gets the bytes without EXIF, and the orientation is applied here.
 
     Raises:
         MissingDependency: torchcodec is not installed.
-        LoaderError: torchcodec is installed and cannot be used; the text says why.
+        LoaderError: torchcodec is installed but cannot be used; the message gives the reason.
     """
 
     family = "torchcodec"
@@ -42,7 +42,7 @@ class TorchcodecDecoder(Decoder):
         _operators()
 
     def version(self) -> str:
-        """As ``torchcodec.__version__``."""
+        """Return ``torchcodec.__version__``."""
         import torchcodec
 
         return str(torchcodec.__version__)
@@ -79,26 +79,26 @@ _WITH_ENGINES = frozenset({(8, 0), (9, 0)})
 """Compute capabilities of GPUs whose JPEG engines torchcodec uses: A100, A30, H100, H200."""
 
 _LONGEST_SIDE = 8192
-"""In pixels. The engines of an H100 take 9,000 and refuse 20,000."""
+"""Largest side in pixels for the JPEG engines. An H100's take 9,000 and refuse 20,000."""
 
 
 class TorchcodecBatchDecoder:
     """Decodes with ``torch.ops.torchcodec_ns.decode_jpegs_cuda``; needs the extra ``codec``.
 
-    As in :class:`TorchvisionBatchDecoder`, the bytes decide between the JPEG engines and CUDA.
-    If one call gives several images to CUDA, torchcodec 0.17 returns wrong pixels for some of them
-    (seen on an H100). Images that the engines may refuse are therefore decoded one a call; on GPUs
-    without engines these are all images.
+    As in :class:`TorchvisionBatchDecoder`, the bytes decide between the JPEG engines and CUDA. If
+    one call passes several images to CUDA, torchcodec 0.17 returns wrong pixels for some of them
+    (seen on an H100). Images that the engines may refuse are therefore decoded one per call, and so
+    are all images on GPUs without engines.
 
-    torchcodec would apply EXIF orientations by its own reading, so it is given the bytes without.
-    The loader's readers remove them, so that the stage's thread need not.
+    torchcodec would apply EXIF orientations by its own rules, so it gets the bytes without EXIF.
+    The loader's readers remove EXIF, to save the decoding thread the work.
 
     Args:
         device: a CUDA device.
 
     Raises:
         MissingDependency: torchcodec is not installed.
-        LoaderError: torchcodec is installed and cannot be used, or decodes on the CPU alone.
+        LoaderError: torchcodec is installed but cannot be used, or decodes only on the CPU.
     """
 
     family = "torchcodec-cuda"
@@ -116,7 +116,7 @@ class TorchcodecBatchDecoder:
             )
 
     def version(self) -> str:
-        """Of torchcodec, which brings its own nvJPEG, and the GPU's model."""
+        """Return the version of torchcodec, which includes its own nvJPEG, and the GPU models."""
         return describe_versions("torchcodec")
 
     def decode_batch(

@@ -21,11 +21,11 @@ from stateful_gpu_loader.decoders.rule import RGB, RawOperator, decode_by_rule, 
 
 
 class TorchvisionDecoder(Decoder):
-    """Decodes with torchvision's registered operators; always there.
+    """Decodes with torchvision's registered operators; always available.
 
-    The functions of ``torchvision.io`` warn since 0.29 that they are deprecated, the operators
-    under them do not. They keep the same two leading arguments from torchvision 0.23 on, and
-    apply no EXIF orientation unless asked.
+    Since 0.29 the functions of ``torchvision.io`` warn that they are deprecated, but their
+    operators do not. From torchvision 0.23 on, the operators have the same two leading arguments,
+    and apply no EXIF orientation unless asked.
 
     >>> from stateful_gpu_loader.decoders import probe
     >>> TorchvisionDecoder()
@@ -38,7 +38,7 @@ class TorchvisionDecoder(Decoder):
         _operators()
 
     def version(self) -> str:
-        """As ``torchvision.__version__``."""
+        """Return ``torchvision.__version__``."""
         import torchvision
 
         return str(torchvision.__version__)
@@ -59,12 +59,12 @@ def _operators() -> dict[str, RawOperator]:
 
 
 class TorchvisionBatchDecoder:
-    """Decodes with ``torch.ops.image.decode_jpegs_cuda``; always there.
+    """Decodes with ``torch.ops.image.decode_jpegs_cuda``; always available.
 
-    It gives an image to the GPU's JPEG engines where they take it, otherwise to nvJPEG's CUDA
-    kernels: by the image's bytes, never by load. EXIF is not looked at. It works on a private
-    stream and has finished when it returns. A process has one such decoder: each change of the
-    device makes another, and the old one's memory is never given back.
+    The bytes of an image, never the load, decide between the GPU's JPEG engines and nvJPEG's CUDA
+    kernels: the engines decode whatever they take. EXIF is ignored. The decoder works on a private
+    stream and has finished when it returns. A process has one such decoder. Each change of the
+    device makes another, and the memory of the old one is never freed.
 
     Args:
         device: a CUDA device.
@@ -84,7 +84,7 @@ class TorchvisionBatchDecoder:
         self.cpu: Decoder = TorchvisionDecoder()
 
     def version(self) -> str:
-        """Of torchvision, which brings its own nvJPEG, and the GPU's model."""
+        """Return the version of torchvision, which includes its own nvJPEG, and the GPU models."""
         return describe_versions("torchvision")
 
     def decode_batch(
@@ -92,7 +92,7 @@ class TorchvisionBatchDecoder:
     ) -> list[Image | ValueError]:
         """See :meth:`BatchDecoder.decode_batch`."""
         wait_for_the_stream(self._device)
-        # "cuda" beside "cuda:0" would be another device each time.
+        # Alternating "cuda" and "cuda:0" would count as a change of the device each time.
         device = with_index(self._device)
         _warn_of_several(device)
         decode = torch.ops.image.decode_jpegs_cuda
@@ -103,16 +103,16 @@ class TorchvisionBatchDecoder:
 
 
 _DEVICES: set[torch.device] = set()
-"""On which this process has decoded."""
+"""Devices on which this process has decoded."""
 
 
 def _warn_of_several(device: torch.device) -> None:
     if device not in _DEVICES and _DEVICES:
         warnings.warn(
             f"decoder='torchvision' has decoded on {', '.join(map(str, _DEVICES))} in this "
-            f"process, and now does on {device}: torchvision keeps one decoder for a process, and "
-            "makes a new one at each change of the device, whose memory is not given back. "
-            "Remedy: decoder='torchcodec', or a process for each GPU",
+            f"process, and now decodes on {device}. torchvision keeps one decoder per process: "
+            "each change of the device makes a new one, and the old one's memory is not freed. "
+            "Remedy: use decoder='torchcodec', or one process per GPU",
             stacklevel=2,
         )
     _DEVICES.add(device)

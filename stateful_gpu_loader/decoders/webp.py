@@ -1,7 +1,7 @@
-"""WebP: reading the header, and taking the first frame's colours out of a file (RFC 9649).
+"""WebP: reads headers, and extracts the first frame's colours from a file (RFC 9649).
 
-A header is VP8, VP8L or VP8X, and the chunks after it. The bytes go to libwebp by way of torch's
-operators, since Pillow takes 1.5 to 2 times as long for lossy files.
+A header is VP8, VP8L or VP8X, and the chunks after it. torch's operators pass the bytes to
+libwebp, because Pillow takes 1.5 to 2 times as long for lossy files.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from stateful_gpu_loader.decoders.orientation import read_orientation
 
 FIRST_CHUNK = 12
 FRAME_HEADER = 16
-"""Bytes of an ANMF chunk before the chunks of its frame."""
+"""Number of bytes of an ANMF chunk before the chunks of its frame."""
 ANIMATED, EXIF, ALPHA = 0x02, 0x08, 0x10
 
 MAX_SIDE = 2**14
-"""Pixels: what VP8 and VP8L can encode. VP8X could claim a canvas of 2**24 around an image."""
+"""Largest side in pixels that VP8 and VP8L can encode. VP8X could claim a canvas of 2**24."""
 
 Frame = tuple[int, int, int, int]
 """(top, left, height, width) in pixels on the canvas."""
 
 
 def read_webp_header(view: memoryview) -> WebpHeader:
-    """The header of the WebP in ``view``, which starts with RIFF, a size and WEBP.
+    """Return the header of the WebP in ``view``, which starts with RIFF, a size and WEBP.
 
     Raises:
-        ValueError: the chunks are no WebP's, or the file ends before they do.
+        ValueError: the chunks are not a WebP's, or the file is truncated.
     """
     length = 8 + int.from_bytes(view[4:8], "little")
     if length > len(view):
@@ -79,10 +79,10 @@ def read_webp_header(view: memoryview) -> WebpHeader:
 
 
 def plain_webp(data: torch.Tensor, header: WebpHeader) -> torch.Tensor:
-    """A WebP of one chunk, the (first) frame's colours: neither alpha nor metadata.
+    """Return a WebP with one chunk, the (first) frame's colours, without alpha and metadata.
 
     Returns:
-        ``data`` itself where it is of this kind already, otherwise a copy: uint8 [num_bytes].
+        ``data`` itself if it is already of this kind, otherwise a copy: uint8 [num_bytes].
     """
     start, end = header.bitstream
     if start == 12:
@@ -95,7 +95,7 @@ def plain_webp(data: torch.Tensor, header: WebpHeader) -> torch.Tensor:
 
 
 def on_canvas(image: torch.Tensor, header: WebpHeader) -> torch.Tensor:
-    """An animation's first frame on a black canvas, where it does not fill it."""
+    """Put an animation's first frame on a black canvas if it does not fill the canvas."""
     top, left, height, width = header.frame
     if (height, width) == header.stored_size or image.shape != (3, height, width):
         return image
@@ -105,7 +105,7 @@ def on_canvas(image: torch.Tensor, header: WebpHeader) -> torch.Tensor:
 
 
 def _chunks(view: memoryview, at: int, length: int) -> Iterator[tuple[bytes, int, int]]:
-    """(kind, start, end) of each chunk's payload."""
+    """Yield (kind, start, end) of each chunk's payload."""
     for _ in range(MAX_SEGMENTS):
         if at + 8 > length:
             return
@@ -122,7 +122,7 @@ def _chunks(view: memoryview, at: int, length: int) -> Iterator[tuple[bytes, int
 
 
 def _bitstream_size(view: memoryview, kind: bytes, start: int, end: int) -> tuple[int, int, bool]:
-    """(height, width, alpha) of a VP8 or VP8L chunk."""
+    """Return (height, width, alpha) of a VP8 or VP8L chunk."""
     if (
         kind == b"VP8 "
         and end - start >= 10
@@ -137,7 +137,7 @@ def _bitstream_size(view: memoryview, kind: bytes, start: int, end: int) -> tupl
 
 
 def _read_frame(view: memoryview, start: int, end: int) -> tuple[tuple[int, int], Frame]:
-    """The bitstream of an ANMF chunk, and the frame's place on the canvas."""
+    """Return the span of an ANMF chunk's bitstream, and the frame's place on the canvas."""
     if end - start < FRAME_HEADER:
         raise ValueError(f"WebP with an ANMF chunk of {end - start} bytes")
     left, top, width, height = (_read_24_bits(view, start + offset) for offset in (0, 3, 6, 9))

@@ -263,7 +263,7 @@ def test_no_sample_is_replaced_for_want_of_memory(
     expected = list(build())
     operators = failing(WITHOUT_CAUSE[0])
     loader = build()
-    with pytest.raises(LoaderError, match="not taken for a bad sample"):
+    with pytest.raises(LoaderError, match="not counted as a bad sample"):
         next(iter(loader))
     assert same(list(loader), expected)
     assert len(loader.bad_samples) == 0

@@ -142,7 +142,7 @@ def test_torchvision_on_two_gpus_of_a_process_warns_once(
     for decoder in (second, first, second):
         decode(decoder, [COMMON["jpeg grey"]])
     (warning,) = recwarn
-    text = r"has decoded on cuda:0 in this process, and now does on cuda:1.*decoder='torchcodec'"
+    text = r"has decoded on cuda:0 in this process, and now decodes on cuda:1.*decoder='torchcodec'"
     assert re.search(text, str(warning.message))
 
 

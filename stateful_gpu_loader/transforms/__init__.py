@@ -1,10 +1,10 @@
-"""Recipes: image transforms under the names and arguments of ``torchvision.transforms.v2``.
+"""Recipes: image transforms with the names and arguments of ``torchvision.transforms.v2``.
 
-Each draws its numbers for a whole batch from the samples' keys, apart from the pixels, so that a
-resumed run crops, flips and colors every image as the uninterrupted one did.
+A recipe draws its numbers for a whole batch from the samples' keys, before it makes any pixels. A
+resumed run therefore crops, flips and colors every image as the uninterrupted run did.
 
-The modules import torchvision within functions: it takes longer to import than torch, and loaders
-of other samples than images import this package, too.
+The modules import torchvision inside functions: importing it takes longer than importing torch, and
+loaders of other samples than images import this package too.
 """
 
 from stateful_gpu_loader.transforms.auto_augment import AugMix, AutoAugment

@@ -1,6 +1,6 @@
 """Checks that bring the arguments of torchvision.transforms.v2 into one canonical form.
 
-What v2 accepts and these recipes do not is refused here, when a recipe is built, never ignored.
+Arguments that v2 accepts but recipes do not support raise an error when the recipe is built.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _PILLOW_CONSTANTS = {
 
 
 def as_size(size: Any) -> tuple[int, int]:
-    """(height, width) in pixels, from an int or a sequence of one or two.
+    """Return (height, width) in pixels, from an int or a sequence of one or two.
 
     Raises:
-        TypeError: it is something else, or not whole numbers.
-        ValueError: it has another length, or a side below 1.
+        TypeError: the sides are not whole numbers.
+        ValueError: there are more or fewer sides, or a side is below 1.
 
     >>> as_size(224), as_size([224]), as_size((192, 256))
     ((224, 224), (224, 224), (192, 256))
@@ -46,7 +46,7 @@ def as_size(size: Any) -> tuple[int, int]:
 
 
 def as_side(name: str, value: Any) -> int:
-    """A whole number of pixels, at least 1."""
+    """Return a whole number of pixels, at least 1."""
     try:
         side = operator.index(value)
     except TypeError:
@@ -59,22 +59,22 @@ def as_side(name: str, value: Any) -> int:
 
 
 def as_probability(p: float) -> float:
-    """A probability as float.
+    """Return a probability as a float.
 
     Raises:
-        ValueError: not 0 <= p <= 1.
+        ValueError: p is not within 0 and 1.
     """
     if not 0.0 <= p <= 1.0:
-        raise ValueError(f"{p = } is no probability. Remedy: pass 0 <= p <= 1")
+        raise ValueError(f"{p = } is not a probability. Remedy: pass 0 <= p <= 1")
     return float(p)
 
 
 def as_range(name: str, value: Any) -> tuple[float, float]:
-    """(lowest, highest) as floats.
+    """Return (lowest, highest) as floats.
 
     Raises:
-        TypeError: it is no sequence of two numbers.
-        ValueError: it is not finite or not in order.
+        TypeError: the value is not a sequence of two numbers.
+        ValueError: the numbers are not finite or not in order.
 
     >>> as_range("scale", [1, 2])
     (1.0, 2.0)
@@ -88,11 +88,11 @@ def as_range(name: str, value: Any) -> tuple[float, float]:
 
 
 def as_symmetric_range(name: str, value: Any) -> tuple[float, float]:
-    """As :func:`as_range`; one number d means (-d, d).
+    """Return :func:`as_range` of a value, where one number d means (-d, d).
 
     Raises:
-        TypeError: it is neither a number nor a sequence of two.
-        ValueError: the number is negative, or the two are not finite or not in order.
+        TypeError: the value is neither a number nor a sequence of two.
+        ValueError: a single number is negative, or two are not finite or not in order.
 
     >>> as_symmetric_range("degrees", 30), as_symmetric_range("degrees", (0, 90))
     ((-30.0, 30.0), (0.0, 90.0))
@@ -105,11 +105,11 @@ def as_symmetric_range(name: str, value: Any) -> tuple[float, float]:
 
 
 def as_center(center: Any) -> tuple[float, float] | None:
-    """(x, y) in pixels as floats, or None for the image's center.
+    """Return (x, y) in pixels as floats, or None for the image's center.
 
     Raises:
-        TypeError: it is no sequence.
-        ValueError: it has not two numbers.
+        TypeError: the center is not a sequence.
+        ValueError: the center does not have two numbers.
 
     >>> as_center([16, 8])
     (16.0, 8.0)
@@ -124,7 +124,7 @@ def as_center(center: Any) -> tuple[float, float] | None:
 
 
 def as_interpolation(value: Interpolation, supported: Collection[str]) -> str:
-    """The name of an interpolation: from itself, torchvision's enum or Pillow's constant.
+    """Return an interpolation's name, from the name, torchvision's enum or Pillow's constant.
 
     Raises:
         ValueError: it is unknown, or for PIL images only.
@@ -146,10 +146,10 @@ def as_interpolation(value: Interpolation, supported: Collection[str]) -> str:
 
 
 def as_antialias(value: bool | None) -> bool:
-    """Whether to antialias; None means False, as v2 has it for tensors.
+    """Return whether to antialias; None means False, as in v2 for tensors.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the value is not True, False or None.
     """
     if value not in (True, False, None):
         raise ValueError(f"antialias={value!r} must be True, False or None")
@@ -157,11 +157,11 @@ def as_antialias(value: bool | None) -> bool:
 
 
 def as_fill(fill: Any) -> float | tuple[float, ...] | None:
-    """One value for all channels, a tuple of one value for each, or None.
+    """Return one value for all channels, a tuple with a value for each, or None.
 
     Raises:
-        TypeError: it is something else; v2's dict of types among it, since recipes see images
-            only.
+        TypeError: the fill is something else. v2's dict of types is not supported, because recipes
+            only see images.
 
     >>> as_fill(0), as_fill([124, 116, 104]), as_fill(None)
     (0.0, (124.0, 116.0, 104.0), None)
@@ -173,6 +173,6 @@ def as_fill(fill: Any) -> float | tuple[float, ...] | None:
     if isinstance(fill, (list, tuple)):
         return tuple(float(value) for value in fill)
     raise TypeError(
-        f"{fill = } of type {type(fill).__name__} is not supported. Remedy: pass the image's "
-        "number, or one number for each channel"
+        f"{fill = } of type {type(fill).__name__} is not supported. Remedy: pass one number for "
+        "the image, or one number for each channel"
     )

@@ -1,4 +1,4 @@
-"""AutoAugment and AugMix: operations from learned pairs, and mixtures of chains of operations."""
+"""AutoAugment and AugMix: learned pairs of operations, and mixtures of chains of operations."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ _BY_TORCHVISIONS_NAME = {one.name.title().replace("_", ""): one for one in Opera
 
 
 class AutoAugment(AugmentPolicy):
-    """One of 25 learned pairs of operations, as ``torchvision.transforms.v2.AutoAugment``.
+    """Apply one of 25 learned pairs of operations, as ``torchvision.transforms.v2.AutoAugment``.
 
     Cubuk, Zoph, Mané, Vasudevan and Le, "AutoAugment: Learning augmentation strategies from data",
     CVPR 2019.
 
-    Numbers: for each of the two operations, which one, counted as :class:`Operation`, and its
-    magnitude; 0 (IDENTITY) for one that is not applied.
+    Numbers: for each of the two operations, its :class:`Operation` and its magnitude; 0
+    (IDENTITY) for an operation that is not applied.
 
     Args:
-        policy: data that the pairs were learned on: "imagenet", "cifar10", "svhn", or torchvision's
-            ``AutoAugmentPolicy``.
-        interpolation: "nearest" or "bilinear", where pixels move.
-        fill: what lies outside the image: one number, one for each channel, or None for zeros
-            into which the border is blended.
+        policy: dataset on which the pairs were learned: "imagenet", "cifar10", "svhn", or
+            torchvision's ``AutoAugmentPolicy``.
+        interpolation: "nearest" or "bilinear", for operations that move pixels.
+        fill: value outside the image: one number, or one per channel. None gives zeros, into
+            which the border is blended.
 
     Raises:
-        TypeError, ValueError: an argument is of another kind or outside its range.
+        TypeError, ValueError: an argument has a wrong type or is out of range.
 
     >>> recipe = AutoAugment()
     >>> recipe.draw(np.array([[0.0, 0.3, 0.5, 0.9, 0.9]]), np.array([[375, 500]])).numbers
@@ -69,7 +69,7 @@ class AutoAugment(AugmentPolicy):
         known = [one.value for one in autoaugment.AutoAugmentPolicy]
         if self.policy not in known:
             raise ValueError(f"{policy = } must be one of {', '.join(map(repr, known))}")
-        # v1 keeps its table of pairs in a public attribute.
+        # v1 has its table of pairs in a public attribute.
         pairs = autoaugment.AutoAugment(autoaugment.AutoAugmentPolicy(self.policy)).policies
         names, chances, bins = np.moveaxis(np.array(pairs, dtype=object), -1, 0)
         operations = [[_BY_TORCHVISIONS_NAME[name] for name in pair] for pair in names]
@@ -102,27 +102,27 @@ _NUM_PARTIAL = 9
 
 
 class AugMix(AugmentPolicy):
-    """Blend the image with chains of operations on it, as ``torchvision.transforms.v2.AugMix``.
+    """Blend an image with chains of operations on it, as ``torchvision.transforms.v2.AugMix``.
 
     Hendrycks, Mu, Cubuk, Zoph, Gilmer and Lakshminarayanan, "AugMix: A simple data processing
     method to improve robustness and uncertainty", ICLR 2020.
 
-    Numbers: the weight of the image and that of each chain, multiples of 2**-24; then for each
-    operation of each chain which one, counted as :class:`Operation`, and its magnitude; 0
-    (IDENTITY) where a chain is shorter. ``weight_0`` is the image's.
+    Numbers: the weight of the image (``weight_0``) and of each chain, multiples of 2**-24; then,
+    for each operation of each chain, its :class:`Operation` and its magnitude. Shorter chains are
+    filled with 0 (IDENTITY).
 
     Args:
-        severity: how many of the ten magnitudes are drawn from, the weakest first; 1 to 10.
+        severity: number of the ten magnitudes that can be drawn, weakest first; 1 to 10.
         mixture_width: number of chains, at least 1.
-        chain_depth: number of operations of a chain; 0 or less for 1, 2 or 3, drawn for each chain.
-        alpha: weights are drawn from Dirichlet distributions with this parameter; 0.001 to 10000.
-        all_ops: whether brightness, color, contrast and sharpness are among the operations.
-        interpolation: "nearest" or "bilinear", where pixels move.
-        fill: what lies outside the image: one number, one for each channel, or None for zeros
-            into which the border is blended.
+        chain_depth: number of operations in a chain; at most 0 to draw 1, 2 or 3 for each chain.
+        alpha: parameter of the Dirichlet distributions of the weights; 0.001 to 10000.
+        all_ops: whether the operations include brightness, color, contrast and sharpness.
+        interpolation: "nearest" or "bilinear", for operations that move pixels.
+        fill: value outside the image: one number, or one per channel. None gives zeros, into
+            which the border is blended.
 
     Raises:
-        TypeError, ValueError: an argument is of another kind or outside its range.
+        TypeError, ValueError: an argument has a wrong type or is out of range.
 
     >>> recipe = AugMix(mixture_width=1, chain_depth=1)
     >>> recipe.draw(np.array([[0.25, 0.5, 0.9, 0.33, 0.9, 0.9]]), np.array([[375, 500]])).numbers
@@ -179,7 +179,7 @@ class AugMix(AugmentPolicy):
                 operations = space[np.floor(chosen[:, chain, place] * len(space)).astype(np.int64)]
                 bins = np.floor(levels[:, chain, place] * self.severity).astype(np.int64)
                 values = magnitudes_for_sizes(operations, bins, _NUM_BINS, sizes, 1.0 / 3.0)
-                # Of bits, four fewer are kept than with the others.
+                # This keeps four bits fewer than the other policies.
                 values = np.where(operations == Operation.POSTERIZE, values - 4.0, values)
                 values = with_signs(operations, values, signs[:, chain, place])
                 acts = place < depths[:, chain]
@@ -190,7 +190,7 @@ class AugMix(AugmentPolicy):
         return Draw(np.concatenate((weights, flat), axis=1), sizes)
 
     def _weights(self, uniforms: list[float]) -> list[float]:
-        """Weights of the image and of the chains, of which the sum is 1."""
+        """Return weights of the image and of the chains, with a sum of 1."""
         own = beta_share(self.alpha, uniforms[0])
         logs = [log_gamma_quantile(self.alpha, uniform) for uniform in uniforms[1:]]
         parts = [math.exp(log - max(logs)) for log in logs]
@@ -220,15 +220,15 @@ _SMALLEST = 2.0**-60
 
 
 def log_gamma_quantile(alpha: float, uniform: float) -> float:
-    """The logarithm of the x at which the distribution function of Gamma(alpha, 1) is ``uniform``.
+    """Return the log of the x at which the distribution function of Gamma(alpha, 1) is ``uniform``.
 
-    Newton's method on logarithms, from the left: log P(alpha, x) is concave in log x, so that no
-    step passes the solution. P(alpha, x) is a sum of positive terms (DLMF 8.11.4), so that nothing
+    Newton's method on logarithms starts at the left. log P(alpha, x) is concave in log x, so no
+    step passes the solution. P(alpha, x) is a sum of positive terms (DLMF 8.11.4), so nothing
     cancels. The error is below 1e-8 up to a uniform of 0.999.
 
     Args:
         alpha: 1e-3 to 1e4.
-        uniform: 0 <= uniform < 1; less than 2**-60 counts as that.
+        uniform: 0 <= uniform < 1; values below 2**-60 count as 2**-60.
 
     >>> round(log_gamma_quantile(1.0, 0.5), 9), round(log_gamma_quantile(2.5, 0.9), 9)
     (-0.366512921, 1.530000352)

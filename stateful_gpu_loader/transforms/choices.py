@@ -1,4 +1,4 @@
-"""RandomApply and RandomChoice: recipes that draw which other recipes act on an image."""
+"""RandomApply and RandomChoice: recipes that randomly choose which other recipes to apply."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe, noth
 
 
 class _Part:
-    """Recipes in a row that act together, or not at all.
+    """Recipes in a row that are applied together or not at all.
 
-    Its numbers are those of each recipe, and between two recipes the height and the width that the
-    first one leaves.
+    Its numbers are the numbers of the recipes. Between two recipes stand the height and width after
+    the first of them.
 
     Args:
-        owner: name of the recipe that it is a part of, for errors.
-        steps: recipes, in order; those of a Compose take its place.
-        first: place of its first recipe among those of all parts, counted from 1.
+        owner: name of the recipe that has this part, for errors.
+        steps: recipes, in order; a Compose is replaced by its recipes.
+        first: number of its first recipe among those of all parts, counted from 1.
 
     Raises:
-        TypeError: something in it is no recipe.
+        TypeError: a step is not a recipe.
         ValueError: a recipe changes the dtype of images.
     """
 
@@ -66,7 +66,7 @@ class _Part:
         return draws
 
     def draw(self, uniforms: FloatArray, sizes: IndexArray) -> Draw:
-        """Decide for all recipes, as :meth:`Recipe.draw`."""
+        """Draw for all recipes, as :meth:`Recipe.draw` does."""
         draws = self._draws(uniforms, sizes)
         if not draws:
             return nothing_drawn(sizes)
@@ -74,7 +74,7 @@ class _Part:
         return Draw(np.concatenate([*before, draws[-1].numbers], axis=1), draws[-1].sizes)
 
     def each(self, numbers: Any) -> list[tuple[Recipe, Any]]:
-        """Return the recipes, and what each gets of numbers [..., num_numbers]."""
+        """Return each recipe with its own numbers, from numbers [..., num_numbers]."""
         rows, start = [], 0
         for width, dtype in zip(self._widths, self._dtypes, strict=True):
             rows.append(numbers[..., start : start + width].astype(dtype))
@@ -82,7 +82,7 @@ class _Part:
         return list(zip(self.recipes, rows, strict=True))
 
     def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray | None:
-        """Return where all recipes together move points, as :meth:`Recipe.motion`."""
+        """Return how the recipes together move points, see :meth:`Recipe.motion`."""
         moved, end = at_rest(len(sizes)), 0
         for recipe, columns in self.each(numbers):
             motion = recipe.motion(columns, sizes)
@@ -96,9 +96,9 @@ class _Part:
 class _OneOfSeveral(Recipe):
     """Base of recipes that choose one of several parts for each image.
 
-    Numbers: the part, counted from 0; then the numbers of all parts, which are 0 for those that
-    were not chosen. The numbers of the recipe at place i, counted from 1, have ``_i`` after their
-    names; ``height_before_i`` and ``width_before_i`` are the size that it gets.
+    Numbers: the chosen part, counted from 0; then the numbers of all parts, 0 for parts that are
+    not chosen. Names of recipe i's numbers end with ``_i``, counted from 1; ``height_before_i``
+    and ``width_before_i`` are the size of its input.
     """
 
     _name: str
@@ -118,7 +118,7 @@ class _OneOfSeveral(Recipe):
         self.number_names = (self._name, *names) if len(names) == column - 1 else ()
 
     def _chosen(self, uniforms: FloatArray) -> IndexArray:
-        """Return the part for each image, int64 [n], from uniforms [n]."""
+        """Return the chosen part for each image, int64 [n], from uniforms [n]."""
         raise NotImplementedError
 
     def draw(self, uniforms: FloatArray, sizes: IndexArray) -> Draw:
@@ -135,7 +135,7 @@ class _OneOfSeveral(Recipe):
         return Draw(numbers, after)
 
     def _part_of(self, numbers: Sequence[float]) -> list[tuple[Recipe, list[float]]]:
-        """Return the recipes that act on an image, and the numbers of each."""
+        """Return the recipes that are applied to an image, each with its numbers."""
         chosen = int(numbers[0])
         each = self._parts[chosen].each(np.array(numbers[self._columns[chosen]]))
         return [(recipe, row.tolist()) for recipe, row in each]
@@ -185,16 +185,16 @@ class _OneOfSeveral(Recipe):
 class RandomApply(_OneOfSeveral):
     """Apply other recipes with a probability, as ``torchvision.transforms.v2.RandomApply``.
 
-    Numbers: 1 to apply them, 0 to leave the image as it is; then the numbers of the recipes, 0
-    where they are not applied. Their names end with ``_1`` for the first recipe, ``_2`` for the
-    second; ``height_before_2`` and ``width_before_2`` are the size that the second one gets.
+    Numbers: 1 to apply the recipes, 0 to leave the image as it is; then the recipes' numbers, 0 if
+    they are not applied. Names end with ``_1`` for the first recipe, ``_2`` for the second;
+    ``height_before_2`` and ``width_before_2`` are the size of the second recipe's input.
 
     Args:
-        transforms: recipes, which follow each other; none may change the dtype of images.
-        p: the probability of all of them together.
+        transforms: recipes, in order; none may change the dtype of images.
+        p: the probability that all of them are applied.
 
     Raises:
-        TypeError, ValueError: an argument is of another kind or outside its range.
+        TypeError, ValueError: an argument has a wrong type or is out of range.
 
     >>> from stateful_gpu_loader.transforms import GaussianBlur
     >>> recipe = RandomApply([GaussianBlur(23)], p=0.1)
@@ -217,16 +217,16 @@ class RandomApply(_OneOfSeveral):
 class RandomChoice(_OneOfSeveral):
     """Apply one of several recipes, as ``torchvision.transforms.v2.RandomChoice``.
 
-    Numbers: which one, counted from 0; then the numbers of all, 0 for those that are not applied.
-    Their names end with ``_1`` for the first recipe, ``_2`` for the second.
+    Numbers: the chosen recipe, counted from 0; then the numbers of all recipes, 0 for recipes that
+    are not chosen. Names end with ``_1`` for the first recipe, ``_2`` for the second.
 
     Args:
         transforms: recipes to choose from; a Compose is one choice. None may change the dtype of
             images.
-        p: how likely each is, on any scale; None for all alike.
+        p: weights of the recipes, on any scale; None for equal weights.
 
     Raises:
-        TypeError, ValueError: an argument is of another kind or outside its range.
+        TypeError, ValueError: an argument has a wrong type or is out of range.
 
     >>> from stateful_gpu_loader.transforms import CenterCrop, Resize
     >>> recipe = RandomChoice([Resize(256), CenterCrop(224)], p=[3, 1])
@@ -261,7 +261,7 @@ def _checked(transforms: Any) -> Compose:
 
 
 def _as_weights(p: Any, n: int) -> tuple[float, ...]:
-    """Probabilities of n choices, of which the sum is 1."""
+    """Return probabilities of n choices, with a sum of 1."""
     if p is None:
         return (1.0 / n,) * n
     weights = [float(weight) for weight in p]

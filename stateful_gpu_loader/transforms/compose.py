@@ -1,4 +1,4 @@
-"""Compose: recipes one after the other, each with a stream of draws of its own."""
+"""Compose: a sequence of recipes, each with its own random stream."""
 
 from __future__ import annotations
 
@@ -22,51 +22,51 @@ from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe, copy
 from stateful_gpu_loader.transforms.values import Normalize, ToDtype, ToMemoryFormat
 
 Rows = Sequence[Sequence[float]]
-"""The numbers of one sample: one row for each recipe."""
+"""Numbers of one sample: one row for each recipe."""
 
 
 @dataclass(frozen=True, eq=False)
 class PipelineDraw:
-    """What all recipes decided for the n samples of a batch."""
+    """Numbers that all recipes drew for the n samples of a batch."""
 
     draws: tuple[Draw, ...]
-    """One for each recipe, in order."""
+    """One Draw for each recipe, in order."""
     sizes: IndexArray
     """int64 [n, 2]: height and width after the last recipe, in pixels."""
 
     def sample(self, i: int) -> Rows:
-        """The numbers of sample i, one row for each recipe, as plain Python numbers."""
+        """Return the numbers of sample i, one row per recipe, as plain Python numbers."""
         return self.rows[i]
 
     @property
     def keeps_one_size(self) -> bool:
-        """Whether images of one size are of one size after each recipe."""
+        """Whether images of equal size still have equal size after each recipe."""
         return all((draw.sizes == draw.sizes[:1]).all() for draw in self.draws)
 
     def take(self, part: slice) -> PipelineDraw:
-        """The same for some of the samples."""
+        """Return the draw of some of the samples."""
         draws = tuple(Draw(draw.numbers[part], draw.sizes[part]) for draw in self.draws)
         return PipelineDraw(draws, self.sizes[part])
 
     @cached_property
     def rows(self) -> list[tuple[list[float], ...]]:
-        """The numbers of all samples, as of :meth:`sample`."""
+        """Return the numbers of all samples, each as from :meth:`sample`."""
         if not self.draws:
             return [()] * len(self.sizes)
         return list(zip(*(draw.numbers.tolist() for draw in self.draws), strict=True))
 
 
 class Compose:
-    """Recipes one after the other.
+    """Applies recipes in order.
 
-    Recipe i draws from stream ``Stream.RECIPES + i``: one added at the end disturbs none before
-    it.
+    Recipe i draws from stream ``Stream.RECIPES + i``: a recipe added at the end does not change the
+    numbers of earlier ones.
 
     Args:
-        transforms: recipes, in order; those of a nested Compose take its place.
+        transforms: recipes, in order; a nested Compose is replaced by its recipes.
 
     Raises:
-        TypeError: something in it is no recipe.
+        TypeError: a transform is not a recipe.
 
     >>> from stateful_gpu_loader.transforms import Normalize, RandomResizedCrop
     >>> recipes = Compose([RandomResizedCrop(224), Normalize([0.5], [0.5])])
@@ -91,27 +91,27 @@ class Compose:
                     "into torchvision.transforms.v2.Compose, which calls recipes as well"
                 )
                 raise TypeError(
-                    f"Compose got {step!r} of type {type(step).__name__}, which is no recipe. "
+                    f"Compose got {step!r} of type {type(step).__name__}, which is not a recipe. "
                     f"Remedy: {remedy}"
                 )
         if recipes:
-            # Before workers are forked: each would import it for itself.
+            # Before workers are forked: otherwise each worker would import it.
             import torchvision.transforms.v2  # noqa: F401
         self.recipes: tuple[Recipe, ...] = tuple(recipes)
         self._first_stream: int = Stream.RECIPES
 
     def following(self, num_recipes: int) -> Compose:
-        """The same recipes, drawing what they draw behind so many others in one Compose."""
+        """Return these recipes with the streams that they have after ``num_recipes`` others."""
         following = copy.copy(self)
         following._first_stream = self._first_stream + num_recipes
         return following
 
     def divided(self) -> tuple[Compose, Compose]:
-        """The recipes that make the pixels, and those after them that only change their type.
+        """Split into the recipes that make the pixels, and later ones that only change their type.
 
-        What the first part makes of decoded images has one byte a value, and the second part draws
-        nothing: Normalize, ToDtype and ToMemoryFormat at the end. It can be applied elsewhere, to
-        the whole batch.
+        The first part makes one byte per value of decoded images. The second part draws nothing: it
+        is the final Normalize, ToDtype and ToMemoryFormat. It can be applied elsewhere, to the
+        whole batch.
 
         >>> from stateful_gpu_loader.transforms import CenterCrop, ToDtype
         >>> first, last = Compose([CenterCrop(224), ToDtype(torch.float16)]).divided()
@@ -130,7 +130,7 @@ class Compose:
         return before, after
 
     def draw(self, seed: int, epoch: int, positions: IndexArray, sizes: IndexArray) -> PipelineDraw:
-        """Decide for a whole batch; row i depends on position i and size i alone.
+        """Draw numbers for a whole batch; row i depends on position i and size i alone.
 
         Args:
             seed: 64 bits.
@@ -149,7 +149,7 @@ class Compose:
             )
         draws = []
         for stream, recipe in enumerate(self.recipes, start=self._first_stream):
-            # Philox costs 60 us even for no draws at all.
+            # Philox costs 60 us even without draws.
             given = (
                 uniforms(seed, epoch, positions, stream, recipe.num_draws)
                 if recipe.num_draws
@@ -160,16 +160,16 @@ class Compose:
         return PipelineDraw(tuple(draws), sizes)
 
     def cut(self, size: Size, rows: Rows) -> tuple[Cut, int]:
-        """Return the part of an image that its pixels after all recipes are made of.
+        """Return the part of an image from which all pixels of the result are made.
 
         Args:
             size: height and width of the decoded image, in pixels.
             rows: from :meth:`PipelineDraw.sample`.
 
         Returns:
-            the part, and the number of recipes that it takes into account: ``num_cut`` of
-            :meth:`apply`, for an image of which only the part was decoded. They are the first
-            ones, up to the last crop or the first resize.
+            The part, and the number of recipes that it accounts for: ``num_cut`` of :meth:`apply`
+            when only the part is decoded. They are the first recipes, up to the last crop or the
+            first resize.
 
         >>> from stateful_gpu_loader.transforms import RandomHorizontalFlip, RandomResizedCrop
         >>> recipes = Compose([RandomHorizontalFlip(), RandomResizedCrop(224)])
@@ -190,20 +190,20 @@ class Compose:
         return found, num_cut
 
     def apply(self, image: Tensor, rows: Rows, num_cut: int = 0) -> Tensor:
-        """Make the pixels of one image; ``image`` stays as it is, the result may be a view of it.
+        """Make the pixels of one image; ``image`` is not changed, the result may be a view of it.
 
         Args:
-            image: [C, H, W], uint8 or float, of the size that ``rows`` were drawn for; or what
-                :meth:`cut` says of it, uint8.
+            image: [C, H, W], uint8 or float, of the size that ``rows`` were drawn for; or the part
+                that :meth:`cut` returned, uint8.
             rows: from :meth:`PipelineDraw.sample`.
-            num_cut: number of recipes that :meth:`cut` took into account; 0 for a whole image.
+            num_cut: number of recipes that :meth:`cut` accounted for; 0 for a whole image.
         """
         for i, (recipe, numbers) in enumerate(zip(self.recipes, rows, strict=True)):
             image = (recipe.apply_to_cut if i < num_cut else recipe.apply)(image, numbers)
         return image
 
     def apply_into(self, image: Tensor, rows: Rows, out: Tensor, num_cut: int = 0) -> None:
-        """As :meth:`apply`, into ``out``: a row of the batch, [C, H, W].
+        """Do :meth:`apply` into ``out``, a row of the batch, [C, H, W].
 
         Raises:
             ValueError: the result has another shape or dtype than ``out``.
@@ -219,13 +219,13 @@ class Compose:
                 image = (recipe.apply_to_cut if i < num_cut else recipe.apply)(image, numbers)
 
     def apply_stack_into(self, images: Tensor, drawn: PipelineDraw, out: Tensor) -> None:
-        """As :meth:`apply_into` for each of n images of one size, in one call a recipe.
+        """Do :meth:`apply_into` for n images of one size, with one call per recipe.
 
-        The pixels are the same, bit for bit, where :meth:`apply_batch` may differ from them.
+        The pixels are bit-identical to :meth:`apply`; those of :meth:`apply_batch` may differ.
 
         Args:
-            images: uint8 [n, C, H, W] of any strides; they stay as they are.
-            drawn: from :meth:`draw`, for these n; each recipe gives results of one size.
+            images: uint8 [n, C, H, W] of any strides; they are not changed.
+            drawn: from :meth:`draw`, for these n images; each recipe must give one size.
             out: [n, C, h, w].
 
         Raises:
@@ -241,27 +241,26 @@ class Compose:
                 images = recipe.apply_batch(images, draw.numbers)
 
     def apply_batch(self, images: Sequence[Image], drawn: PipelineDraw) -> Tensor:
-        """As :meth:`apply`, for n images of any sizes at once, on any device.
+        """Do :meth:`apply` for n images of any sizes at once, on any device.
 
         Crops, bilinear resizes and flips, and Normalize and ToDtype directly after them, are one
-        pass over the pixels. Bytes are rounded as torchvision rounds them on a GPU: after each
-        resize, from a float32 sum, which may differ from torchvision's in its last bits, so that
-        one byte in some thousands differs by a level of 255. Row i depends on image i and its
-        numbers alone, bit for bit.
+        pass over the pixels. Bytes are rounded after each resize, as torchvision does on a GPU. The
+        float32 sums may differ from torchvision's in the last bits, so a few bytes in ten thousand
+        differ by one level. Row i is bit for bit a function of image i and its numbers.
 
-        Nothing waits for the device; work is queued on the current stream.
+        The call does not wait for the device; work is queued on the current stream.
 
         Args:
-            images: n uint8 images [C, H, W] of any strides, on one device, of the sizes that were
-                drawn for; they stay as they are.
-            drawn: from :meth:`draw`, for these n.
+            images: n uint8 images [C, H, W] of any strides, on one device, of the sizes in the
+                draw; they are not changed.
+            drawn: from :meth:`draw`, for these n images.
 
-        Returns: [n, C, h, w] in :attr:`output_dtype` and :attr:`memory_format`, in memory of its
-        own.
+        Returns:
+            [n, C, h, w] in :attr:`output_dtype` and :attr:`memory_format`, in its own memory.
 
         Raises:
-            ValueError: there are no images, or not n; or the results would differ in size; or a
-                box lies outside its image.
+            ValueError: there are no images or not n, the results differ in size, or a box lies
+                outside its image.
 
         >>> from stateful_gpu_loader.transforms import Resize
         >>> images = [torch.zeros(3, *size, dtype=torch.uint8) for size in [(50, 70), (60, 40)]]
@@ -277,26 +276,27 @@ class Compose:
         return batching.finish()
 
     def __call__(self, image: Tensor) -> Tensor:
-        """Draw from torch's default generator and apply, recipe by recipe."""
+        """Draw from torch's default generator and apply the recipes in order."""
         for recipe in self.recipes:
             image = recipe(image)
         return image
 
     def immovable(self) -> Recipe | None:
-        """The first recipe that does not tell where it moves points; None if all do."""
+        """Return the first recipe whose motion of points is unknown; None if all are known."""
         return next(filter(None, (recipe.immovable() for recipe in self.recipes)), None)
 
     def motion(self, drawn: PipelineDraw, sizes: IndexArray) -> FloatArray:
-        """Where the points of each image go.
+        """Return how the points of each image move.
 
         Args:
             drawn: from :meth:`draw`.
             sizes: int64 [n, 2]: height and width of the decoded images, in pixels.
 
-        Returns: float64 [n, 2, 3], see :mod:`stateful_gpu_loader.transforms.motion`.
+        Returns:
+            float64 [n, 2, 3], see :mod:`stateful_gpu_loader.transforms.motion`.
 
         Raises:
-            TypeError: a recipe does not tell.
+            TypeError: the motion of a recipe is unknown.
 
         >>> from stateful_gpu_loader.transforms import Resize
         >>> sizes = np.array([[50, 100]])
@@ -308,13 +308,13 @@ class Compose:
         for recipe, draw in zip(self.recipes, drawn.draws, strict=True):
             motion = recipe.motion(draw.numbers, sizes)
             if motion is None:
-                raise TypeError(f"{recipe!r} does not tell where it moves boxes and masks")
+                raise TypeError(f"{recipe!r} cannot move boxes and masks")
             moved, sizes = one_after_the_other(moved, motion), draw.sizes
         return moved
 
     @property
     def output_dtype(self) -> torch.dtype:
-        """The dtype of the batch, for decoded images: uint8."""
+        """Return the dtype of the batch for decoded images, which are uint8."""
         dtype = torch.uint8
         for recipe in self.recipes:
             dtype = recipe.dtype_after(dtype)
@@ -322,12 +322,12 @@ class Compose:
 
     @property
     def memory_format(self) -> torch.memory_format:
-        """How a batch is laid out: as the last ToMemoryFormat says."""
+        """Return the memory format of a batch: that of the last ToMemoryFormat."""
         formats = [r.memory_format for r in self.recipes if isinstance(r, ToMemoryFormat)]
         return formats[-1] if formats else torch.contiguous_format
 
     def fingerprint(self) -> str:
-        """The recipes and their arguments as text: equal texts give equal pixels.
+        """Return the recipes and their arguments as text: equal texts give equal pixels.
 
         >>> from stateful_gpu_loader.transforms import CenterCrop, RandomHorizontalFlip
         >>> Compose([CenterCrop(224), Compose([RandomHorizontalFlip()])]).fingerprint()
@@ -353,7 +353,7 @@ def _check_batch(images: Sequence[Image], drawn: PipelineDraw) -> None:
     if len(images) != len(sizes) or not len(sizes):
         raise ValueError(
             f"there are {len(images)} images and numbers for {len(sizes)}. Remedy: pass at least "
-            "one image, and what Compose.draw gave for their sizes"
+            "one image, and the result of Compose.draw for their sizes"
         )
     if (sizes != sizes[0]).any():
         other = int(np.flatnonzero((sizes != sizes[0]).any(axis=1))[0])
@@ -366,7 +366,7 @@ def _check_batch(images: Sequence[Image], drawn: PipelineDraw) -> None:
 
 
 def remedy_for(step: Any) -> str | None:
-    """What to put in place of a ToTensor, v1 or v2, or of v1's PILToTensor; None for all others.
+    """Return advice for a ToTensor (v1 or v2) or v1's PILToTensor; None for other steps.
 
     >>> remedy_for(print) is None
     True
@@ -376,9 +376,9 @@ def remedy_for(step: Any) -> str | None:
             continue
         if kind.__name__ == "ToTensor":
             return (
-                "leave it out, and put ToDtype(torch.float32, scale=True) of "
+                "leave it out, and use ToDtype(torch.float32, scale=True) of "
                 "stateful_gpu_loader.transforms in its place, or Normalize(mean, std) alone, which "
-                "scales uint8 to 0 ... 1 by itself"
+                "also scales uint8 to 0 ... 1"
             )
         if kind.__name__ == "PILToTensor" and ".v2" not in kind.__module__:
             return "leave it out"

@@ -1,7 +1,7 @@
-"""from_torchvision: the recipes that equal a pipeline of torchvision's or timm's transforms.
+"""from_torchvision: recipes that equal a pipeline of torchvision's or timm's transforms.
 
-A transform is known by the module and the name of its class, so neither package is imported here.
-A subclass is another class: its code may do anything.
+A transform is recognized by the module and name of its class, so neither package is imported here.
+A subclass is not recognized: its code may do anything.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ from stateful_gpu_loader.transforms.values import Normalize, ToDtype
 def from_torchvision(transform: Any) -> Compose:
     """Return the recipes that equal a transform: the same arguments, the same distributions.
 
-    The images are those of torchvision's datasets: RGB, from Pillow. A transform that converts no
-    Pillow image to a tensor, or begins with ``ToPILImage``, is taken to get uint8 tensors.
+    The images are those of torchvision's datasets: RGB, from Pillow. A transform gets uint8 tensors
+    if it converts no Pillow image to a tensor, or begins with ``ToPILImage``.
 
     Recipes draw other numbers than torchvision for the same seed.
     ``docs/coming-from/torchvision.md`` says how far pixels differ for the same numbers.
 
     Args:
-        transform: a transform or a ``Compose`` of ``torchvision.transforms`` or of its ``v2``. It
-            may be a list, an ``nn.Sequential``, a preset such as ``weights.transforms()``, or what
-            timm's ``create_transform`` returns. An object whose call only calls its attribute
-            ``transforms`` or ``transform`` stands for that one, such as the presets of
-            torchvision's references. Recipes may stand among these.
+        transform: a transform or a ``Compose`` of ``torchvision.transforms`` or of its ``v2``, a
+            list, an ``nn.Sequential``, a preset such as ``weights.transforms()``, or the result of
+            timm's ``create_transform``. It may contain recipes. An object whose call only calls its
+            attribute ``transforms`` or ``transform``, such as the presets of torchvision's
+            references, stands for that attribute.
 
     Raises:
-        UnsupportedTransform: parts have no equal recipe. ``refused`` names all of them.
+        UnsupportedTransform: some parts have no equal recipe. ``refused`` names all of them.
 
     >>> from torchvision.transforms import v2
     >>> from_torchvision(v2.Compose([
@@ -103,14 +103,14 @@ class _Kind(Enum):
 
 
 class _NoEqualError(Exception):
-    """A transform has no equal recipe, for the reason that is the exception's text."""
+    """A transform has no equal recipe; the text is the reason."""
 
 
 class _Conversion:
     """Converts transforms in the order in which they are called.
 
     Args:
-        kind: what the first transform gets.
+        kind: type of the first transform's input.
     """
 
     def __init__(self, kind: _Kind) -> None:
@@ -119,7 +119,7 @@ class _Conversion:
         self.refused: list[RefusedPart] = []
 
     def convert(self, transform: Any, place: str) -> list[Recipe]:
-        """Return the recipes of a transform; note what has none in :attr:`refused`."""
+        """Return the recipes of a transform; add parts without a recipe to :attr:`refused`."""
         if isinstance(transform, (Recipe, Compose)):
             return self._kept(transform)
         inside = _inside(transform)
@@ -144,12 +144,13 @@ class _Conversion:
         try:
             return self._kept(*convert(self, transform))
         except (_NoEqualError, TypeError, ValueError) as error:
-            # What a recipe says of its arguments ends with a remedy for who wrote the recipe.
+            # A recipe's errors end with a remedy for the author of the recipe, which does not fit
+            # here.
             self.refuse(place, transform, str(error).partition(" Remedy:")[0].rstrip("."))
             return []
 
     def _choosing(self, recipe: Callable[..., Recipe], transform: Any, place: str) -> list[Recipe]:
-        """Convert the parts of RandomApply or RandomChoice, which leave the image's type alone."""
+        """Convert the parts of RandomApply or RandomChoice, which must keep the image's type."""
         before, refused = (self.kind, self.dtype), len(self.refused)
         parts = []
         for i, part in enumerate(transform.transforms):
@@ -176,7 +177,7 @@ _Converter = Callable[[_Conversion, Any], list[Recipe]]
 
 
 def _inside(transform: Any) -> tuple[str, Sequence[Any]] | None:
-    """Return the transforms that one calls in a row, and the attribute that holds them."""
+    """Return the attribute with the steps of a transform, and the steps."""
     if isinstance(transform, (list, tuple)):
         return "", transform
     if type(transform) is nn.Sequential:
@@ -200,7 +201,7 @@ def _leaves(transform: Any) -> Iterator[Any]:
 
 
 def _given_to(leaves: Iterable[Any]) -> _Kind:
-    """Return what the first transform gets, judged by the first that only takes one kind."""
+    """Return the type of the first transform's input, from the first one that needs a type."""
     for leaf in leaves:
         name = _known_name(leaf)
         if name == "ToPILImage":
@@ -211,7 +212,7 @@ def _given_to(leaves: Iterable[Any]) -> _Kind:
 
 
 def _known_name(transform: Any) -> str | None:
-    """Return the name of a class of torchvision's, or timm's with "timm." before it."""
+    """Return the name of a class of torchvision or, with "timm." before it, of timm."""
     kind = type(transform)
     if kind.__module__.startswith("torchvision.transforms."):
         return str(kind.__name__)
@@ -221,9 +222,9 @@ def _known_name(transform: Any) -> str | None:
 
 
 def _held(transform: Any) -> tuple[str, Any] | None:
-    """Return the transform that an object only passes its image on to, and the attribute.
+    """Return the attribute and the transform to which an object only passes its image.
 
-    It is called with a stand-in for both, since a class may as well call its transform twice.
+    The object is called with stand-ins for both, because a class may call its transform twice.
     """
     for name in ("transforms", "transform"):
         held = vars(transform).get(name) if hasattr(transform, "__dict__") else None
@@ -251,12 +252,12 @@ def _only_calls(transform: Any, name: str) -> bool:
 
 def _reason(name: str | None) -> str:
     if name is None:
-        return "it is not of torchvision or timm, and code cannot be read"
+        return "it is not part of torchvision or timm, and its code cannot be read"
     return "there is no such recipe"
 
 
 def _same(recipe: type[Recipe]) -> _Converter:
-    """A converter to a recipe whose arguments are the transform's attributes."""
+    """Return a converter to a recipe whose arguments are the transform's attributes."""
     names = list(inspect.signature(recipe).parameters)
 
     def convert(conversion: _Conversion, transform: Any) -> list[Recipe]:
@@ -270,19 +271,19 @@ def _same(recipe: type[Recipe]) -> _Converter:
 
 
 def _for_a_recipe(conversion: _Conversion, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a recipe, made of a transform's attributes of the same names."""
+    """Return a recipe's arguments, from a transform's attributes of the same names."""
     made = dict(arguments)
     for name, value in arguments.items():
         if isinstance(value, torch.Tensor):
             made[name] = value.tolist()
         elif name == "inplace":
-            made[name] = False  # where the result lies does not change it
+            made[name] = False  # inplace does not change the result
         elif name == "fill" and isinstance(value, dict):
             made[name] = _for_the_image(conversion, value)
         elif name == "value" and value is None:
             made[name] = "random"
     if "antialias" in arguments and conversion.kind is _Kind.PIL:
-        # Pillow always averages; and where it takes the nearest pixel, it is the middle one.
+        # Pillow always averages. For nearest, it takes the middle pixel.
         made["antialias"] = True
         mode = made["interpolation"]
         made["interpolation"] = "nearest-exact" if _is_nearest(mode) else mode
@@ -298,7 +299,7 @@ def _is_v2(transform: Any) -> bool:
 
 
 def _for_the_image(conversion: _Conversion, values: dict[Any, Any]) -> Any:
-    """Return what one of v2's dicts of types says of the image."""
+    """Return the entry for the image in one of v2's dicts of types."""
     import PIL.Image
     from torchvision import tv_tensors
 
@@ -309,7 +310,7 @@ def _for_the_image(conversion: _Conversion, values: dict[Any, Any]) -> Any:
     }
     kind = types[conversion.kind]
     if kind not in values and "others" not in values:
-        raise _NoEqualError(f"it says nothing of {kind.__name__}, which the image is here")
+        raise _NoEqualError(f"it has no entry for {kind.__name__}, the type of the image here")
     return values.get(kind, values.get("others"))
 
 
@@ -326,7 +327,7 @@ def _to_dtype(conversion: _Conversion, transform: Any) -> list[Recipe]:
     dtype = transform.dtype
     if isinstance(dtype, dict):
         dtype = _for_the_image(conversion, dtype)
-    if dtype is None or conversion.kind is _Kind.PIL:  # which it leaves as they are
+    if dtype is None or conversion.kind is _Kind.PIL:  # v2 leaves these images as they are
         return []
     return _as_dtype(conversion, dtype, scale=transform.scale)
 
@@ -348,7 +349,7 @@ def _nothing(conversion: _Conversion, transform: Any) -> list[Recipe]:
 
 
 def _becomes(kind: _Kind) -> _Converter:
-    """A converter of what makes tensors of Pillow images, as the loader's decoder does."""
+    """Return a converter of a transform that makes tensors of Pillow images, as decoders do."""
 
     def convert(conversion: _Conversion, transform: Any) -> list[Recipe]:
         conversion.kind = kind
@@ -359,7 +360,7 @@ def _becomes(kind: _Kind) -> _Converter:
 
 def _to_tensor(conversion: _Conversion, transform: Any) -> list[Recipe]:
     was, conversion.kind = conversion.kind, _Kind.TENSOR
-    if was is not _Kind.PIL:  # which only v1's refuses
+    if was is not _Kind.PIL:  # only v1 refuses these images
         return []
     return _as_dtype(conversion, torch.get_default_dtype(), scale=True)
 
@@ -380,7 +381,7 @@ def _to_pil(conversion: _Conversion, transform: Any) -> list[Recipe]:
 
 
 def _preset(conversion: _Conversion, transform: Any) -> list[Recipe]:
-    """The steps of a preset of ``weights.transforms()``, which calls functions in this order."""
+    """Return the steps of a preset (``weights.transforms()``), in the order of its code."""
     recipes: list[Recipe] = []
     if getattr(transform, "resize_size", None) is not None:
         names = ("interpolation", "antialias")
@@ -473,7 +474,7 @@ _EQUAL = (
     Resize,
     TrivialAugmentWide,
 )
-"""Recipes whose arguments are attributes of torchvision's transform of that name."""
+"""Recipes whose arguments are attributes of torchvision's transform with the same name."""
 
 _CONVERTERS: dict[str, _Converter] = {
     **{recipe.__name__: _same(recipe) for recipe in _EQUAL},
@@ -504,7 +505,7 @@ _FROM_PIL = {
     *("ImageClassification", "ObjectDetection", "SemanticSegmentation"),
     *("timm.ToTensor", "timm.ToNumpy", "timm.MaybeToTensor", "timm.MaybePILToTensor"),
 }
-"""Transforms that get Pillow images, or make tensors of those that they get."""
+"""Transforms whose input are Pillow images, or that make tensors of Pillow images."""
 
 _OTHER_OPERATIONS = "its operations and magnitudes are not those of torchvision's"
 _MAKES_SEVERAL = "it makes several images of one"
@@ -530,7 +531,7 @@ _REASONS = {
 
 
 def _without_scaling_twice(recipes: Sequence[Recipe]) -> list[Recipe]:
-    """Leave out what Normalize does by itself: bytes to float32 in [0, 1]."""
+    """Leave out a conversion that Normalize includes: bytes to float32 in [0, 1]."""
     kept: list[Recipe] = []
     dtypes = [torch.uint8]
     for recipe in recipes:

@@ -1,4 +1,4 @@
-"""Cut: the part of an image that the first recipes keep, so that no more of it is decoded."""
+"""Cut: the part of an image that the first recipes keep, so that only this part is decoded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from stateful_gpu_loader.decoders.decoder import Box, Size
 
 
 class Cut(NamedTuple):
-    """What recipes that crop, flip and resize have left of one image.
+    """The part of one image that remains after crops, flips and resizes.
 
     >>> Cut((0, 0, 375, 500)).flip(1).crop((0, 10, 300, 400)).box
     (0, 90, 300, 400)
@@ -17,12 +17,12 @@ class Cut(NamedTuple):
     box: Box
     """Top, left, height, width in pixels of the image."""
     mirrored: tuple[bool, bool] = (False, False)
-    """Whether rows, and columns, of the box were swapped by flips."""
+    """Whether flips reversed the rows, and the columns, of the box."""
     resized: Size | None = None
-    """Height and width in pixels that the box is resized to; None as long as it is not."""
+    """Height and width in pixels that the box is resized to; None without a resize."""
 
     def crop(self, box: Box) -> Cut:
-        """Keep a box of what is left."""
+        """Keep a box of the part."""
         top, left, height, width = box
         if self.mirrored[0]:
             top = self.box[2] - top - height
@@ -31,10 +31,10 @@ class Cut(NamedTuple):
         return Cut((self.box[0] + top, self.box[1] + left, height, width), self.mirrored)
 
     def flip(self, axis: int) -> Cut:
-        """Swap rows (axis 0) or columns (axis 1)."""
+        """Reverse the rows (axis 0) or columns (axis 1)."""
         rows, columns = self.mirrored
         return Cut(self.box, (not rows, columns) if axis == 0 else (rows, not columns))
 
     def resize(self, size: Size) -> Cut:
-        """Resize what is left; no recipe is folded after that."""
+        """Resize the part; no recipe can be folded after that."""
         return Cut(self.box, self.mirrored, size)

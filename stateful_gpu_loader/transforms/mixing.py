@@ -1,7 +1,7 @@
-"""MixUp and CutMix: samples of one batch mixed with each other, labels too.
+"""MixUp and CutMix: mix the samples of a batch, including their labels.
 
-Each sample's partner is the one before it in the batch, and the first's is the last, as
-torchvision has it.
+Each sample is mixed with the sample before it in the batch, and the first with the last, as in
+torchvision.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ _LOG_2, _LOG_4 = math.log(2.0), math.log(4.0)
 
 
 def checked_alpha(alpha: float) -> float:
-    """Alpha as float.
+    """Return alpha as a float.
 
     Raises:
-        ValueError: not 1e-3 <= alpha <= 1e4.
+        ValueError: alpha is not within 1e-3 and 1e4.
     """
     if not LOWEST_ALPHA <= alpha <= HIGHEST_ALPHA:
         raise ValueError(
             f"{alpha = } is outside {LOWEST_ALPHA} <= alpha <= {HIGHEST_ALPHA}. Remedy: pass a "
-            "number in it, such as 1.0 for shares that are uniform"
+            "number in this range, such as 1.0 for uniform shares"
         )
     return float(alpha)
 
 
 def beta_quantile(alpha: float, uniform: float) -> float:
-    """The x at which the distribution function of Beta(alpha, alpha) is ``uniform``.
+    """Return the x at which the distribution function of Beta(alpha, alpha) is ``uniform``.
 
-    For x <= 1/2 every term of this series is positive (DLMF 8.17.7 after Pfaff's transformation),
+    For x <= 1/2 every term of this series is positive (DLMF 8.17.7 after Pfaff's transformation):
 
-        S(x) = sum over k of x**k * (2a)(2a + 1)...(2a + k - 1) / ((a + 1)(a + 2)...(a + k))
-        I(x; a, a) = (4 x (1 - x))**a * S(x) / (2 * S(1/2))
+        ``S(x) = sum over k of x**k * (2a)(2a + 1)...(2a + k - 1) / ((a + 1)(a + 2)...(a + k))``
+        ``I(x; a, a) = (4 x (1 - x))**a * S(x) / (2 * S(1/2))``
 
-    so that nothing cancels, and no gamma function is needed: S(1/2) stands for it, because I(1/2)
-    is 1/2. The other half follows by symmetry. Newton's method solves it, on logarithms, where the
+    Nothing cancels, and no gamma function is needed: I(1/2) is 1/2, which gives the factor S(1/2).
+    The other half follows by symmetry. Newton's method solves the equation on logarithms, where the
     function is nearly a straight line; the error is below 1e-13.
 
     Args:
-        alpha: 1e-3 to 1e4; the larger, the more terms: 30 us up to 3, 4 ms at 1e4.
+        alpha: 1e-3 to 1e4. A larger alpha needs more terms: 30 us up to 3, 4 ms at 1e4.
         uniform: 0 <= uniform < 1.
 
     >>> round(beta_quantile(2.0, 0.104), 12), beta_quantile(1.0, 0.75), beta_quantile(0.3, 0.5)
@@ -61,7 +61,7 @@ def beta_quantile(alpha: float, uniform: float) -> float:
     if uniform <= 0.0:
         return 0.0
     target = math.log(uniform) + _LOG_2 + math.log(_series(alpha, 0.5))
-    # Monotone from here on: log I is concave in log x for alpha > 1, and convex below.
+    # Monotone from this start: log I is concave in log x for alpha > 1, and convex below.
     log_x = -_LOG_2
     for _ in range(_MOST_STEPS):
         x = math.exp(log_x)
@@ -75,9 +75,9 @@ def beta_quantile(alpha: float, uniform: float) -> float:
 
 
 def beta_share(alpha: float, uniform: float) -> float:
-    """As :func:`beta_quantile`, to a multiple of 2**-24.
+    """Return :func:`beta_quantile`, rounded to a multiple of 2**-24.
 
-    Both it and 1 minus it are float32, and no difference between two C libraries shows.
+    The result and 1 minus the result are exact in float32, and C libraries agree on them.
 
     >>> beta_share(0.2, 0.3) * 2**24
     971075.0
@@ -101,10 +101,10 @@ class BatchMixing(BatchRecipe):
     Args:
         alpha: the share of a sample is drawn from Beta(alpha, alpha).
         num_classes: length of the mixed labels; may be None for labels [n, num_classes].
-        labels_getter: "default"; v2's functions are not supported.
+        labels_getter: must be "default"; v2's functions are not supported.
 
     Raises:
-        TypeError, ValueError: an argument is of another kind or outside its range.
+        TypeError, ValueError: an argument has a wrong type or is out of range.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class BatchMixing(BatchRecipe):
             raise ValueError(f"{num_classes = } must be at least 1")
 
     def _mix_labels(self, labels: Tensor, share: float) -> Tensor:
-        """Labels [n, num_classes], floats: ``share`` of each sample's, the rest its partner's."""
+        """Mix labels [n, num_classes] as floats, see :func:`mix`."""
         if labels.ndim == 1:
             labels = one_hot(labels, self.num_classes or -1)
         weights = labels if labels.is_floating_point() else labels.to(torch.float32)
@@ -141,7 +141,7 @@ class BatchMixing(BatchRecipe):
             )
         if labels.ndim == 1 and self.num_classes is None:
             raise ValueError(
-                f"{name} got labels [n] and does not know how many classes there are. Remedy: "
+                f"{name} got labels [n] but no number of classes. Remedy: "
                 f"build it as {name}(num_classes=...)"
             )
         if labels.ndim == 1 and labels.dtype is not torch.int64:
@@ -161,7 +161,8 @@ class BatchMixing(BatchRecipe):
 
 
 def mix(values: Tensor, share: float) -> Tensor:
-    """``share`` of each row and the rest of the row before it, in torchvision's order of steps.
+    """Mix ``share`` of each row with the rest of the row before it, in torchvision's order of
+    steps.
 
     >>> mix(torch.tensor([[1.0], [0.0]]), 0.75)
     tensor([[0.7500],
@@ -180,10 +181,10 @@ class MixUp(BatchMixing):
     Args:
         alpha: the share is drawn from Beta(alpha, alpha); 0.001 to 10000.
         num_classes: length of the mixed labels; may be None for labels [n, num_classes].
-        labels_getter: "default"; v2's functions are not supported.
+        labels_getter: must be "default"; v2's functions are not supported.
 
     Raises:
-        TypeError, ValueError: an argument is of another kind or outside its range.
+        TypeError, ValueError: an argument has a wrong type or is out of range.
 
     >>> import numpy as np, torch
     >>> recipe = MixUp(num_classes=3)
@@ -203,7 +204,7 @@ class MixUp(BatchMixing):
     def apply(
         self, images: Tensor, labels: Tensor, numbers: Sequence[float]
     ) -> tuple[Tensor, Tensor]:
-        """Make the batch; the arguments stay as they are.
+        """Mix the batch; the arguments are not changed.
 
         Args:
             images: float [n, C, H, W].
@@ -220,31 +221,31 @@ class MixUp(BatchMixing):
         self._check(images, labels)
         if not images.is_floating_point():
             raise TypeError(
-                f"MixUp got images of {images.dtype}, in which no blend can be held. Remedy: make "
-                "them float before, as Normalize(mean, std) or ToDtype(torch.float32, scale=True) "
-                "does"
+                f"MixUp got images of {images.dtype}, which cannot hold blended values. Remedy: "
+                "convert them to float first, with Normalize(mean, std) or "
+                "ToDtype(torch.float32, scale=True)"
             )
         (share,) = numbers
         return mix(images, share), self._mix_labels(labels, share)
 
 
 class CutMix(BatchMixing):
-    """Paste a box of the image before each into it, as ``torchvision.transforms.v2.CutMix``.
+    """Paste a box of the image before into each image, as ``torchvision.transforms.v2.CutMix``.
 
     Yun, Han, Oh, Chun, Choe and Yoo, "CutMix: Regularization Strategy to Train Strong Classifiers
     with Localizable Features", ICCV 2019.
 
-    Numbers: the box, one for the whole batch, as left, top, right and bottom in pixels; and the
-    share of each image's own pixels.
+    Numbers: one box for the whole batch, as left, top, right and bottom in pixels; then the share
+    of each image's own pixels.
 
     Args:
-        alpha: the share, before the box is cut at the image's border, is drawn from
+        alpha: the share, before the box is clipped at the image's border, is drawn from
             Beta(alpha, alpha); 0.001 to 10000.
         num_classes: length of the mixed labels; may be None for labels [n, num_classes].
-        labels_getter: "default"; v2's functions are not supported.
+        labels_getter: must be "default"; v2's functions are not supported.
 
     Raises:
-        TypeError, ValueError: an argument is of another kind or outside its range.
+        TypeError, ValueError: an argument has a wrong type or is out of range.
 
     >>> import numpy as np
     >>> CutMix(num_classes=10).draw(np.array([0.75, 0.5, 0.9]), 64, (100, 200))
@@ -257,7 +258,7 @@ class CutMix(BatchMixing):
         height, width = size
         share = beta_share(self.alpha, float(uniforms[0]))
         middle_x, middle_y = int(uniforms[1] * width), int(uniforms[2] * height)
-        # Sums, products, quotients and roots: all rounded the same everywhere.
+        # Only sums, products, quotients and roots, which are rounded the same everywhere.
         half_side = 0.5 * math.sqrt(1.0 - share)
         half_width, half_height = int(half_side * width), int(half_side * height)
         left, right = max(middle_x - half_width, 0), min(middle_x + half_width, width)
@@ -268,7 +269,7 @@ class CutMix(BatchMixing):
     def apply(
         self, images: Tensor, labels: Tensor, numbers: Sequence[float]
     ) -> tuple[Tensor, Tensor]:
-        """Make the batch; the arguments stay as they are.
+        """Mix the batch; the arguments are not changed.
 
         Args:
             images: [n, C, H, W] of any dtype, of the size that ``numbers`` were drawn for.

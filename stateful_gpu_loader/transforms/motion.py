@@ -1,7 +1,7 @@
-"""Where recipes move points of an image, so that boxes and masks can move with the pixels.
+"""Motions: how recipes move the points of an image, so that boxes and masks move with the pixels.
 
-A motion is float64 [n, 2, 3], a matrix for each of n images: (x, y, 1) to (x, y), in pixels from
-the upper left corner of the image, so that a whole image reaches from (0, 0) to (width, height).
+Motions are float64 [n, 2, 3], one matrix for each of n images, and map (x, y, 1) to (x, y).
+Coordinates are pixels from the upper left corner: an image spans (0, 0) to (width, height).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ FloatArray = npt.NDArray[np.float64]
 
 
 def scaled_and_shifted(scales: npt.ArrayLike, shifts: npt.ArrayLike) -> FloatArray:
-    """Motions without rotation.
+    """Return motions without rotation.
 
     Args:
-        scales: [n, 2], along x and y; negative ones mirror.
+        scales: [n, 2], along x and y; a negative scale mirrors.
         shifts: [n, 2], to the right and down, after the scaling.
 
     >>> scaled_and_shifted([[2, 1]], [[0, -3]])
@@ -33,19 +33,19 @@ def scaled_and_shifted(scales: npt.ArrayLike, shifts: npt.ArrayLike) -> FloatArr
 
 
 def at_rest(n: int) -> FloatArray:
-    """Motions of n images whose pixels stay where they are."""
+    """Return motions of n images that do not move any point."""
     return scaled_and_shifted(np.ones((n, 2)), np.zeros((n, 2)))
 
 
 def one_after_the_other(first: FloatArray, second: FloatArray) -> FloatArray:
-    """The motions of two recipes in a row.
+    """Return the motions of two recipes in a row.
 
     >>> double = scaled_and_shifted([[2, 2]], [[0, 0]])
     >>> shift = scaled_and_shifted([[1, 1]], [[5, 0]])
     >>> one_after_the_other(double, shift)[0].tolist()
     [[2.0, 0.0, 5.0], [0.0, 2.0, 0.0]]
     """
-    # Written out: a matrix product rounds as the BLAS of the machine does.
+    # Written out, because the rounding of a matrix product depends on the machine's BLAS.
     joined = second[:, :, :1] * first[:, :1] + second[:, :, 1:2] * first[:, 1:]
     joined[:, :, 2] += second[:, :, 2]
     return joined
@@ -54,13 +54,13 @@ def one_after_the_other(first: FloatArray, second: FloatArray) -> FloatArray:
 def inverted(
     matrices: FloatArray, sizes: npt.NDArray[np.int64], sizes_after: npt.NDArray[np.int64]
 ) -> FloatArray:
-    """The motions of warps, from the matrices that take a pixel of the result to the image.
+    """Return the motions of warps, from matrices that map a pixel of the result to the image.
 
     Args:
-        matrices: [n, 6], in pixels from the centers, as
-            :func:`~stateful_gpu_loader.transforms.geometry.affine.inverse_affine_matrices` gives.
+        matrices: [n, 6], in pixels from the centers, from
+            :func:`~stateful_gpu_loader.transforms.geometry.affine.inverse_affine_matrices`.
         sizes: [n, 2], height and width of the images.
-        sizes_after: [n, 2], of the results.
+        sizes_after: [n, 2], height and width of the results.
     """
     back = matrices.reshape(-1, 2, 3)
     forth = inverse(back)[:, :, :2]
@@ -72,7 +72,7 @@ def inverted(
 
 
 def inverse(motions: FloatArray) -> FloatArray:
-    """The motions that bring each point back.
+    """Return the motions that move each point back.
 
     >>> inverse(scaled_and_shifted([[2, 4]], [[6, 0]]))[0].tolist()
     [[0.5, 0.0, -3.0], [0.0, 0.25, 0.0]]
@@ -81,5 +81,5 @@ def inverse(motions: FloatArray) -> FloatArray:
     d, e, f = motions[:, 1, 0], motions[:, 1, 1], motions[:, 1, 2]
     area = a * e - b * d
     rows = (e, -b, b * f - c * e), (-d, a, c * d - a * f)
-    # A sum with 0.0 leaves no negative zero.
+    # Adding 0.0 turns negative zeros into zeros.
     return np.stack([np.stack(row, axis=1) for row in rows], axis=1) / area[:, None, None] + 0.0

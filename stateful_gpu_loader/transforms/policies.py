@@ -1,8 +1,8 @@
-"""RandAugment and TrivialAugmentWide: random operations for each image, and how strong.
+"""RandAugment and TrivialAugmentWide: random operations of random strength for each image.
 
-In a batch each image has its own operation: those of one are gathered and go through it in one
-call, with a magnitude for each; shears, translations and rotations are one call together. Which
-image goes where is known on the CPU, so nothing waits for the device.
+In a batch, images with the same operation are gathered and processed in one call, each with its own
+magnitude. Shears, translations and rotations are one call together. The groups are known on the
+CPU, so nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe
 
 
 class Operation(IntEnum):
-    """What is done to an image, in torchvision's order, and what its magnitude means."""
+    """Operations on an image, in torchvision's order, with the meaning of their magnitudes."""
 
     IDENTITY = 0
     SHEAR_X = 1
@@ -52,33 +52,33 @@ class Operation(IntEnum):
     SHEAR_Y = 2
     """Pixels down for each pixel to the side."""
     TRANSLATE_X = 3
-    """Pixels to the right; the fraction is cut off."""
+    """Pixels to the right, rounded towards zero."""
     TRANSLATE_Y = 4
-    """Pixels down; the fraction is cut off."""
+    """Pixels down, rounded towards zero."""
     ROTATE = 5
     """Degrees, counter-clockwise."""
     BRIGHTNESS = 6
-    """The factor, less 1; so for the next three."""
+    """The factor minus 1; the same for the next three."""
     COLOR = 7
     CONTRAST = 8
     SHARPNESS = 9
     POSTERIZE = 10
-    """Bits that are kept."""
+    """Number of bits kept."""
     SOLARIZE = 11
     """Threshold, as a share of the brightest value."""
     AUTO_CONTRAST = 12
     EQUALIZE = 13
     INVERT = 14
-    """Only AutoAugment's."""
+    """Only in AutoAugment."""
 
 
 _NUM_CHOICES = 14
-"""Operations that RandAugment and TrivialAugmentWide choose from: all but INVERT."""
+"""Number of operations in RandAugment and TrivialAugmentWide: all but INVERT."""
 
 _IS_SIGNED = np.array([Operation.SHEAR_X <= one <= Operation.SHARPNESS for one in Operation])
 _WARP = int(Operation.SHEAR_X)
 _QUARTER_TURNS = len(Operation)
-"""Groups: all that is sampled, and ``_QUARTER_TURNS + k``: k right angles, without sampling."""
+"""Group ``_QUARTER_TURNS + k`` is a rotation by k right angles, which needs no sampling."""
 _GEOMETRIC = range(Operation.SHEAR_X, Operation.ROTATE + 1)
 _WITH_FACTOR = range(Operation.BRIGHTNESS, Operation.SHARPNESS + 1)
 
@@ -100,9 +100,9 @@ _WITHOUT_PARAMETER: dict[int, Callable[[Tensor], Tensor]] = {
 def highest_magnitudes(
     *, shear: float, translate: float, rotate: float, factor: float
 ) -> FloatArray:
-    """The magnitude of each operation in the last bin, float64 [number of operations].
+    """Return the magnitude of each operation in the last bin, float64 [number of operations].
 
-    It is 0 for operations that have none, or whose magnitudes follow a rule of their own.
+    It is 0 for operations without a magnitude, and for those whose magnitude follows another rule.
     """
     highest = np.zeros(len(Operation))
     highest[[Operation.SHEAR_X, Operation.SHEAR_Y]] = shear
@@ -113,7 +113,7 @@ def highest_magnitudes(
 
 
 def pick_operations(uniforms: FloatArray) -> IndexArray:
-    """Operations [n], all as likely, from uniforms [n] in [0, 1).
+    """Return operations [n], all equally likely, from uniforms [n] in [0, 1).
 
     >>> pick_operations(np.array([0.0, 0.5, 0.99]))
     array([ 0,  7, 13])
@@ -125,17 +125,17 @@ def pick_operations(uniforms: FloatArray) -> IndexArray:
 def magnitudes(
     operations: IndexArray, bins: IndexArray, num_bins: int, highest: FloatArray, fewest_bits: int
 ) -> FloatArray:
-    """The magnitude of a bin, as torchvision reads it off a line of ``num_bins`` float32.
+    """Return the magnitude of a bin, as in torchvision's float32 ``linspace`` of ``num_bins``.
 
     Args:
         operations: int64 [n].
         bins: int64 [n]: 0 <= bin < num_bins.
         num_bins: at least 2.
         highest: float64 [n]: the magnitude in the last bin; not read for POSTERIZE and SOLARIZE.
-        fewest_bits: what POSTERIZE keeps in the last bin; in the first it keeps all 8.
+        fewest_bits: bits that POSTERIZE keeps in the last bin; in the first it keeps all 8.
 
     Returns:
-        float64 [n]; 0 where an operation has none.
+        float64 [n]; 0 for operations without a magnitude.
 
     >>> operations = np.array([Operation.ROTATE, Operation.POSTERIZE, Operation.SOLARIZE])
     >>> magnitudes(operations, np.array([20, 20, 20]), 31, np.full(3, 135.0), 2)
@@ -150,7 +150,7 @@ def magnitudes(
 
 
 def with_signs(operations: IndexArray, values: FloatArray, uniforms: FloatArray) -> FloatArray:
-    """Negate half of the magnitudes [n] that have a direction, chosen by uniforms [n].
+    """Negate half of the magnitudes [n] with a direction, chosen by uniforms [n].
 
     >>> with_signs(np.array([5, 5, 10]), np.array([30.0, 30.0, 4.0]), np.array([0.2, 0.7, 0.2]))
     array([-30.,  30.,   4.])
@@ -159,22 +159,22 @@ def with_signs(operations: IndexArray, values: FloatArray, uniforms: FloatArray)
 
 
 def checked_num_bins(num_magnitude_bins: Any) -> int:
-    """A whole number of bins.
+    """Return a number of bins.
 
     Raises:
-        TypeError: it is no whole number.
-        ValueError: it is below 2, which makes no line.
+        TypeError: the number is not whole.
+        ValueError: the number is below 2.
     """
     count = operator.index(num_magnitude_bins)
     if count < 2:
-        raise ValueError(f"{num_magnitude_bins = } makes no line. Remedy: pass at least 2")
+        raise ValueError(f"{num_magnitude_bins = } is too small. Remedy: pass at least 2")
     return count
 
 
 def _linspace(start: FloatArray, end: FloatArray, num_bins: int, bins: IndexArray) -> FloatArray:
-    """``torch.linspace``, from the nearer end, with one rounding to float32 as on CPUs with FMA.
+    """``torch.linspace`` from the nearer end, rounded to float32 once, as on CPUs with FMA.
 
-    In float64 the products are exact, so it is the same everywhere.
+    The products are exact in float64, so the result is the same everywhere.
     """
     first, last = start.astype(np.float32), end.astype(np.float32)
     step = ((last - first) / np.float32(num_bins - 1)).astype(np.float64)
@@ -187,12 +187,12 @@ def _linspace(start: FloatArray, end: FloatArray, num_bins: int, bins: IndexArra
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the pixels of a warped image are made."""
+    """Settings for warping an image."""
 
     interpolation: str = "nearest"
     """"nearest" or "bilinear"."""
     fill: float | tuple[float, ...] | None = None
-    """What lies outside the image, see :func:`warp`."""
+    """Value outside the image, see :func:`warp`."""
 
     def warp(self, images: Tensor, operations: IndexArray, magnitudes: FloatArray) -> Tensor:
         """Shear, translate or rotate each image by its own magnitude.
@@ -207,13 +207,13 @@ class Sampling:
 
 
 def _matrices(operations: IndexArray, magnitudes: FloatArray, size: tuple[int, int]) -> FloatArray:
-    """Inverse affine matrices [n, 6]: shears keep the upper left corner, rotations the center."""
+    """Inverse affine matrices [n, 6]. Shears fix the upper left corner, rotations the center."""
     matrices = np.empty((len(operations), 6))
     is_shear = operations <= Operation.SHEAR_Y
     is_rotation = operations == Operation.ROTATE
     is_translation = ~(is_shear | is_rotation)
     if is_shear.any():
-        # Python's: torchvision's too, and NumPy's last bit depends on the CPU.
+        # Python's math, as in torchvision: the last bit of NumPy's depends on the CPU.
         degrees = [math.degrees(math.atan(value)) for value in magnitudes[is_shear].tolist()]
         shears = _along(operations[is_shear] == Operation.SHEAR_Y, np.array(degrees))
         matrices[is_shear] = inverse_affine_matrices(size, shears=shears, center=(0.0, 0.0))
@@ -228,21 +228,21 @@ def _matrices(operations: IndexArray, magnitudes: FloatArray, size: tuple[int, i
 
 
 def _along(is_vertical: npt.NDArray[np.bool_], values: FloatArray) -> FloatArray:
-    """Pairs (x, y) [n, 2] of a value and 0."""
+    """Return pairs (x, y) [n, 2] of a value and 0."""
     return np.stack((np.where(is_vertical, 0.0, values), np.where(is_vertical, values, 0.0)), -1)
 
 
 def augment(image: Tensor, operation: int, magnitude: float, how: Sampling) -> Tensor:
-    """Do one operation to one image, as torchvision's automatic augmentations do.
+    """Apply one operation to one image, as torchvision's automatic augmentations do.
 
     Args:
-        image: [C, H, W] of 1 or 3 channels, uint8 or float in [0, 1].
+        image: [C, H, W] with 1 or 3 channels, uint8 or float in [0, 1].
         operation: see :class:`Operation`.
         magnitude: in the operation's unit.
-        how: what to do where pixels move.
+        how: settings for operations that move pixels.
 
     Raises:
-        TypeError: the image has another dtype, or channels that the operation cannot take.
+        TypeError: the image has another dtype, or the operation does not support its channels.
 
     >>> image = torch.tensor([10, 200], dtype=torch.uint8).view(1, 1, 2)
     >>> augment(image, Operation.SOLARIZE, 0.5, Sampling()).flatten()
@@ -252,7 +252,7 @@ def augment(image: Tensor, operation: int, magnitude: float, how: Sampling) -> T
     group = _group(operation, magnitude, image.shape[-1] == image.shape[-2])
     if group == Operation.IDENTITY:
         return image
-    # What follows works plane by plane, at twice the speed where planes are contiguous.
+    # Operations work plane by plane, twice as fast if planes are contiguous.
     images = image.contiguous().unsqueeze(0)
     if group == _WARP:
         row = np.array([operation]), np.array([magnitude])
@@ -265,7 +265,7 @@ def augment(image: Tensor, operation: int, magnitude: float, how: Sampling) -> T
 def augment_batch(
     images: Tensor, operations: IndexArray, magnitudes: FloatArray, how: Sampling
 ) -> Tensor:
-    """As :func:`augment`, for n images [n, C, H, W] with an operation and a magnitude [n] each.
+    """Do :func:`augment` for n images [n, C, H, W], each with its own operation and magnitude [n].
 
     >>> images = torch.tensor([[10, 200]] * 2, dtype=torch.uint8).view(2, 1, 1, 2)
     >>> operations = np.array([Operation.SOLARIZE, Operation.TRANSLATE_X])
@@ -289,7 +289,7 @@ def augment_batch(
 
 
 def _carry_out(group: int, images: Tensor, parameters: Tensor) -> Tensor:
-    """All but warps: images [n, C, H, W] and parameters float64 [n, 1, 1, 1]."""
+    """Apply all but warps to images [n, C, H, W], with parameters float64 [n, 1, 1, 1]."""
     if group in _WITH_PARAMETER:
         return _WITH_PARAMETER[group](images, parameters)
     if group in _WITHOUT_PARAMETER:
@@ -300,9 +300,9 @@ def _carry_out(group: int, images: Tensor, parameters: Tensor) -> Tensor:
 
 
 def _group(operation: int, magnitude: float, is_square: bool) -> int:
-    """What goes in one call: an operation, all that is sampled, or a number of quarter turns.
+    """Return the group of an image: an operation, all sampled warps, or a number of quarter turns.
 
-    torchvision turns by right angles without sampling, which shows in the last bits of floats.
+    torchvision rotates by right angles without sampling, which affects the last bits of floats.
     """
     if operation not in _GEOMETRIC:
         return operation
@@ -315,7 +315,7 @@ def _group(operation: int, magnitude: float, is_square: bool) -> int:
 
 
 def _parameter(operation: int, magnitude: float) -> float:
-    """What an operation on colors takes: a factor, a number of levels or a threshold."""
+    """Return the parameter of a color operation: a factor, a number of levels or a threshold."""
     if operation == Operation.POSTERIZE:
         return 2.0 ** int(magnitude)
     return 1.0 + magnitude if operation in _WITH_FACTOR else magnitude
@@ -336,14 +336,14 @@ _TRIVIAL_FEWEST_BITS = 2
 class AugmentPolicy(Recipe):
     """Base of recipes that choose among the operations of :class:`Operation`.
 
-    Numbers: for each operation in turn, which one and its magnitude.
+    Numbers: for each operation in order, its :class:`Operation` and its magnitude.
 
     Args:
         interpolation: "nearest" or "bilinear".
-        fill: what lies outside the image: one number, one for each channel, or None.
+        fill: value outside the image: one number, one for each channel, or None.
 
     Raises:
-        TypeError, ValueError: an argument is of another kind or not supported.
+        TypeError, ValueError: an argument has a wrong type or is not supported.
     """
 
     def __init__(self, interpolation: Interpolation, fill: Fill) -> None:
@@ -371,14 +371,14 @@ def magnitudes_for_sizes(
     sizes: IndexArray,
     share_of_side: float = _RAND_HIGHEST_SHARE_OF_SIDE,
 ) -> FloatArray:
-    """As :func:`magnitudes`, on the scale of RandAugment, AutoAugment and AugMix.
+    """Return :func:`magnitudes` on the scale of RandAugment, AutoAugment and AugMix.
 
     Args:
         operations: int64 [n].
         bins: int64 [n]: 0 <= bin < num_bins.
         num_bins: at least 2.
         sizes: int64 [n, 2]: height and width of the images, in pixels.
-        share_of_side: how far the last bin shifts an image, as a fraction of its width or height.
+        share_of_side: largest shift of the last bin, as a fraction of width or height.
     """
     highest = _RAND_HIGHEST[operations]
     for translation, side in ((Operation.TRANSLATE_X, 1), (Operation.TRANSLATE_Y, 0)):
@@ -387,24 +387,23 @@ def magnitudes_for_sizes(
 
 
 class RandAugment(AugmentPolicy):
-    """Some of 14 operations after each other, as ``torchvision.transforms.v2.RandAugment``.
+    """Apply some of 14 operations in order, as ``torchvision.transforms.v2.RandAugment``.
 
     Cubuk, Zoph, Shlens and Le, "RandAugment: Practical automated data augmentation with a reduced
     search space", NeurIPS 2020.
 
-    Numbers: for each operation in turn, which one, counted as
-    :class:`Operation`, and its magnitude.
+    Numbers: for each operation in order, its :class:`Operation` and its magnitude.
 
     Args:
-        num_ops: how many operations, 0 or more; one may come several times.
-        magnitude: the bin of all their magnitudes, 0 <= magnitude < num_magnitude_bins.
-        num_magnitude_bins: how many magnitudes there are, at least 2.
-        interpolation: "nearest" or "bilinear", where pixels move.
-        fill: what lies outside the image: one number, one for each channel, or None for zeros
-            into which the border is blended.
+        num_ops: number of operations, at least 0; an operation may occur several times.
+        magnitude: bin of all magnitudes, 0 <= magnitude < num_magnitude_bins.
+        num_magnitude_bins: number of magnitudes, at least 2.
+        interpolation: "nearest" or "bilinear", for operations that move pixels.
+        fill: value outside the image: one number, or one per channel. None gives zeros, into
+            which the border is blended.
 
     Raises:
-        TypeError, ValueError: an argument is of another kind or outside its range.
+        TypeError, ValueError: an argument has a wrong type or is out of range.
 
     >>> recipe = RandAugment(num_ops=2)
     >>> recipe.draw(np.array([[0.4, 0.9, 0.3, 0.1]]), np.array([[375, 500]])).numbers
@@ -427,7 +426,7 @@ class RandAugment(AugmentPolicy):
             raise ValueError(f"{num_ops = } must not be negative")
         if not 0 <= self.magnitude < self.num_magnitude_bins:
             raise ValueError(
-                f"{magnitude = } is no bin of {num_magnitude_bins = }. Remedy: pass "
+                f"{magnitude = } is outside {num_magnitude_bins = }. Remedy: pass "
                 f"0 <= magnitude < {num_magnitude_bins}"
             )
         self.num_draws = 2 * self.num_ops
@@ -449,21 +448,21 @@ class RandAugment(AugmentPolicy):
 
 
 class TrivialAugmentWide(AugmentPolicy):
-    """One of 14 operations, as ``torchvision.transforms.v2.TrivialAugmentWide``.
+    """Apply one of 14 operations, as ``torchvision.transforms.v2.TrivialAugmentWide``.
 
     Müller and Hutter, "TrivialAugment: Tuning-free Yet State-of-the-Art Data Augmentation", ICCV
     2021.
 
-    Numbers: the operation, counted as :class:`Operation`, and its magnitude.
+    Numbers: the :class:`Operation` and its magnitude.
 
     Args:
-        num_magnitude_bins: how many magnitudes there are, at least 2.
-        interpolation: "nearest" or "bilinear", where pixels move.
-        fill: what lies outside the image: one number, one for each channel, or None for zeros
-            into which the border is blended.
+        num_magnitude_bins: number of magnitudes, at least 2.
+        interpolation: "nearest" or "bilinear", for operations that move pixels.
+        fill: value outside the image: one number, or one per channel. None gives zeros, into
+            which the border is blended.
 
     Raises:
-        TypeError, ValueError: an argument is of another kind or outside its range.
+        TypeError, ValueError: an argument has a wrong type or is out of range.
 
     >>> TrivialAugmentWide().draw(np.array([[0.4, 0.7, 0.9]]), np.array([[375, 500]])).numbers
     array([[ 5. , 94.5]])

@@ -1,8 +1,8 @@
-"""Recipes: numbers are drawn for a whole batch at once, and applied to one image, or to the batch.
+"""Base classes of recipes, which draw numbers for a whole batch and apply them to images.
 
-The numbers come from uniforms that are a function of the samples' keys, so that the CPU
-and the GPU turn the same numbers into pixels. The uniforms of a batch recipe are a function of the
-batch's key, and its numbers are plain Python floats.
+The numbers are computed on the CPU, from uniforms that depend only on the samples' keys. CPU and
+GPU turn the same numbers into pixels. The uniforms of a batch recipe depend only on the batch's
+key, and its numbers are plain Python floats.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """What one recipe decided for the n samples of a batch.
+    """Numbers that one recipe drew for the n samples of a batch.
 
     Raises:
-        ValueError: an array has another shape or dtype than its field says.
+        ValueError: an array has a wrong shape or dtype.
 
     >>> Draw(numbers=np.array([[1], [0]]), sizes=np.array([[375, 500], [480, 640]]))
     Draw(numbers=int64 [2, 1], sizes=int64 [2, 2])
     """
 
     numbers: IndexArray | FloatArray
-    """[n, k]: a row is what ``apply`` needs for one image; int64 if all are whole numbers."""
+    """[n, k]: one row per image for ``apply``; int64 if all numbers are whole."""
     sizes: IndexArray
     """int64 [n, 2]: height and width after the recipe, in pixels."""
 
@@ -62,28 +62,29 @@ class Draw:
 
 
 def _place_of(cls: type, name: str) -> int:
-    """Return the place of the class that defines an attribute among those a class inherits from."""
+    """Return the position in the MRO of the class that defines an attribute."""
     return next(place for place, base in enumerate(cls.__mro__) if name in vars(base))
 
 
 class Recipe(ABC):
-    """One step of augmentation, its random part apart from its pixels.
+    """One augmentation step, with its random numbers separate from its pixels.
 
     A recipe keeps every constructor argument, in canonical form, as a public attribute of the
-    same name; :meth:`fingerprint` is made from them. A subclass gives :attr:`num_draws`,
+    same name, and :meth:`fingerprint` is made from these. A subclass defines :attr:`num_draws`,
     :meth:`draw` and :meth:`apply`.
     """
 
     num_draws: int = 0
-    """Uniforms per sample: a fixed budget, 0 where nothing is random."""
+    """Number of uniforms per sample: a fixed budget, 0 if nothing is random."""
     number_names: tuple[str, ...] = ()
-    """Names of the columns of :attr:`Draw.numbers`; () leaves them without."""
+    """Names of the columns of :attr:`Draw.numbers`, or () for unnamed columns."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """A subclass that overrides :meth:`apply` does not inherit its parent's other ways to it.
+        """Drop inherited methods that a subclass has made invalid.
 
-        Those would make the parent's pixels. Likewise a subclass that overrides :meth:`draw` does
-        not inherit its parent's :attr:`number_names`.
+        A subclass that overrides :meth:`apply` does not inherit the other methods that make pixels,
+        which would make its parent's. A subclass that overrides :meth:`draw` does not inherit
+        :attr:`number_names`.
         """
         super().__init_subclass__(**arguments)
         for name in (
@@ -95,7 +96,7 @@ class Recipe(ABC):
             "pointwise",
             "motion",
         ):
-            # A mixin may override apply() as well.
+            # A mixin may also override apply().
             if _place_of(cls, "apply") < _place_of(cls, name):
                 setattr(cls, name, getattr(Recipe, name))
         if "draw" in vars(cls) and "number_names" not in vars(cls):
@@ -103,7 +104,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def draw(self, uniforms: FloatArray, sizes: IndexArray) -> Draw:
-        """Decide for a whole batch; row i depends on row i of the arguments alone.
+        """Draw for a whole batch; row i depends on row i of the arguments alone.
 
         Args:
             uniforms: float64 [n, num_draws] in [0, 1).
@@ -112,7 +113,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
-        """Make the pixels: a pure function that leaves ``image`` as it is.
+        """Make the pixels: a pure function that does not change ``image``.
 
         The result may be a view of ``image``. It does not depend on the number of threads.
 
@@ -122,7 +123,7 @@ class Recipe(ABC):
         """
 
     def apply_into(self, image: Tensor, numbers: Sequence[float], out: Tensor) -> None:
-        """As :meth:`apply`, into ``out``: a row of the batch, [C, H, W].
+        """Do :meth:`apply` into ``out``, a row of the batch, [C, H, W].
 
         Raises:
             ValueError: the result has another shape or dtype than ``out``.
@@ -132,18 +133,19 @@ class Recipe(ABC):
     def cut(self, cut: Cut, numbers: Sequence[float]) -> Cut | None:
         """Fold a recipe that keeps a part of an image's bytes, or resizes them, into a cut.
 
-        So that only the part is decoded, and then goes through :meth:`apply_to_cut`.
+        Then only that part is decoded, and goes through :meth:`apply_to_cut`.
 
         Args:
-            cut: what the recipes before this one keep; nothing of it is resized.
+            cut: the part that earlier recipes keep, without a resize.
             numbers: as for :meth:`apply`.
 
-        Returns: the cut after the recipe, or None where the recipe needs all of the image.
+        Returns:
+            The cut after the recipe, or None if the recipe needs the whole image.
         """
         return None
 
     def apply_to_cut(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
-        """As :meth:`apply`, for an image of which only what :meth:`cut` keeps is left.
+        """Do :meth:`apply` on the part of an image that :meth:`cut` keeps.
 
         Args:
             image: uint8 [C, H, W]; smaller than the cut if it was decoded at a smaller scale.
@@ -151,14 +153,14 @@ class Recipe(ABC):
         return self.apply(image, numbers)
 
     def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
-        """As :meth:`apply`, for n images of one size at once, on any device.
+        """Do :meth:`apply` for n images of one size at once, on any device.
 
-        Row i of the result depends on image i and row i of the numbers alone, and is what
-        ``apply`` makes of them: bit for bit on one device.
+        Row i of the result depends on image i and row i of the numbers alone, and equals the result
+        of ``apply``, bit for bit on one device.
 
         Args:
-            images: [n, C, H, W], uint8 or float, of any strides; they stay as they are.
-            numbers: [n, k], as :attr:`Draw.numbers`; all rows give results of one size.
+            images: [n, C, H, W], uint8 or float, of any strides; they are not changed.
+            numbers: [n, k], as :attr:`Draw.numbers`; all rows must give one size.
         """
         rows = zip(images.unbind(0), numbers.tolist(), strict=True)
         return torch.stack([self.apply(image, row) for image, row in rows])
@@ -166,7 +168,7 @@ class Recipe(ABC):
     def apply_batch_into(
         self, images: Tensor, numbers: IndexArray | FloatArray, out: Tensor
     ) -> None:
-        """As :meth:`apply_batch`, into ``out``: the batch, or rows of it, [n, C, H, W].
+        """Do :meth:`apply_batch` into ``out``, the batch or rows of it, [n, C, H, W].
 
         Raises:
             ValueError: the result has another shape or dtype than ``out``.
@@ -176,49 +178,51 @@ class Recipe(ABC):
     def place(self, placement: Placement, numbers: IndexArray | FloatArray) -> Placement | None:
         """Fold a recipe that only moves pixels, or resizes bytes bilinearly, into a placement.
 
-        So several recipes become one pass over the pixels of a whole batch. A recipe that folds
-        gives the pixels of :meth:`apply`, within what a resize on another device differs by.
+        Several recipes then become one pass over the pixels of a batch. The result equals that of
+        :meth:`apply`, apart from the differences of a resize on another device.
 
         Args:
-            placement: where the pixels of n images come from so far.
+            placement: origin of the pixels of n images so far.
             numbers: [n, k], as :attr:`Draw.numbers`.
 
-        Returns: the placement after the recipe, or None where it cannot be folded.
+        Returns:
+            The placement after the recipe, or None if the recipe cannot be folded.
         """
         return None
 
     def pointwise(self, before: Pointwise) -> Pointwise | None:
-        """Fold a recipe that changes each value by itself; None where it cannot be folded.
+        """Fold a recipe that changes each value by itself; None if it cannot be folded.
 
         Args:
-            before: what is done to each value so far.
+            before: operations on each value so far.
         """
         return None
 
     def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray | None:
-        """Where the recipe moves points, for the boxes and masks that go with the image.
+        """Return how the recipe moves points, for boxes and masks of the image.
 
         Args:
             numbers: [n, k], as :attr:`Draw.numbers`.
             sizes: int64 [n, 2]: height and width before the recipe, in pixels.
 
-        Returns: float64 [n, 2, 3], see :mod:`stateful_gpu_loader.transforms.motion`; None where
-        that is not known; images with boxes or masks are then refused.
+        Returns:
+            float64 [n, 2, 3], see :mod:`stateful_gpu_loader.transforms.motion`; None if the motion
+            is unknown, in which case images with boxes or masks are refused.
         """
         return None
 
     def immovable(self) -> Recipe | None:
-        """Return the recipe if it does not tell where it moves points, or None if it does."""
+        """Return the recipe if its motion of points is unknown, otherwise None."""
         return self if type(self).motion is Recipe.motion else None
 
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
-        """The dtype of the result for an image of ``dtype``."""
+        """Return the dtype of the result for an image of ``dtype``."""
         return dtype
 
     def named(self, drawn: Draw) -> dict[str, Any]:
-        """What was drawn, to be read: ``"recipe"``, its name, and an array [n] for each number.
+        """Return the draw by name: ``"recipe"``, and an array [n] for each number.
 
-        One array ``"numbers"`` [n, k], where the recipe does not name its numbers.
+        If the numbers have no names, there is one array ``"numbers"`` [n, k].
         """
         columns = drawn.numbers.T
         if len(self.number_names) != len(columns):
@@ -227,7 +231,7 @@ class Recipe(ABC):
         return {"recipe": type(self).__name__, **named}
 
     def fingerprint(self) -> str:
-        """The recipe and its arguments as text: equal texts give equal pixels."""
+        """Return the recipe and its arguments as text: equal texts give equal pixels."""
         return fingerprint_of(self)
 
     def __repr__(self) -> str:
@@ -240,8 +244,8 @@ class Recipe(ABC):
             image: [C, H, W], uint8 or float; a ``tv_tensors.Image`` stays one.
 
         Raises:
-            TypeError: it is no tensor image.
-            ValueError: it has no three dimensions.
+            TypeError: the image is not a tensor image.
+            ValueError: the image does not have three dimensions.
         """
         from torchvision import tv_tensors
 
@@ -256,32 +260,32 @@ class Recipe(ABC):
 
 
 def between(bounds: tuple[float, float], uniforms: FloatArray) -> FloatArray:
-    """Numbers from the lowest to the highest, from uniforms in [0, 1)."""
+    """Map uniforms in [0, 1) to numbers from the lowest to the highest."""
     lowest, highest = bounds
     return lowest + uniforms * (highest - lowest)
 
 
 def in_place(recipe: Recipe, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
-    """The :meth:`Recipe.motion` of recipes that leave every point where it is."""
+    """Return the :meth:`Recipe.motion` of recipes that do not move points."""
     return at_rest(len(sizes))
 
 
 def nothing_drawn(sizes: IndexArray) -> Draw:
-    """The draw of a recipe that needs no numbers and keeps the sizes."""
+    """Return the draw of a recipe that needs no numbers and keeps the sizes."""
     return Draw(np.empty((len(sizes), 0), dtype=np.int64), sizes)
 
 
 def copy_into(result: Tensor, out: Tensor) -> None:
-    """Copy, and never broadcast or convert: both would hide a mistake.
+    """Copy without broadcasting or conversion, which would hide mistakes.
 
     Raises:
         ValueError: shapes or dtypes differ.
     """
     if result.shape != out.shape or result.dtype is not out.dtype:
         raise ValueError(
-            f"the recipes made {result.dtype} {list(result.shape)}, and the batch has room for "
-            f"{out.dtype} {list(out.shape)}. Remedy: allocate what Compose.draw(...).sizes and "
-            "Compose.output_dtype say, and decode to the sizes that were drawn for"
+            f"the recipes made {result.dtype} {list(result.shape)}, but the batch has room for "
+            f"{out.dtype} {list(out.shape)}. Remedy: allocate the sizes of Compose.draw(...) and "
+            "Compose.output_dtype, and decode images to the sizes in the draw"
         )
     out.copy_(result)
 
@@ -291,10 +295,10 @@ def _checked_image(image: Any) -> Tensor:
 
     if isinstance(image, (tuple, list, dict)):
         raise TypeError(
-            f"a recipe got a whole sample, a {type(image).__name__}: a loader's recipes apply to "
-            "the images of a source; of any other dataset, transform gets the samples as they "
-            "are. Remedy: a source, such as FolderSource(root) in place of torchvision's "
-            "ImageFolder, or the recipes in the dataset's own transform"
+            f"a recipe got a whole sample, a {type(image).__name__}. A loader applies recipes to "
+            "the images of a source; for any other dataset, transform gets the samples as they "
+            "are. Remedy: use a source, such as FolderSource(root) in place of torchvision's "
+            "ImageFolder, or put the recipes in the dataset's own transform"
         )
     if not isinstance(image, Tensor):
         raise TypeError(
@@ -303,8 +307,8 @@ def _checked_image(image: Any) -> Tensor:
         )
     if isinstance(image, tv_tensors.TVTensor) and not isinstance(image, tv_tensors.Image):
         raise TypeError(
-            f"a recipe got {type(image).__name__}. Remedy: pass the image alone; recipes move no "
-            "boxes, masks or videos"
+            f"a recipe got {type(image).__name__}. Remedy: pass the image alone, because recipes "
+            "cannot be called on boxes, masks or videos"
         )
     if image.ndim != 3:
         raise ValueError(
@@ -318,7 +322,7 @@ def _described(array: npt.NDArray[Any]) -> str:
 
 
 class BatchwiseRecipe(Recipe):
-    """Base of recipes that treat an image as a batch of one: they give :meth:`apply_batch`."""
+    """Base of recipes that define :meth:`apply_batch` and treat an image as a batch of one."""
 
     def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
         return self.apply_batch(image.unsqueeze(0), np.array([numbers])).squeeze(0)
@@ -328,7 +332,7 @@ class BatchwiseRecipe(Recipe):
 
 
 class WithProbability(Recipe):
-    """Base of recipes that act with probability p; a subclass gives :meth:`_act`.
+    """Base of recipes that act with probability p; a subclass defines :meth:`_act`.
 
     Numbers: 1 to act, 0 to leave the image as it is.
 
@@ -350,7 +354,7 @@ class WithProbability(Recipe):
 
     @abstractmethod
     def _act(self, images: Tensor) -> Tensor:
-        """What happens to images [..., C, H, W] of those that were chosen; no size changes."""
+        """Change the chosen images [..., C, H, W], without changing their size."""
 
     def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
         return self._act(image) if numbers[0] else image
@@ -368,14 +372,14 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 def fingerprint_of(step: object) -> str:
-    """The class and its constructor's arguments, which are attributes of the same names.
+    """Return the class and its constructor's arguments, read from attributes of the same names.
 
     >>> from stateful_gpu_loader.transforms.mixing import MixUp
     >>> fingerprint_of(MixUp(num_classes=10))
     "MixUp(alpha=1.0, num_classes=10, labels_getter='default')"
     """
     cls = type(step)
-    # A class of the same name outside this package is another step.
+    # A class of the same name outside this package is a different step.
     prefix = "" if cls.__module__.startswith(f"{_PACKAGE}.") else f"{cls.__module__}."
     arguments = inspect.signature(cls).parameters
     described = ", ".join(f"{name}={getattr(step, name)!r}" for name in arguments)
@@ -386,19 +390,19 @@ Numbers = tuple[float, ...]
 
 
 class BatchRecipe(ABC):
-    """One step on images and labels of a whole batch, its random part apart from its pixels.
+    """One step on images and labels of a whole batch, with its random numbers separate.
 
     A batch recipe keeps every constructor argument, in canonical form, as a public attribute of
-    the same name; :meth:`fingerprint` is made from them. A subclass gives :attr:`num_draws`,
-    :meth:`draw` and :meth:`apply`.
+    the same name, and :meth:`fingerprint` is made from these. A subclass defines
+    :attr:`num_draws`, :meth:`draw` and :meth:`apply`.
     """
 
     num_draws: int = 0
-    """Uniforms per batch: a fixed budget."""
+    """Number of uniforms per batch: a fixed budget."""
 
     @abstractmethod
     def draw(self, uniforms: FloatArray, num_samples: int, size: tuple[int, int]) -> Numbers:
-        """Decide for one batch.
+        """Draw numbers for one batch.
 
         Args:
             uniforms: float64 [num_draws] in [0, 1).
@@ -410,7 +414,7 @@ class BatchRecipe(ABC):
     def apply(
         self, images: Tensor, labels: Tensor, numbers: Sequence[float]
     ) -> tuple[Tensor, Tensor]:
-        """Make the batch: a pure function that leaves its arguments as they are.
+        """Make the batch: a pure function that does not change its arguments.
 
         Args:
             images: [n, C, H, W], on any device.
@@ -418,11 +422,11 @@ class BatchRecipe(ABC):
             numbers: from :meth:`draw`.
 
         Returns:
-            Images [n, C, H, W] of the same dtype, and labels, each on its device.
+            Images [n, C, H, W] of the same dtype, and labels, each on the device of its input.
         """
 
     def fingerprint(self) -> str:
-        """The batch recipe and its arguments as text: equal texts give equal batches."""
+        """Return the batch recipe and its arguments as text: equal texts give equal batches."""
         return fingerprint_of(self)
 
     def __repr__(self) -> str:
@@ -433,21 +437,21 @@ class BatchRecipe(ABC):
 
         Args:
             inputs: images and labels, or one sequence that begins with them, such as a batch from
-                ``default_collate``. What comes after them is passed through. Images [n, C, H, W]
-                that are a ``tv_tensors.Image`` stay one.
+                ``default_collate``. Further items are passed through. Images [n, C, H, W] that are
+                a ``tv_tensors.Image`` stay one.
 
         Returns:
             A tuple; for one sequence, a sequence of its type.
 
         Raises:
-            ValueError: these are no images and labels.
+            ValueError: the inputs do not begin with images and labels.
         """
         batch = inputs[0] if len(inputs) == 1 else inputs
         uniforms = torch.rand(self.num_draws, dtype=torch.float64).numpy()
         return self.transform(batch, uniforms)
 
     def transform(self, batch: Any, uniforms: FloatArray) -> Any:
-        """A whole batch, from numbers that were drawn for it.
+        """Apply the recipe to a whole batch, with given uniforms.
 
         Args:
             batch: a sequence that begins with images and labels.
@@ -457,7 +461,7 @@ class BatchRecipe(ABC):
             A sequence of the batch's type.
 
         Raises:
-            ValueError: it begins with something else.
+            ValueError: the batch does not begin with images and labels.
         """
         from torchvision import tv_tensors
 

@@ -1,4 +1,4 @@
-"""ToDtype, ToMemoryFormat and Normalize: other dtypes, layouts and ranges of the same pixels."""
+"""ToDtype, ToMemoryFormat and Normalize: change the dtype, layout or range of pixel values."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ class ToDtype(Recipe):
     """Convert the image, as ``torchvision.transforms.v2.ToDtype``.
 
     Args:
-        dtype: what to convert to; v2's dict of types is not supported, since recipes see images
-            only.
-        scale: whether the range of values is brought along: integers fill theirs, floats [0, 1].
+        dtype: the new dtype; v2's dict of types is not supported, because recipes only see images.
+        scale: whether to scale values to the range of the new dtype, which is [0, 1] for floats.
 
     Raises:
-        TypeError: dtype is no ``torch.dtype``.
+        TypeError: dtype is not a ``torch.dtype``.
 
     >>> ToDtype(torch.float32, scale=True).apply(torch.tensor([[[51]]], dtype=torch.uint8), [])
     tensor([[[0.2000]]])
@@ -34,7 +33,7 @@ class ToDtype(Recipe):
         if not isinstance(dtype, torch.dtype):
             raise TypeError(
                 f"{dtype = } of type {type(dtype).__name__} is not supported. Remedy: pass the "
-                "image's dtype, such as torch.float32"
+                "dtype of the images, such as torch.float32"
             )
         self.dtype = dtype
         self.scale = bool(scale)
@@ -73,17 +72,17 @@ _FORMATS = (torch.contiguous_format, torch.channels_last)
 
 
 class ToMemoryFormat(Recipe):
-    """Lay the batch out as ``images.to(memory_format=...)`` would; no pixel changes.
+    """Set the batch's memory format, as ``images.to(memory_format=...)``; no pixel changes.
 
-    The finished batch has the format of the last one among the recipes, wherever that stands.
+    The last ToMemoryFormat among the recipes decides, wherever it stands.
 
     Args:
-        memory_format: ``torch.contiguous_format``, or ``torch.channels_last``, which convolutions
-            in half precision want.
+        memory_format: ``torch.contiguous_format``, or ``torch.channels_last``, which is best for
+            convolutions in half precision.
 
     Raises:
-        TypeError: it is no memory format.
-        ValueError: it is another one than these two.
+        TypeError: the argument is not a memory format.
+        ValueError: the argument is another memory format.
 
     >>> ToMemoryFormat(torch.channels_last).apply(torch.zeros(3, 4, 5), []).stride()
     (1, 15, 3)
@@ -122,17 +121,17 @@ class ToMemoryFormat(Recipe):
 class Normalize(Recipe):
     """Standardize each channel, as ``torchvision.transforms.v2.Normalize``.
 
-    An uint8 image is first brought to float32 in [0, 1], as by ``ToDtype(torch.float32,
-    scale=True)``; both steps are one, within 1e-6 of torchvision's two for ImageNet's values. A
-    float image keeps its dtype.
+    A uint8 image is scaled to float32 in [0, 1] first, as by ``ToDtype(torch.float32,
+    scale=True)``. Both steps are done as one, within 1e-6 of torchvision's two steps for ImageNet's
+    values. A float image keeps its dtype.
 
     Args:
         mean: one number for each channel, on the scale of float images.
         std: one number for each channel, none of them 0.
-        inplace: must stay False: a recipe leaves its image as it is.
+        inplace: must stay False: a recipe does not change its input.
 
     Raises:
-        TypeError: mean or std is no sequence of numbers.
+        TypeError: mean or std is not a sequence of numbers.
         ValueError: they differ in length, a std is 0, or inplace is True.
 
     >>> Normalize([0.5], [0.25]).apply(torch.full((1, 1, 2), 255, dtype=torch.uint8), [])
@@ -148,7 +147,7 @@ class Normalize(Recipe):
         if len(self.mean) != len(self.std) or not self.mean:
             raise ValueError(f"{mean = } and {std = } must have one number for each channel")
         if not all(self.std):
-            raise ValueError(f"{std = } has a 0, by which nothing can be divided")
+            raise ValueError(f"{std = } has a 0. Remedy: pass numbers other than 0")
         self._byte_mean = tuple(255.0 * value for value in self.mean)
         self._byte_scale = tuple(1.0 / (255.0 * value) for value in self.std)
 
@@ -164,10 +163,10 @@ class Normalize(Recipe):
             return image.to(torch.float32).sub(mean).mul_(scale)
         if not image.is_floating_point():
             raise TypeError(
-                f"Normalize needs a uint8 or float tensor, and the image is {image.dtype}. "
+                f"Normalize needs a uint8 or float tensor, but the image is {image.dtype}. "
                 "Remedy: put ToDtype(torch.float32, scale=True) before it"
             )
-        # As torchvision's normalize_image, whose numbers would be waited for on a device.
+        # Like torchvision's normalize_image, whose numbers would make the host wait for the device.
         mean = _per_channel(self.mean, image.dtype, image.device)
         return image.sub(mean).div_(_per_channel(self.std, image.dtype, image.device))
 
@@ -183,7 +182,7 @@ class Normalize(Recipe):
         ):
             mean = _per_channel(self._byte_mean, torch.float32, image.device)
             scale = _per_channel(self._byte_scale, torch.float32, image.device)
-            # Measured: 10 us less than torch.sub(image, mean, out=out), and the same bits.
+            # Measured: 10 us less than torch.sub(image, mean, out=out), with the same bits.
             out.copy_(image).sub_(mean).mul_(scale)
         else:
             super().apply_into(image, numbers, out)
@@ -212,5 +211,5 @@ def _as_numbers(name: str, values: Sequence[float]) -> tuple[float, ...]:
 
 @cache
 def _per_channel(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # as of the constant, which the view shares its memory with
+    with torch.inference_mode(False):  # as in ``constant``, whose memory the view shares
         return constant(values, dtype, device).view(-1, 1, 1)

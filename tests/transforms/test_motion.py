@@ -130,5 +130,5 @@ def test_a_subclass_with_pixels_of_its_own_does_not_inherit_where_they_go() -> N
 
     recipes = T.Compose([Shifted(8)])
     assert recipes.immovable() is recipes.recipes[0]
-    with pytest.raises(TypeError, match="does not tell where it moves boxes"):
+    with pytest.raises(TypeError, match="cannot move boxes"):
         recipes.motion(recipes.draw(1, 0, np.arange(1), SIZES), SIZES)

@@ -1,1 +1,1 @@
-"""Whole batches, of any sizes, on any device: folded, resampled in one launch, grouped."""
+"""Whole batches of images of any sizes: folding, resampling in one launch, grouping."""

@@ -1,9 +1,9 @@
-"""Batching: a ragged batch of images on its way through the recipes, on any device.
+"""Batching: applies recipes to a ragged batch of images, on any device.
 
-Recipes that fold (:meth:`Recipe.place`, :meth:`Recipe.pointwise`) cost nothing until one comes
-that does not; then a single resampling carries them out. Which code makes a sample's pixels
-depends on the recipes and on its own numbers, or, where padding decides it, changes no pixel: a
-crop is exact either way.
+Recipes that can be folded (:meth:`Recipe.place`, :meth:`Recipe.pointwise`) cost nothing until a
+recipe cannot. Then one resampling carries them all out. The code that makes a sample's pixels
+depends only on the recipes and on its own numbers. Padding can change the code, but not the
+pixels, because a crop is always exact.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from stateful_gpu_loader.transforms.recipe import FloatArray, Recipe
 
 
 class Batching:
-    """n images, and what is still to be done to them.
+    """n images and the operations still to be carried out on them.
 
     Args:
-        images: n >= 1 images, [C, H, W] of any strides, of one dtype and on one device; they stay
-            as they are. A :class:`StridedImage` becomes a tensor only if a recipe needs one.
+        images: n >= 1 images, [C, H, W] of any strides, with one dtype and device; they are not
+            changed. A :class:`StridedImage` becomes a tensor only if a recipe needs one.
         memory_format: of every batch that is made.
 
     >>> from stateful_gpu_loader.transforms import CenterCrop, Normalize
@@ -47,12 +47,12 @@ class Batching:
     def apply(
         self, recipe: Recipe, numbers: IndexArray | FloatArray, sizes: Sequence[tuple[int, int]]
     ) -> None:
-        """Do one recipe, or note that it is to be done.
+        """Apply a recipe now, or fold it in for later.
 
         Args:
-            recipe: the next one.
+            recipe: the next recipe.
             numbers: [n, k], as :attr:`Draw.numbers`.
-            sizes: height and width of each image after it, in pixels.
+            sizes: height and width of each image after the recipe, in pixels.
         """
         if self._folds(recipe, numbers):
             return
@@ -63,10 +63,10 @@ class Batching:
         self._carry_out(recipe, numbers, sizes)
 
     def finish(self) -> Tensor:
-        """The batch [n, C, h, w], in memory of its own.
+        """Return the batch [n, C, h, w], in its own memory.
 
         Raises:
-            RuntimeError: the images are not of one size.
+            RuntimeError: the images differ in size.
         """
         if self._is_pending:
             self._settle()
@@ -75,7 +75,7 @@ class Batching:
         return batch.contiguous(memory_format=self._memory_format)
 
     def _start(self, images: Sequence[Image] | Tensor) -> None:
-        """From here on the images are these, or the rows of one batch."""
+        """Start again with these images, or with the rows of a batch."""
         self._images = images
         self._placement = Placement.of(_sizes_of(images))
         self._pointwise = Pointwise()
@@ -85,7 +85,7 @@ class Batching:
         if self._images[0].dtype is not torch.uint8:
             return False
         placed = recipe.place(self._placement, numbers)
-        # Moving pixels gives the same before the steps as after; a resize, which rounds, does not.
+        # Moves give the same result before and after the steps. A resize rounds, so it does not.
         if placed is not None and (
             self._pointwise == Pointwise() or placed.antialias == self._placement.antialias
         ):
@@ -99,10 +99,10 @@ class Batching:
         return True
 
     def _settle(self) -> None:
-        """Carry out what was noted: in one resampling, or in one for each size that comes out."""
+        """Carry out the folded recipes: one resampling, or one for each size of results."""
         placement, images = self._placement, self._images
         if isinstance(images, Tensor):
-            images = images.unbind(0)  # one call of torch, where each index would be one
+            images = images.unbind(0)  # one call of torch instead of one per image
 
         def make(members: list[int]) -> Tensor:
             chosen, part = [images[i] for i in members], placement.take(np.array(members))
@@ -116,7 +116,7 @@ class Batching:
         numbers: IndexArray | FloatArray,
         sizes: Sequence[tuple[int, int]],
     ) -> None:
-        """Call the recipe, once for all images that have one size before and after it."""
+        """Call the recipe once for all images with the same sizes before and after it."""
 
         def make(members: list[int]) -> Tensor:
             images = self._images
@@ -129,7 +129,7 @@ class Batching:
 
 
 def _sizes_of(images: Sequence[Image] | Tensor) -> IndexArray:
-    """Height and width of each: int64 [n, 2]."""
+    """Return height and width of each image: int64 [n, 2]."""
     if isinstance(images, Tensor):
         return np.tile(np.array(images.shape[2:], dtype=np.int64), (len(images), 1))
     return np.array([image.shape[1:] for image in images], dtype=np.int64)
@@ -138,7 +138,7 @@ def _sizes_of(images: Sequence[Image] | Tensor) -> IndexArray:
 def _in_groups(
     keys: Iterable[object], make: Callable[[list[int]], Tensor]
 ) -> list[Tensor] | Tensor:
-    """What ``make`` gives for the numbers of equal keys together: one batch, or images in order."""
+    """Call ``make`` once for each distinct key; return one batch, or the images in order."""
     groups: defaultdict[object, list[int]] = defaultdict(list)
     for i, key in enumerate(keys):
         groups[key].append(i)
@@ -147,8 +147,8 @@ def _in_groups(
         batch = make(members)
         if len(batch) != len(members):
             raise ValueError(
-                f"a recipe made {len(batch)} images of {len(members)}. Remedy: let its "
-                "apply_batch give one for each"
+                f"a recipe made {len(batch)} images from {len(members)}. Remedy: return one image "
+                "for each from its apply_batch"
             )
         if len(groups) == 1:
             return batch

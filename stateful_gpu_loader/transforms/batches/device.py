@@ -1,7 +1,7 @@
 """Work on the device of the images, without waiting for it.
 
-What is decided for each sample is known on the CPU. It follows the images in one small copy that
-the device's stream orders, so that the host does not wait and nothing is read back.
+The numbers of the samples are known on the CPU. One small copy on the device's stream brings them
+to the images, so the host does not wait and reads nothing back.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from torch import Tensor
 from stateful_gpu_loader.records import IndexArray
 
 Operation = Callable[[Tensor, Tensor, IndexArray], Tensor]
-"""Of m images [m, C, H, W], their parameters, float64 [m, 1, 1, 1] on the same device, and their
-rows in the batch, int64 [m] on the CPU; it leaves the images as they are."""
+"""A function of m images [m, C, H, W], their parameters and their rows in the batch. Parameters are
+float64 [m, 1, 1, 1] on the images' device, rows int64 [m] on the CPU. The images are not
+changed."""
 
 _logger = logging.getLogger(__name__)
 
 
 def on_device(numbers: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """A copy of an array on the device; on CUDA it is made when the current stream comes to it.
+    """Copy an array to the device; on CUDA the copy is queued on the current stream.
 
     >>> import numpy as np
     >>> on_device(np.array([3, 1]), torch.device("cpu"))
@@ -37,21 +38,21 @@ def on_device(numbers: npt.NDArray[Any], device: torch.device) -> Tensor:
     if device.type == "cpu":
         return copied
     if device.type == "cuda":
-        # From pageable memory even a copy that is not to block waits for the stream.
+        # Even a non-blocking copy from pageable memory waits for the stream.
         copied = copied.pin_memory()
     return copied.to(device, non_blocking=True)
 
 
 @functools.cache
 def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Numbers that never change, [len(values)]: copied once for a device, and waited for then.
+    """Return constant numbers, [len(values)]; the host waits only for the first copy to a device.
 
-    It is kept for the life of the process, so that any stream may read it. Never write to it.
+    The tensor is kept for the life of the process, so any stream may read it. Never write to it.
 
     >>> constant((0.5, 0.25), torch.float32, torch.device("cpu"))
     tensor([0.5000, 0.2500])
     """
-    with torch.inference_mode(False):  # the tensor is kept for callers outside of it, too
+    with torch.inference_mode(False):  # the tensor is also used outside of inference mode
         return torch.tensor(values, dtype=dtype).to(device)
 
 
@@ -61,16 +62,16 @@ def apply_by_group(
     operations: Mapping[int, Operation],
     parameters: npt.NDArray[np.float64] | None = None,
 ) -> Tensor:
-    """Apply to each image its group's operation, as many calls as there are groups.
+    """Apply its group's operation to each image, with one call per group.
 
     Args:
-        images: [n, C, H, W]; they stay as they are, the result may be a view of them.
-        groups: int64 [n], known on the CPU, so that nothing is read back from the device.
-        operations: one for each group; all that are called give results of one size and dtype.
+        images: [n, C, H, W]; they are not changed, the result may be a view of them.
+        groups: int64 [n], on the CPU, so that nothing is read back from the device.
+        operations: one for each group; all must give results of one size and dtype.
         parameters: float64 [n], one for each image; None for zeros.
 
     Raises:
-        ValueError: the operations gave results of several sizes.
+        ValueError: the operations gave results of different sizes.
 
     >>> import torch
     >>> images = torch.tensor([1, 2, 3]).view(3, 1, 1, 1)
@@ -103,23 +104,23 @@ def apply_by_group(
             raise ValueError(
                 f"a batch would have images of {list(results.shape[1:])} and of "
                 f"{list(result.shape[1:])}. Remedy: put a recipe that makes one size, such as "
-                "Resize, behind the one that does not"
+                "Resize, after the one that does not"
             )
         results.index_copy_(0, chosen, result)
     return results
 
 
 def kernels_that_run(try_out: Callable[[], ModuleType], instead: str) -> ModuleType | None:
-    """The kernels that ``try_out`` imports and launches; None, with a warning, where that fails.
+    """Return the kernels that ``try_out`` imports and launches; None, with a warning, on failure.
 
-    It can fail where triton is installed: it needs a C compiler, which not every machine has.
+    Triton may be installed and still fail: it needs a C compiler, which not every machine has.
 
     Args:
         try_out: imports a module of kernels, launches them once and returns it.
-        instead: what is done without them, for the warning.
+        instead: the slower alternative, for the warning.
 
     Raises:
-        torch.OutOfMemoryError: which code runs depends on the machine, never on its load.
+        torch.OutOfMemoryError: memory has run out. Load must not decide which code runs.
     """
     try:
         return try_out()

@@ -1,20 +1,19 @@
 """The Triton kernel: one launch that crops, resizes, flips, normalizes and casts a ragged batch.
 
-Of this folder only this file imports triton, which torch brings along where there is a GPU; only
-:mod:`~stateful_gpu_loader.transforms.batches.ragged` imports this file, when it is needed, and the
-kernels of ColorJitter, which divide as it does.
+In this folder only this file imports triton, which torch installs on GPU machines.
+:mod:`~stateful_gpu_loader.transforms.batches.ragged` and the kernels of ColorJitter import this
+file when they need it.
 
 A program makes a tile of BLOCK_ROWS x BLOCK_COLUMNS pixels of one image, all three channels. It
-goes once over the source rows that the tile needs: each is resized along the row, and added to
-the rows of the tile with the weight that it has there. Reads of a byte are repeated where tiles
-overlap, and come from the cache.
+reads the source rows of the tile once: each row is resized, and added with its weight to the
+rows of the tile. Bytes are read again where tiles overlap, from the cache.
 
-How many columns a program has follows the width of the batch; the shape of a tile changes no
-operation on a pixel.
+The number of columns follows the width of the batch. The shape of a tile changes no operation on a
+pixel.
 """
 
 # mypy: disable-error-code="import-untyped", disallow-untyped-decorators=False
-# ruff: noqa: N803 (constants of a kernel are capitals, as everywhere in Triton)
+# ruff: noqa: N803 (constants of a kernel are upper-case, as everywhere in Triton)
 
 from __future__ import annotations
 
@@ -28,12 +27,11 @@ _IN_PTX = tl.constexpr(torch.version.hip is None and not triton.knobs.runtime.in
 
 @triton.jit
 def divided(value: tl.tensor, by: tl.tensor) -> tl.tensor:
-    """One float32 by another, rounded to nearest as torch rounds it, the least numbers included.
+    """Divide float32 values, rounded to nearest as in torch, subnormal numbers included.
 
-    Either is broadcast to the other. ``tl.math.div_rn`` of some versions, of Triton 3.4 for one,
-    takes numbers below 2**-126 for 0, so that two of them make NaN. PTX has one instruction that
-    does not, and it is the one named here. Triton's interpreter and AMD know no PTX; they have
-    ``div_rn``.
+    The arguments are broadcast. In some versions, such as Triton 3.4, ``tl.math.div_rn`` treats
+    numbers below 2**-126 as 0, so that two of them give NaN. The PTX instruction used here does
+    not. Triton's interpreter and AMD have no PTX, but a correct ``div_rn``.
     """
     if _IN_PTX:
         return tl.inline_asm_elementwise(
@@ -45,25 +43,26 @@ def divided(value: tl.tensor, by: tl.tensor) -> tl.tensor:
 
 VERSION: str = triton.__version__
 FIELDS = 12
-"""Whole numbers a sample: see :func:`~.ragged.parameters`."""
+"""Number of parameters per sample: see :func:`~.ragged.parameters`."""
 
 BLOCK = (4, 128)
-"""Rows and columns, fewer where the batch is narrow. On an H100 a batch of 256 photographs takes
-178 us, and 229 us in blocks of 8 x 64 (``"launch by block"`` of ``benchmarks/bench_gpu.py``)."""
+"""Rows and columns; fewer columns if the batch is narrow. On an H100 a batch of 256 photographs
+takes 178 us, and 229 us in blocks of 8 x 64 (``"launch by block"`` of
+``benchmarks/bench_gpu.py``)."""
 _LARGEST_GRID = 65535
 
 
 def resample(
     parameters: Tensor, coefficients: Tensor, out: Tensor, *, antialias: bool, steps: str
 ) -> None:
-    """Launch on the current stream; the images must live until it has read them.
+    """Launch on the current stream. The images must live until the kernel has read them.
 
     Args:
         parameters: int64 [n, FIELDS], on the device.
         coefficients: float32 [len(steps), 3], on the device; unread if there are no steps.
         out: [n, 3, h, w], uint8, float32, float16 or bfloat16, of any strides.
-        antialias: whether the triangle is as wide as the pixels that are skipped.
-        steps: as :attr:`Pointwise.steps`, one letter each.
+        antialias: whether the triangle is as wide as the skipped pixels.
+        steps: as :attr:`Pointwise.steps`, one letter per step.
     """
     samples, _, height, width = out.shape
     rows, columns = BLOCK[0], min(BLOCK[1], max(32, triton.next_power_of_2(width)))
@@ -91,10 +90,10 @@ def resample(
 def _taps(
     index: tl.tensor, length: tl.tensor, resized: tl.tensor, ANTIALIAS: tl.constexpr
 ) -> tl.tensor:
-    """What pixel ``index`` of the resized axis takes from ``length`` pixels.
+    """Return the source pixels and weights of pixel ``index``, as :func:`~.ragged._taps` does.
 
-    As :func:`~.ragged._taps`: first pixel, number of pixels,
-    where the first lies from the center, one over the triangle's half width.
+    In order: first pixel, number of pixels, distance of the first from the center, the inverse
+    of half the width of the triangle of weights.
     """
     scale = divided(length.to(tl.float32), resized.to(tl.float32))
     middle = index.to(tl.float32) + 0.5
@@ -123,7 +122,7 @@ def _weight(tap: tl.tensor, offset: tl.tensor, inverse: tl.tensor) -> tl.tensor:
 def _gain(
     start: tl.tensor, count: tl.tensor, offset: tl.tensor, inverse: tl.tensor, taps: tl.tensor
 ) -> tl.tensor:
-    """One over the sum of the weights."""
+    """Return 1 / the sum of the weights."""
     total = offset * 0.0
     for tap in range(taps):
         total += tl.where(tap < count, _weight(tap, offset, inverse), 0.0)
@@ -132,7 +131,7 @@ def _gain(
 
 @triton.jit
 def _loaded(place: tl.tensor) -> tl.tensor:
-    # By way of int32: from uint8 the conversion is a slow instruction (I2F instead of I2FP).
+    # Through int32: the direct conversion from uint8 is a slow instruction (I2F, not I2FP).
     return tl.load(place).to(tl.int32).to(tl.float32)
 
 
@@ -140,7 +139,7 @@ def _loaded(place: tl.tensor) -> tl.tensor:
 def _finished(
     value: tl.tensor, coefficients: tl.tensor, CHANNEL: tl.constexpr, STEPS: tl.constexpr
 ) -> tl.tensor:
-    """Rounded half to even as torch.round, then the steps."""
+    """Round half to even, as torch.round does, and apply the steps."""
     value = (value + 12582912.0) - 12582912.0
     for step in tl.static_range(len(STEPS)):
         coefficient = tl.load(coefficients + 3 * step + CHANNEL)
@@ -217,7 +216,7 @@ def resample_kernel(
             row_red = tl.fma(weight, _loaded(place), row_red)
             row_green = tl.fma(weight, _loaded(place + source_channel), row_green)
             row_blue = tl.fma(weight, _loaded(place + 2 * source_channel), row_blue)
-        # Outside it is nearly zero, and which rows a tile meets must not show in its pixels.
+        # Weights outside are nearly zero, but pixels must not depend on which rows a tile reads.
         is_tap = (y >= y_start) & (y < y_start + y_count)
         weight = tl.where(is_tap, _weight(y - y_start, y_offset, y_inverse) * y_gain, 0.0)
         weight = tl.broadcast_to(weight, (BLOCK_ROWS, BLOCK_COLUMNS))

@@ -1,4 +1,4 @@
-"""What recipes fold into one launch: where pixels come from, and what is done to each value."""
+"""Placement and Pointwise: the origin of pixels, and the operations on each value, folded."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """For each of n images: a box, mirrored, resized, of which a window is kept, and flipped.
+    """For each of n images: a box is mirrored and resized, and a window of the result is flipped.
 
-    It holds one resize. Flips before it and after it are told apart, since the sums of a resize
-    are rounded in the order of their pixels.
+    A placement holds one resize. Flips before and after the resize are separate, because the resize
+    rounds its sums in the order of the pixels.
 
     >>> placement = Placement.of(np.array([[375, 500]])).flip(1, np.array([True]))
     >>> placement.crop(np.array([[0, 10, 300, 400]])).boxes
@@ -33,19 +33,19 @@ class Placement:
     boxes: IndexArray
     """int64 [n, 4]: top, left, height, width in pixels of the image."""
     mirrored: BoolArray
-    """bool [n, 2]: whether the rows, and the columns, of the box are read backwards."""
+    """bool [n, 2]: whether the rows, and the columns, of the box are reversed."""
     resized: IndexArray
-    """int64 [n, 2]: height and width of what the whole box becomes, in pixels."""
+    """int64 [n, 2]: height and width of the whole box after the resize, in pixels."""
     windows: IndexArray
-    """int64 [n, 4]: top, left, height, width of what is kept, in pixels after the resize."""
+    """int64 [n, 4]: top, left, height, width of the window, in pixels after the resize."""
     flipped: BoolArray
-    """bool [n, 2]: whether the rows, and the columns, of the window are turned around."""
+    """bool [n, 2]: whether the rows, and the columns, of the window are reversed."""
     antialias: bool | None = None
-    """How it was resized; None: it was not, and window and box are the same pixels."""
+    """Whether the resize averages. None means no resize: window and box are the same pixels."""
 
     @classmethod
     def of(cls, sizes: IndexArray) -> Placement:
-        """All of each image.
+        """Return the placement that keeps all of each image.
 
         Args:
             sizes: int64 [n, 2]: height and width in pixels.
@@ -55,14 +55,14 @@ class Placement:
 
     @property
     def sizes(self) -> IndexArray:
-        """int64 [n, 2]: height and width of the result, in pixels."""
+        """Height and width of the results, in pixels: int64 [n, 2]."""
         return self.windows[:, 2:]
 
     def crop(self, boxes: IndexArray) -> Placement:
-        """Keep a box of each.
+        """Keep a box of each image.
 
         Args:
-            boxes: int64 [n, 4]: top, left, height, width in pixels of what the placement gives.
+            boxes: int64 [n, 4]: top, left, height, width in pixels of the placement's results.
 
         Raises:
             ValueError: a box is empty or lies outside.
@@ -79,11 +79,11 @@ class Placement:
         return replace(self, windows=np.concatenate((corners, sizes), axis=1))
 
     def flip(self, axis: int, chosen: BoolArray) -> Placement:
-        """Turn some around.
+        """Flip some images.
 
         Args:
             axis: 0 swaps top and bottom, 1 left and right.
-            chosen: bool [n]: which.
+            chosen: bool [n]: the images to flip.
         """
         is_unresized = self.antialias is None
         turned = (self.mirrored if is_unresized else self.flipped).copy()
@@ -91,11 +91,12 @@ class Placement:
         return replace(self, mirrored=turned) if is_unresized else replace(self, flipped=turned)
 
     def resize(self, sizes: IndexArray, antialias: bool) -> Placement | None:
-        """Resize each bilinearly; None if it was resized before: two are not one.
+        """Resize each image bilinearly; None after an earlier resize: two cannot be folded into
+        one.
 
         Args:
             sizes: int64 [n, 2]: height and width in pixels.
-            antialias: whether to average over the pixels that would be skipped.
+            antialias: whether to average over skipped pixels.
         """
         if self.antialias is not None:
             return None
@@ -103,7 +104,7 @@ class Placement:
         return replace(self, resized=sizes, windows=windows, antialias=antialias)
 
     def take(self, members: IndexArray) -> Placement:
-        """The placement of some of the images."""
+        """Return the placement of some of the images."""
         return Placement(
             self.boxes[members],
             self.mirrored[members],
@@ -124,7 +125,7 @@ class Placement:
         raise ValueError(
             f"a crop of {height}x{width} pixels at row {top}, column {left} does not lie inside "
             f"image {i} of the batch, which has {self.sizes[i, 0]}x{self.sizes[i, 1]} (height x "
-            "width). Remedy: apply numbers that were drawn for the sizes of these images"
+            "width). Remedy: apply the numbers that were drawn for the sizes of these images"
         )
 
 
@@ -133,7 +134,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Pointwise:
-    """Subtractions, multiplications and divisions in float32, and one cast.
+    """Subtractions, multiplications and divisions in float32, followed by one cast.
 
     >>> scaled = Pointwise().then("*", [1 / 255]).cast(torch.float16)
     >>> scaled.apply(torch.tensor([[[[51.0]]]]))
@@ -143,32 +144,32 @@ class Pointwise:
     steps: str = ""
     """One of "-", "*", "/" for each step, in order."""
     coefficients: tuple[tuple[float, ...], ...] = ()
-    """For each step one number, or one for each channel; they are rounded to float32."""
+    """One number, or one for each channel, for each step; they are rounded to float32."""
     dtype: torch.dtype = torch.uint8
-    """The dtype of the result; uint8 means that there are no steps."""
+    """dtype of the result; uint8 means that there are no steps."""
 
     def then(self, step: str, numbers: Iterable[float]) -> Pointwise:
-        """One step more, after which the values are float32."""
+        """Append one step, after which the values are float32."""
         coefficients = (*self.coefficients, tuple(numbers))
         return Pointwise(self.steps + step, coefficients, torch.float32)
 
     def cast(self, dtype: torch.dtype) -> Pointwise:
-        """The result in another dtype."""
+        """Set another dtype for the result."""
         return replace(self, dtype=dtype)
 
     def fits(self, channels: int) -> bool:
-        """Whether images of so many channels keep their shape."""
+        """Whether images with this number of channels keep their shape."""
         return all(len(numbers) in (1, channels) for numbers in self.coefficients)
 
     def table(self, channels: int) -> npt.NDArray[np.float32]:
-        """The coefficients, float32 [number of steps, channels]."""
+        """Return the coefficients, float32 [number of steps, channels]."""
         table = np.empty((len(self.steps), channels), dtype=np.float32)
         for row, numbers in zip(table, self.coefficients, strict=True):
             row[:] = numbers
         return table
 
     def apply(self, batch: Tensor) -> Tensor:
-        """Do it, in place but for the cast.
+        """Apply the steps in place, and the cast.
 
         Args:
             batch: float32 [n, C, H, W]: whole numbers from 0 to 255.

@@ -1,14 +1,14 @@
-"""Resampling a ragged batch at once: images of any sizes and strides, one placement, one batch.
+"""Resampling of a ragged batch: images of any sizes and strides become one batch.
 
-On a GPU one Triton launch does it; elsewhere, and where triton does not run, batched torch
-operations do. Both compute what ``torch.nn.functional.interpolate(mode="bilinear",
-align_corners=False)`` defines, in float32: along the rows first, then along the columns, each
-value a sum in the order of the pixels, rounded half to even to a byte, as torchvision has it for
-uint8 images on a GPU. No operation on a sample depends on the batch around it.
+A GPU does it in one Triton launch. Elsewhere, and where Triton does not run, batched torch
+operations do it. Both compute ``torch.nn.functional.interpolate(mode="bilinear",
+align_corners=False)`` in float32, along the rows first, then along the columns. Each value is a sum
+in the order of the pixels, rounded half to even to a byte, as in torchvision for uint8 images on a
+GPU. No sample depends on the batch around it.
 
-Before rounding a value is less than 1e-3 of a level, of 255, from aten's (measured on
-photographs, on the CPU: at most 1e-4, on average 4e-6, most of them bit for bit); so at most 3 of
-10,000 bytes differ, by one level, where a sum is a half.
+Before rounding, values differ from aten's by less than 1e-3 of a level of 255. On photographs, on
+the CPU, they differ by at most 1e-4 and on average by 4e-6; most are bit-identical. At most 3 of
+10,000 bytes therefore differ, by one level, where a sum is close to a half.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stateful_gpu_loader.transforms.batches.placement import Placement, Pointwis
 
 _LARGEST_INT32 = 2**31 - 1
 _PACKED_BYTES = 2**28
-"""How much is packed at once: images of very different sizes are mostly padding."""
+"""Size in bytes of a packed portion. Batches of very different images are mostly padding."""
 
 
 def resample(
@@ -37,15 +37,15 @@ def resample(
     pointwise: Pointwise,
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> Tensor:
-    """The batch [n, C, h, w] in ``pointwise.dtype``, on the device of the images.
+    """Return the batch [n, C, h, w] in ``pointwise.dtype``, on the device of the images.
 
     Nothing waits for the device. Work is queued on the current stream, on which the images must
     be ready.
 
     Args:
         images: n >= 1 images, uint8 [C, H, W] of any strides, all on one device.
-        placement: of these images; all of its sizes are one.
-        pointwise: what follows; it fits C.
+        placement: of these images; its results must have one size.
+        pointwise: operations after the resampling; they must fit C.
         memory_format: of the batch.
 
     >>> image = torch.arange(4, dtype=torch.uint8).view(1, 1, 4)
@@ -72,7 +72,7 @@ def resample(
 
 
 def _within_kernel(images: Sequence[Image], out: Tensor) -> bool:
-    """Whether there are three channels, and 32 bits hold every distance within an image."""
+    """Whether there are three channels, and 32 bits hold every offset within an image."""
     return (
         out.shape[1] == 3
         and out[0].numel() <= _LARGEST_INT32
@@ -82,7 +82,7 @@ def _within_kernel(images: Sequence[Image], out: Tensor) -> bool:
 
 @functools.cache
 def _kernels(device: torch.device) -> ModuleType | None:
-    """The kernels, if they run here."""
+    """Return the kernels if they run here."""
     pixel = torch.zeros(3, 1, 1, dtype=torch.uint8, device=device)
     out = torch.empty(1, 3, 1, 1, dtype=torch.uint8, device=device)
 
@@ -103,9 +103,9 @@ def launch(
     pointwise: Pointwise,
     out: Tensor,
 ) -> None:
-    """One launch of the Triton kernel; arguments as in :func:`resample`, C is 3.
+    """Launch the Triton kernel once; arguments as in :func:`resample`, with C = 3.
 
-    All that it is told of the images is in one small table, which is copied once.
+    One small table with the images' parameters is copied to the device.
     """
     rows = parameters(images, placement)
     coefficients = pointwise.table(3)
@@ -123,11 +123,11 @@ def launch(
 
 
 def parameters(images: Sequence[Image], placement: Placement) -> IndexArray:
-    """What the kernel reads of each image: int64 [n, 12].
+    """Return the kernel's parameters of each image: int64 [n, 12].
 
-    Address of the box's first pixel, as it is read; strides of rows, columns, channels in bytes,
-    negative where mirrored; height, width of the box; height, width resized; first row of the
-    window and step to the next; first column and step.
+    The address of the first pixel that is read; strides of rows, columns and channels in bytes,
+    negative if mirrored. Then height and width of the box; height and width after the resize;
+    first row of the window and row step; first column and column step.
     """
     strides = np.array([image.stride() for image in images], dtype=np.int64)
     addresses = np.array([image.data_ptr() for image in images], dtype=np.int64)
@@ -149,17 +149,17 @@ def parameters(images: Sequence[Image], placement: Placement) -> IndexArray:
 
 
 def window_rows(placement: Placement, axis: int) -> tuple[IndexArray, IndexArray]:
-    """Which pixel of the resized axis comes first, and the step to the next: int64 [n] each."""
+    """Return the first pixel of the window on the resized axis, and the step: int64 [n] each."""
     flipped = placement.flipped[:, axis].astype(np.int64)
     first = placement.windows[:, axis] + flipped * (placement.windows[:, 2 + axis] - 1)
     return first, 1 - 2 * flipped
 
 
 def resample_with_torch(images: Sequence[Tensor], placement: Placement) -> Tensor:
-    """float32 [n, C, h, w] of whole numbers from 0 to 255; arguments as in :func:`resample`.
+    """Return float32 [n, C, h, w] of whole numbers from 0 to 255; arguments as :func:`resample`.
 
-    A crop of each image is copied into one padded batch; from there on nothing is done sample by
-    sample. It is what the Triton kernel is tested against.
+    A crop of each image is copied into one padded batch, which is then processed as a whole. Tests
+    compare the Triton kernel with this function.
     """
     device = images[0].device
     height, width = placement.sizes[0].tolist()
@@ -205,7 +205,7 @@ def _along(pixels: Tensor, dim: int, size: int, placement: Placement) -> Tensor:
         around = list(pixels.shape)
         around[dim] = size
         taken = pixels.gather(dim, place.expand(around)).to(torch.float32)
-        # Two roundings, always: a fused one would depend on the size of the vectors at work.
+        # Always two roundings: whether a product is fused would depend on the size of the vectors.
         total = total + taken.mul_((weight * gain).view(shape))
     return total
 
@@ -213,10 +213,11 @@ def _along(pixels: Tensor, dim: int, size: int, placement: Placement) -> Tensor:
 def _taps(
     index: Tensor, length: Tensor, resized: Tensor, *, antialias: bool | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What each pixel of a resized axis takes from the pixels of the axis, as aten does.
+    """Return the source pixels and weights of each pixel of a resized axis, as aten does.
 
-    Returns: its first pixel and their number, int64; and in float32 where the first lies from
-    the center, in pixels, and one over the half width of the triangle that weighs them.
+    Returns:
+        First source pixel and number of source pixels, int64. Then, in float32, the distance of
+        the first from the center in pixels, and the inverse of the triangle's half width.
     """
     scale = length.to(torch.float32) / resized.to(torch.float32)
     middle = index.to(torch.float32) + 0.5
@@ -226,7 +227,7 @@ def _taps(
         start = (center - support + 0.5).to(torch.int64).clamp_(min=0)
         stop = torch.minimum((center + support + 0.5).to(torch.int64), length)
         return start, stop - start, start - center + 0.5, 1.0 / support
-    # Rounded once, as the fused multiply-add that compilers make of aten's formula.
+    # Rounded once, like the fused multiply-add that compilers make of aten's formula.
     place = (middle.double() * scale.double() - 0.5).to(torch.float32)
     nearest = torch.minimum(place.clamp_(min=0.0), (length - 1).to(torch.float32))
     start = nearest.to(torch.int64)
@@ -235,7 +236,7 @@ def _taps(
 
 
 def _most_taps(placement: Placement, axis: int) -> int:
-    """An upper bound, known on the CPU, so that nothing waits for the device."""
+    """Return an upper bound that is known on the CPU, so that nothing waits for the device."""
     if not placement.antialias:
         return 2
     scales = placement.boxes[:, 2 + axis] / placement.resized[:, axis]
@@ -243,7 +244,7 @@ def _most_taps(placement: Placement, axis: int) -> int:
 
 
 def portions(placement: Placement) -> Iterator[IndexArray]:
-    """Neighbours that, padded to one size, do not take much memory: at least one at a time."""
+    """Yield groups of adjacent images that take little memory when padded; at least one image."""
     n = len(placement.boxes)
     areas = placement.boxes[:, 2:]
     first = 0

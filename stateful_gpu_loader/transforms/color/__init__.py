@@ -1,1 +1,1 @@
-"""What colors become, and what is blurred, sharpened or erased."""
+"""Recipes that change colors, blur, sharpen or erase."""

@@ -1,12 +1,12 @@
-"""Changes of color, for an image or a batch: torchvision's, made independent of threads.
+"""Color changes for an image or a batch: torchvision's, but independent of the thread count.
 
-torch computes ``a.add(b, alpha=w)`` with one rounding where it has whole vectors of pixels and
-with two at the ends of each thread's share, and sums an image in as many parts as there are
-threads. A level can depend on either: of a grey pixel, a * w + a * (1 - w) is just below or at a.
-The result must not depend on them, and is that of the whole vectors here; for an image alone and in
-a batch, on any device. A batch has a factor, shift or threshold for each image.
+torch computes ``a.add(b, alpha=w)`` with one rounding in whole vectors of pixels, but with two at
+the ends of each thread's share, and sums an image in as many parts as there are threads. A level
+can depend on either: for a grey pixel, a * w + a * (1 - w) is a, or just below. Here the result is
+always that of whole vectors, for a single image and in a batch, on any device. Each image of a
+batch has its own factor, shift or threshold.
 
-Sources: ``torchvision.transforms.v2.functional``, ``_color.py``; hue is after Pillow's Convert.c.
+Sources: ``torchvision.transforms.v2.functional``, ``_color.py``; hue follows Pillow's Convert.c.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ import torch
 from torch import Tensor
 
 Factor: TypeAlias = "float | Tensor"
-"""One for all images, or float64 [n, 1, 1, 1] on their device: one for each image of a batch."""
+"""One number for all images, or float64 [n, 1, 1, 1] on their device, one per image of a batch."""
 
 _RED, _GREEN, _BLUE = 0.2989, 0.587, 0.114
 _FIXED_POINT = 2.0**24
 _IMAGE = (-3, -2, -1)
 _EDGE, _MIDDLE = 1.0 / 13.0, 5.0 / 13.0
-"""Weights of 3 x 3 pixels: the middle counts 5, its neighbours 1, of 13."""
+"""Weights of a 3 x 3 neighbourhood: 5 of 13 for the center, 1 of 13 for each neighbour."""
 
 
 def to_grey(images: Tensor) -> Tensor:
-    """The grey of each pixel [..., 1, H, W], in the dtype of the images.
+    """Return the grey of each pixel, [..., 1, H, W], in the dtype of the images.
 
     Args:
         images: [..., C, H, W] of 1 or 3 channels, uint8 or float.
 
     Raises:
-        TypeError: they have another number of channels.
+        TypeError: the images have another number of channels.
 
     >>> to_grey(torch.tensor([200, 100, 50], dtype=torch.uint8).view(3, 1, 1))
     tensor([[[124]]], dtype=torch.uint8)
@@ -48,7 +48,7 @@ def to_grey(images: Tensor) -> Tensor:
 
 
 def adjust_brightness(images: Tensor, factor: Factor) -> Tensor:
-    """Multiply by the factor, up to the brightest value that the dtype has.
+    """Multiply by the factor, and clip at the dtype's brightest value.
 
     >>> grey = torch.full((2, 1, 1, 1), 100, dtype=torch.uint8)
     >>> factors = torch.tensor([0.5, 2.0], dtype=torch.float64).view(2, 1, 1, 1)
@@ -59,9 +59,9 @@ def adjust_brightness(images: Tensor, factor: Factor) -> Tensor:
 
 
 def adjust_contrast(images: Tensor, factor: Factor) -> Tensor:
-    """Blend with the mean grey of each image; arguments and errors are those of :func:`to_grey`.
+    """Blend with each image's mean grey; arguments and errors as for :func:`to_grey`.
 
-    The mean is exact: pixels are summed as whole numbers, float ones in units of 2**-24.
+    The mean is exact: pixels are summed as whole numbers, floats in units of 2**-24.
     """
     grey = to_grey(images)
     if images.is_floating_point():
@@ -73,7 +73,7 @@ def adjust_contrast(images: Tensor, factor: Factor) -> Tensor:
 
 
 def adjust_saturation(images: Tensor, factor: Factor) -> Tensor:
-    """Blend with the grey of each pixel; arguments and errors are those of :func:`to_grey`."""
+    """Blend with each pixel's grey; arguments and errors as for :func:`to_grey`."""
     if _checked_channels(images) == 1:
         return images
     return _blend(images, to_grey(images), factor)
@@ -85,20 +85,20 @@ def _blend(images: Tensor, other: Tensor, factor: Factor) -> Tensor:
 
 
 def _bounded(pixels: Tensor, dtype: torch.dtype) -> Tensor:
-    """Cut off what the dtype cannot hold, in place, and convert."""
+    """Clip to the range of the dtype, in place, and convert."""
     brightest = 1 if dtype.is_floating_point else torch.iinfo(dtype).max
     return pixels.clamp_(0, brightest).to(dtype)
 
 
 def _as_float(images: Tensor) -> Tensor:
-    """float32, where torch by itself would take the default dtype of the process."""
+    """Convert to float32; torch would use the default dtype of the process."""
     return images if images.is_floating_point() else images.to(torch.float32)
 
 
 def _times(images: Tensor, factor: Factor) -> Tensor:
-    """The product, as float: what was float keeps its dtype."""
+    """Return the product as float; float images keep their dtype."""
     if isinstance(factor, Tensor):
-        # A number keeps float32 when it meets 16 bits; a tensor of theirs would not.
+        # A Python number would keep float32 with 16-bit images; a 16-bit tensor would not.
         factor = factor.to(torch.promote_types(torch.float32, images.dtype))
     if images.is_floating_point():
         return images.mul(factor).to(images.dtype)
@@ -106,9 +106,9 @@ def _times(images: Tensor, factor: Factor) -> Tensor:
 
 
 def _fused_add(pixels: Tensor, other: Tensor, weight: Factor) -> Tensor:
-    """pixels + other * weight for float32, rounded once as by a fused multiply-add.
+    """Return pixels + other * weight for float32, rounded once like a fused multiply-add.
 
-    The product of two float32 is exact in float64, so only the sum is rounded, in effect once.
+    The product of two float32 is exact in float64, so in effect only the sum is rounded.
     """
     if isinstance(weight, Tensor):
         product = other.double() * weight.to(pixels.dtype).double()
@@ -126,15 +126,15 @@ def _checked_channels(images: Tensor) -> int:
 
 
 def adjust_hue(images: Tensor, shift: Factor) -> Tensor:
-    """Turn the color wheel.
+    """Rotate the hue.
 
-    Every sum, product and quotient is taken in torchvision's order, so every float32 is the same;
-    without its table look-ups it takes less than half the time.
+    All operations follow torchvision's order, so every float32 is the same. Without its table
+    look-ups this takes less than half the time.
 
     Args:
         images: [..., C, H, W] of 1 or 3 channels, uint8 or float in [0, 1]; one channel has no
             hue.
-        shift: in turns, -0.5 to 0.5; a tensor holds one for each image of a batch.
+        shift: in turns, -0.5 to 0.5; a tensor holds one shift for each image of a batch.
 
     Raises:
         TypeError: the images have another number of channels.
@@ -158,7 +158,7 @@ def adjust_hue(images: Tensor, shift: Factor) -> Tensor:
 def _to_hsv(red: Tensor, green: Tensor, blue: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     value = torch.maximum(torch.maximum(red, green), blue)
     span = value - torch.minimum(torch.minimum(red, green), blue)
-    # Grey has a span of 0, so that whatever it is divided by must only not be 0.
+    # Grey has a span of 0, so its divisor can be anything but 0.
     is_grey = _equal(span, 0)
     saturation = span / (value + is_grey)
     span.add_(is_grey)
@@ -182,7 +182,7 @@ def _to_rgb(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
     rising = chroma.add_(rest).mul_(value).clamp_(0.0, 1.0)
     low = rest.mul_(value).clamp_(0.0, 1.0)
     second, third, fourth, fifth, sixth = (_equal(sector, i) for i in range(1, 6))
-    # What is left: also sector 6, of a hue that was rounded up to a whole turn.
+    # The remaining sector, or sector 6, from a hue that was rounded up to a whole turn.
     first = 1.0 - second - third - fourth - fifth - sixth
     rgb = value.new_empty(*value.shape[:-2], 3, *value.shape[-2:])
     red, green, blue = rgb.unbind(-3)
@@ -196,7 +196,7 @@ def _to_rgb(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
 
 
 def _equal(plane: Tensor, other: Tensor | float) -> Tensor:
-    """1.0 where equal, else 0.0: products with it choose, at a tenth of torch.where's cost."""
+    """Return 1.0 where equal, else 0.0. A product with it costs a tenth of torch.where."""
     return torch.eq(plane, other, out=torch.empty_like(plane))
 
 
@@ -223,7 +223,7 @@ def solarize(images: Tensor, thresholds: Tensor) -> Tensor:
 
     Args:
         images: [n, C, H, W], uint8 or float in [0, 1].
-        thresholds: float64 [n, 1, 1, 1] in [0, 1], where 1 is the brightest value; on the device
+        thresholds: float64 [n, 1, 1, 1] in [0, 1], with 1 for the brightest value; on the device
             of the images.
 
     >>> image = torch.tensor([100, 200], dtype=torch.uint8).view(1, 1, 1, 2)
@@ -237,7 +237,7 @@ def solarize(images: Tensor, thresholds: Tensor) -> Tensor:
 
 
 def invert(images: Tensor) -> Tensor:
-    """Turn each value into what it lacks of the brightest.
+    """Replace each value by its difference from the brightest value.
 
     Args:
         images: [..., C, H, W], uint8 or float in [0, 1].
@@ -249,7 +249,7 @@ def invert(images: Tensor) -> Tensor:
 
 
 def autocontrast(images: Tensor) -> Tensor:
-    """Stretch each channel, so that its darkest value is 0 and its brightest the dtype's.
+    """Stretch each channel from 0 to the dtype's brightest value.
 
     Args:
         images: [n, C, H, W] of 1 or 3 channels, uint8 or float in [0, 1].
@@ -272,10 +272,10 @@ def autocontrast(images: Tensor) -> Tensor:
 
 
 def equalize(images: Tensor) -> Tensor:
-    """Spread each channel's levels, so that its histogram is as even as it can be.
+    """Make each channel's histogram as even as possible.
 
-    torchvision's is batched already: one histogram for each channel of each image, and one look-up
-    for each pixel.
+    torchvision's function is already batched: it takes one histogram per channel of each image, and
+    one look-up per pixel.
 
     Args:
         images: [n, C, H, W], uint8 or float in [0, 1].
@@ -291,15 +291,16 @@ def equalize(images: Tensor) -> Tensor:
 
 
 def adjust_sharpness(images: Tensor, factors: Tensor) -> Tensor:
-    """Blend each image with itself, blurred: 0 is blurred, 1 the image, more is sharper.
+    """Blend each image with a blurred copy: 0 is blurred, 1 the image, more is sharper.
 
-    The outermost pixels stay as they are, and so does an image less than 3 pixels high or wide.
-    torchvision leaves the sum to a convolution, whose order of additions is its library's; here it
-    is fixed, and rounds as torch's vectors do on CPUs with fused multiply-add.
+    The outermost pixels do not change, nor does an image less than 3 pixels high or wide.
+    torchvision leaves the sum to a convolution, whose order of additions depends on the library.
+    Here the order is fixed, and rounding is that of torch's vectors on CPUs with fused
+    multiply-add.
 
     Args:
         images: [n, C, H, W] of 1 or 3 channels, uint8 or float in [0, 1].
-        factors: float64 [n, 1, 1, 1], none negative, on the device of the images.
+        factors: float64 [n, 1, 1, 1], not negative, on the device of the images.
 
     Raises:
         TypeError: the images have another number of channels.
@@ -317,14 +318,14 @@ def adjust_sharpness(images: Tensor, factors: Tensor) -> Tensor:
     blurred = _blurred(pixels) if is_float else _blurred_levels(pixels)
     inner = pixels[..., 1:-1, 1:-1]
     weights = (1.0 - factors).to(pixels.dtype).double()
-    # In float64 the product is exact, so that the sum is rounded once.
+    # The product is exact in float64, so the sum is rounded once.
     inner.copy_(blurred.sub_(inner).double().mul_(weights).add_(inner))
     sharpened: Tensor = pixels.clamp_(0, 1 if is_float else 255).to(images.dtype)
     return sharpened
 
 
 def _blurred_levels(pixels: Tensor) -> Tensor:
-    """Whole numbers: their sums are exact, and no 13th of one lies halfway between two."""
+    """Blur whole numbers: their sums are exact, and a 13th is never halfway between two levels."""
     rows = pixels[..., :-2, :] + pixels[..., 1:-1, :] + pixels[..., 2:, :]
     sums = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
     return sums.add_(pixels[..., 1:-1, 1:-1], alpha=4).div_(13).round_()

@@ -31,10 +31,10 @@ class GaussianBlur(BatchwiseRecipe):
 
     Args:
         kernel_size: (width, height) of the kernel in pixels, odd; or an int for a square.
-        sigma: lowest and highest standard deviation, or one number for that one.
+        sigma: lowest and highest standard deviation, or one number for a fixed one.
 
     Raises:
-        TypeError, ValueError: an argument is of another kind or outside its range.
+        TypeError, ValueError: an argument has a wrong type or is out of range.
 
     >>> GaussianBlur(5).draw(np.array([[0.5]]), np.array([[375, 500]])).numbers
     array([[1.05]])
@@ -62,9 +62,9 @@ class GaussianBlur(BatchwiseRecipe):
         if len(small):
             height, width = sizes[small[0]].tolist()
             raise ValueError(
-                f"{self.fingerprint()} mirrors {reach[0]} rows and {reach[1]} columns at each edge "
-                f"and sample {small[0]} of the batch has {height}x{width} (height x width). "
-                "Remedy: Resize first, or take a smaller kernel"
+                f"{self.fingerprint()} mirrors {reach[0]} rows and {reach[1]} columns at each "
+                f"edge, but sample {small[0]} of the batch has {height}x{width} (height x width). "
+                "Remedy: put Resize first, or use a smaller kernel"
             )
         return Draw(between(self.sigma, uniforms), sizes)
 
@@ -78,8 +78,8 @@ class GaussianBlur(BatchwiseRecipe):
         kernels = (down.unsqueeze(-1) * across.unsqueeze(-2)).unsqueeze(1)
         reach_x, reach_y = self.kernel_size[0] // 2, self.kernel_size[1] // 2
         padded = pad(images.to(dtype), [reach_x, reach_x, reach_y, reach_y], mode="reflect")
-        # Every plane has a kernel of its own. A lone plane would be convolved by other code, on
-        # a GPU with less precision, so it gets a companion.
+        # Every plane has its own kernel. A single plane would use other code, less precise on a
+        # GPU, so a second plane is added.
         planes = 2 if n * channels == 1 else channels
         blurred = conv2d(
             _as_channels(padded.expand(-1, planes, -1, -1)).unsqueeze(0),
@@ -95,7 +95,7 @@ def _as_channels(batch: Tensor) -> Tensor:
 
 
 def _gaussians(length: int, deviations: Tensor) -> Tensor:
-    """One row of weights for each deviation, [n, length], number by number as torchvision."""
+    """Return the weights of each deviation, [n, length], computed as in torchvision."""
     end = (length - 1) / (2.0 * math.sqrt(2.0))
     places = torch.linspace(-end, end, length, dtype=deviations.dtype, device=deviations.device)
     return torch.softmax(places.div(deviations).pow_(2).neg_(), dim=-1)

@@ -1,8 +1,8 @@
-"""RandomErasing: put a number, or noise, in place of a random box.
+"""RandomErasing: replace a random box by a number or by noise.
 
-The noise is the same on every device. Philox4x32-10 in torch's int64, as ``randomness`` has it in
-NumPy, turns (seed, number of the block) into eight halves of words; each half is the place of a
-value in a table of the normal distribution. Whole numbers and look-ups are exact everywhere.
+The noise is the same on every device. Philox4x32-10, in torch's int64 as ``randomness`` has it in
+NumPy, turns (seed, block number) into eight 16-bit halves of words. Each half is an index into a
+table of the normal distribution. Whole numbers and look-ups are exact everywhere.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ _GRANULE = 2.0**-20
 class RandomErasing(Recipe):
     """Erase a random box, with a probability, as ``torchvision.transforms.v2.RandomErasing``.
 
-    Numbers: top, left, height, width of the box in pixels, all 0 where nothing is erased; then
-    two halves of a seed, of which ``"random"`` makes its noise: the same on every device. Up to
-    ten boxes are tried; if none fits into the image, nothing is erased.
+    Numbers: top, left, height, width of the box in pixels, all 0 if nothing is erased; then the two
+    halves of the seed of the ``"random"`` noise, which is the same on every device. Up to ten boxes
+    are tried; if none fits into the image, nothing is erased.
 
     Args:
         p: the probability that a box is erased.
         scale: lowest and highest area of the box, as a fraction of the image's.
         ratio: lowest and highest height / width of the box.
-        value: what is put there: one number, one for each channel, or "random" for normal noise
-            of mean 0 and deviation 1. Integer images get the whole part, modulo their range.
-        inplace: must stay False: a recipe leaves its image as it is.
+        value: the new value: one number, one for each channel, or "random" for normal noise with
+            mean 0 and deviation 1. Integer images get the integer part, modulo their range.
+        inplace: must stay False: a recipe does not change its input.
 
     Raises:
-        TypeError, ValueError: an argument is of another kind or outside its range.
+        TypeError, ValueError: an argument has a wrong type or is out of range.
 
     >>> recipe = RandomErasing(1.0, value="random")
     >>> recipe.draw(np.full((1, 25), 0.5), np.array([[375, 500]])).numbers[:, :4]
@@ -123,7 +123,7 @@ class RandomErasing(Recipe):
         starts = np.cumsum(areas) - areas
         table = np.column_stack((areas, rows, boxes[:, :2], boxes[:, 3], starts, value_starts))
         table_there = on_device(table, images.device)
-        # A line for each pixel of all boxes, one box after the other.
+        # One line for each pixel of all boxes, box by box.
         num_pixels = int(areas.sum())
         lines = table_there.repeat_interleave(table_there[:, 0], dim=0, output_size=num_pixels)
         area, row, top, left, width, start, value_start = lines.unbind(1)
@@ -145,21 +145,21 @@ class RandomErasing(Recipe):
     def _checked_channels(self, channels: int) -> int:
         if isinstance(self.value, tuple) and len(self.value) != channels:
             raise ValueError(
-                f"value={self.value} has {len(self.value)} numbers, and the image has {channels} "
+                f"value={self.value} has {len(self.value)} numbers, but the image has {channels} "
                 "channels. Remedy: pass one number, or one for each channel"
             )
         return channels
 
 
 def _as_pixels(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """By way of int64: from float, what a smaller integer type cannot hold is undefined."""
+    """Convert by way of int64: from float, overflow of a smaller integer type is undefined."""
     return values.to(dtype) if dtype.is_floating_point else values.to(torch.int64).to(dtype)
 
 
 def _canonical_value(value: Any) -> float | str | tuple[float, ...]:
     if isinstance(value, str):
         if value != "random":
-            raise ValueError(f"{value = } is no number. Remedy: pass numbers, or 'random'")
+            raise ValueError(f"{value = } is not a number. Remedy: pass numbers, or 'random'")
         return value
     if not isinstance(value, (int, float, list, tuple)):
         raise TypeError(
@@ -168,23 +168,23 @@ def _canonical_value(value: Any) -> float | str | tuple[float, ...]:
         )
     numbers = tuple(map(float, value)) if isinstance(value, (list, tuple)) else (float(value),)
     if not numbers or not all(map(math.isfinite, numbers)):
-        raise ValueError(f"{value = } must have at least one number, and finite ones only")
+        raise ValueError(f"{value = } must have at least one number, and only finite ones")
     return numbers if len(numbers) > 1 else numbers[0]
 
 
 def normal_noise(
     seeds: IndexArray, counts: IndexArray, device: torch.device
 ) -> tuple[Tensor, IndexArray]:
-    """Standard normal values for several seeds, one after the other.
+    """Return standard normal values of several seeds, one seed after the other.
 
     Args:
         seeds: int64 [m, 2]: the low and the high 32 bits of each seed.
-        counts: int64 [m]: how many values each seed gives, at least.
-        device: where to draw them.
+        counts: int64 [m]: least number of values for each seed.
+        device: device of the result.
 
     Returns:
-        float32 [...], multiples of 2**-20 between -4.33 and 4.33; and int64 [m], where the values
-        of each seed begin. The first values of a seed do not depend on how many are drawn.
+        float32 [...], multiples of 2**-20 between -4.33 and 4.33; and int64 [m], the start of each
+        seed's values. The first values of a seed do not depend on its count.
 
     >>> seeds = np.array([[1, 0], [2, 0]])
     >>> values, starts = normal_noise(seeds, np.array([3, 9]), torch.device("cpu"))
@@ -205,21 +205,21 @@ def normal_noise(
 
 
 def philox(counter: Tensor, key: Tensor) -> Tensor:
-    """``randomness.philox4x32`` on any device.
+    """Compute ``randomness.philox4x32`` on any device.
 
     Args:
         counter: int64 [4, n], each word within 32 bits.
-        key: int64 [2, n], likewise.
+        key: int64 [2, n], each word within 32 bits.
 
     Returns:
-        int64 [4, n], likewise.
+        int64 [4, n], each word within 32 bits.
 
     >>> zero = torch.zeros(4, 1, dtype=torch.int64)
     >>> [f"{word:08x}" for word in philox(zero, zero[:2]).flatten().tolist()]
     ['6627e8d5', 'e169c58d', 'bc57ac4c', '9b00dbd8']
     """
-    # Lanes 0 and 2 are multiplied, lanes 1 and 3 are mixed in; both kinds travel as a pair. No
-    # product exceeds 48 bits, since torch does not define what becomes of an int64 that overflows.
+    # Lanes 0 and 2 are multiplied, lanes 1 and 3 are mixed in; each kind is handled as a pair. No
+    # product exceeds 48 bits, because torch does not define the overflow of int64.
     multiplied, mixed = counter[0::2], counter[1::2]
     high, low, steps = (
         constant(pair, torch.int64, counter.device).view(2, 1)
@@ -237,9 +237,9 @@ def philox(counter: Tensor, key: Tensor) -> Tensor:
 
 @functools.cache
 def _quantiles(device: torch.device) -> Tensor:
-    """The normal distribution in 2**16 equal parts, the middle of each: float32 [65536].
+    """Return the middles of 2**16 equally likely parts of the normal distribution: float32 [65536].
 
-    Multiples of 2**-20, on which all C libraries agree.
+    They are multiples of 2**-20, on which all C libraries agree.
     """
     inverse = NormalDist().inv_cdf
     upper = [round(inverse(0.5 + (i + 0.5) / 65536) / _GRANULE) * _GRANULE for i in range(32768)]

@@ -1,4 +1,4 @@
-"""ColorJitter and RandomGrayscale: other colors in the same places."""
+"""ColorJitter and RandomGrayscale: change colors without moving pixels."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ _ADJUSTMENTS: tuple[Callable[[Tensor, Factor], Tensor], ...] = (
 class ColorJitter(Recipe):
     """Change brightness, contrast, saturation and hue in random order, as v2's ``ColorJitter``.
 
-    Numbers: the order, as four of 0 brightness, 1 contrast, 2 saturation, 3 hue; then their four
-    factors in that numbering. A property whose argument is None is left alone.
+    Numbers: the order, as four of 0 brightness, 1 contrast, 2 saturation, 3 hue; then the four
+    factors in that numbering. A property whose argument is None does not change.
 
     Args:
         brightness, contrast, saturation: lowest and highest factor, or one number d for
@@ -57,7 +57,7 @@ class ColorJitter(Recipe):
         hue: lowest and highest shift, within -0.5 and 0.5, or one number d for (-d, d).
 
     Raises:
-        TypeError, ValueError: an argument is of another kind or outside its range.
+        TypeError, ValueError: an argument has a wrong type or is out of range.
 
     >>> ColorJitter(brightness=0.4, hue=0.1)
     ColorJitter(brightness=(0.6, 1.4), contrast=None, saturation=None, hue=(-0.1, 0.1))
@@ -97,17 +97,17 @@ class ColorJitter(Recipe):
         chosen = [i for i in map(int, numbers[:4]) if self._ranges[i] is not None]
         if not chosen:
             return image
-        # All that follows works plane by plane, at twice the speed where planes are contiguous.
+        # The operations work plane by plane, twice as fast if planes are contiguous.
         image = image.contiguous()
         for operation in chosen:
             image = _ADJUSTMENTS[operation](image, numbers[4 + operation])
         return image
 
     def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
-        """In two launches where Triton can; else in four steps, each one call for each operation.
+        """Apply in two Triton launches, or else in four steps with one call per operation.
 
-        Both ways give the same pixels: bytes bit for bit; of float ones, a last bit in 2**29 may
-        differ.
+        Both give the same pixels: bytes bit for bit; of floats, one in 2**29 may differ in its last
+        bit.
         """
         asked = np.array([i if self._ranges[i] is not None else _NOTHING for i in range(4)])
         orders = asked[numbers[:, :4].astype(np.int64)]
@@ -130,7 +130,7 @@ def _adjusted(operation: int, images: Tensor, factors: Tensor, rows: IndexArray)
 
 
 class RandomGrayscale(WithProbability):
-    """Take the color away, keeping the channels, as v2's ``RandomGrayscale``.
+    """Remove the color but keep the channels, as v2's ``RandomGrayscale``.
 
     Numbers: 1 for grey, 0 to leave the image as it is.
 
@@ -159,7 +159,7 @@ class RandomGrayscale(WithProbability):
 
 
 def _within_kernels(images: Tensor) -> bool:
-    """Whether the kernels know these images, and 32 bits hold every distance within one."""
+    """Whether the kernels support these images, and 32 bits hold every offset within one."""
     return (
         images.device.type == "cuda"
         and images.shape[1] == 3
@@ -171,7 +171,7 @@ def _within_kernels(images: Tensor) -> bool:
 
 @functools.cache
 def _kernels(device: torch.device) -> ModuleType | None:
-    """The kernels, if they run here."""
+    """Return the kernels if they run here."""
 
     def try_out() -> ModuleType:
         from stateful_gpu_loader.transforms.color import jitter_kernels
@@ -186,7 +186,7 @@ def _kernels(device: torch.device) -> ModuleType | None:
 def _range_around(
     neutral: float, name: str, value: float | Sequence[float] | None, bounds: tuple[float, float]
 ) -> tuple[float, float] | None:
-    """The range of a factor or shift within bounds; None where nothing is asked for."""
+    """Return the range of a factor or shift within bounds; None if there is no argument."""
     if value is None:
         return None
     given, (least, most) = value, bounds

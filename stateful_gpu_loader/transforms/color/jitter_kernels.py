@@ -1,19 +1,19 @@
 """The Triton kernels of ColorJitter: a batch in two launches, each image in its own order.
 
-Only :mod:`~stateful_gpu_loader.transforms.color.jitter` imports this file, when it is needed.
+:mod:`~stateful_gpu_loader.transforms.color.jitter` imports this file when it needs it.
 
-Contrast blends with the mean grey of the image as the operations before it have left it. So the
-first launch carries those out and sums the grey; the second carries out all. Pixels stay in
-registers between the operations: each launch reads the batch once, the second writes it once.
+Contrast blends with the mean grey of the image after the preceding operations. The first launch
+carries these out and sums the grey; the second carries out all operations. Pixels stay in registers
+between operations: each launch reads the batch once, and the second writes it once.
 
-The arithmetic is that of ``adjustments``, in its order, to the bit. One thing can
-differ: where that rounds a sum to float64 and then to float32, ``fma`` rounds once. For bytes that
-is the same; of float32 values, about one sum in 2**29 is off by its last bit.
+The arithmetic is that of ``adjustments``, in the same order, to the bit, with one exception:
+``adjustments`` rounds a sum to float64 and then to float32, ``fma`` rounds once. Bytes are
+equal; among float32 values, about one sum in 2**29 differs in the last bit.
 
 Sums are whole numbers below 2**53 in float64, so they do not depend on the order of additions.
 """
 
-# ruff: noqa: N803, N806 (constants of a kernel are capitals, as everywhere in Triton)
+# ruff: noqa: N803, N806 (constants of a kernel are upper-case, as everywhere in Triton)
 # mypy: disable-error-code="import-untyped", disallow-untyped-decorators=False
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from stateful_gpu_loader.transforms.batches.kernels import divided
 from stateful_gpu_loader.transforms.recipe import FloatArray
 
 FIELDS = 10
-"""Numbers a sample: four operations, four factors, how many operations come before contrast, and
+"""Numbers per sample: four operations, four factors, the number of operations before contrast, and
 the sum of grey, which the first launch fills in."""
 
 BLOCK = 512
-"""Pixels a program."""
+"""Pixels per program."""
 
 NUM_WARPS = 4
 
@@ -45,12 +45,14 @@ def jitter(images: Tensor, orders: IndexArray, factors: FloatArray) -> Tensor:
     """Launch on the current stream; nothing waits for the device.
 
     Args:
-        images: [n, 3, H, W], uint8, or float32 in [0, 1], of any strides; rows that are not one
-            after the other are copied first. 32 bits hold every distance within an image.
+        images: [n, 3, H, W], uint8, or float32 in [0, 1], of any strides; images without one
+            stride from pixel to pixel are copied first. 32 bits must hold every offset within an
+            image.
         orders: [n, 4]: 0 brightness, 1 contrast, 2 saturation, 3 hue, each at most once; 4 nothing.
-        factors: float64 [n, 4], in that numbering.
+        factors: float64 [n, 4], indexed by operation.
 
-    Returns: the batch, in memory of its own, planar or interleaved as the images are.
+    Returns:
+        The batch, in its own memory, planar or interleaved as the images are.
     """
     is_contrast = orders == _CONTRAST
     before_contrast = is_contrast.argmax(axis=1)
@@ -73,7 +75,7 @@ def jitter(images: Tensor, orders: IndexArray, factors: FloatArray) -> Tensor:
 
 @triton.jit
 def _place(count: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
-    """The sample of this program, its pixels, and which of them there are."""
+    """Return this program's sample, its pixels, and a mask of the pixels that exist."""
     blocks = tl.cdiv(count, BLOCK)
     sample = (tl.program_id(0) // blocks).to(tl.int64)
     pixels = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
@@ -87,20 +89,20 @@ def _loaded(place: tl.tensor, inside: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _clamped(value: tl.tensor, highest: tl.constexpr) -> tl.tensor:
-    """As torch.clamp from 0: NaN stays NaN."""
+    """Clamp from 0, as torch.clamp does: NaN stays NaN."""
     value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
     return tl.minimum(value, highest, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def _bounded(value: tl.tensor, BYTES: tl.constexpr) -> tl.tensor:
-    """Cut off to the range of the dtype; bytes are rounded down."""
+    """Clip to the range of the dtype; bytes are rounded down."""
     return tl.floor(_clamped(value, 255.0)) if BYTES else _clamped(value, 1.0)
 
 
 @triton.jit
 def _fused_add(value: tl.tensor, other: tl.tensor, weight: tl.tensor) -> tl.tensor:
-    """value + other * weight, rounded once."""
+    """Return value + other * weight, rounded once."""
     return tl.fma(tl.broadcast_to(other, value.shape), tl.broadcast_to(weight, value.shape), value)
 
 
@@ -122,7 +124,7 @@ def _blended(
     place: tl.tensor,
     BYTES: tl.constexpr,
 ) -> tl.tensor:
-    """The pixels times a factor, plus the other times what the factor lacks of 1."""
+    """Return the pixels times a factor, plus the other times (1 - factor)."""
     factor = tl.load(place)
     weight = (1.0 - factor).to(tl.float32)
     factor = factor.to(tl.float32)
@@ -136,7 +138,7 @@ def _blended(
 def _turned(
     red: tl.tensor, green: tl.tensor, blue: tl.tensor, shift: tl.tensor, BYTES: tl.constexpr
 ) -> tl.tensor:
-    """The hue, as ``adjustments.adjust_hue``; what is chosen there by products is chosen here."""
+    """Rotate the hue as ``adjustments.adjust_hue``, but select by conditions, not by products."""
     if BYTES:
         red *= 1.0 / 255.0
         green *= 1.0 / 255.0
@@ -164,7 +166,7 @@ def _turned(
     falling = _clamped((1.0 - chroma) * value, 1.0)
     rising = _clamped((chroma + rest) * value, 1.0)
     low = _clamped(rest * value, 1.0)
-    # What is left is the first: also sector 6, of a hue that was rounded up to a whole turn.
+    # The first is what remains, or sector 6, from a hue that was rounded up to a whole turn.
     second = sector == 1.0
     third = sector == 2.0
     fourth = sector == 3.0
@@ -192,7 +194,7 @@ def _adjusted(
     blue: tl.tensor,
     BYTES: tl.constexpr,
 ) -> tl.tensor:
-    """Brightness, saturation, hue, or nothing."""
+    """Change brightness, saturation or hue, or nothing."""
     if operation == 0:
         factor = tl.load(factors).to(tl.float32)
         red = _bounded(red * factor, BYTES)
@@ -218,7 +220,7 @@ def grey_kernel(
     FIELDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Sum the grey that contrast finds: bytes as they are, float in units of 2**-24."""
+    """Sum the grey that contrast needs: bytes as they are, floats in units of 2**-24."""
     BYTES: tl.constexpr = images.dtype.element_ty == tl.uint8
     sample, pixels, inside = _place(count, BLOCK)
     row = table + sample * FIELDS
@@ -229,10 +231,10 @@ def grey_kernel(
     for step in range(tl.load(row + 8).to(tl.int32)):
         operation = tl.load(row + step).to(tl.int32)
         red, green, blue = _adjusted(operation, row + 4, red, green, blue, BYTES)
-    # What is not inside was loaded as black, which none of these operations changes.
+    # Pixels outside were loaded as black, which these operations do not change.
     grey = _grey(red, green, blue, BYTES)
     if not BYTES:
-        # Rounded half to even, as torch.round.
+        # Rounded half to even, as in torch.round.
         grey = (grey.to(tl.float64) * 16777216.0 + 6755399441055744.0) - 6755399441055744.0
     tl.atomic_add(row + 9, tl.sum(grey, axis=0).to(tl.float64), sem="relaxed")
 

@@ -1,11 +1,11 @@
-"""JPEG: what compression does to an image, without its bytes.
+"""JPEG: the loss of JPEG compression, without encoding.
 
-All that is lost is lost in whole numbers: rounded colors, averaged chroma, quantized frequencies.
-On a CPU torchvision's libjpeg encodes and decodes. On a device the same numbers are computed in
-torch, bit for bit, so that nothing goes back to the CPU.
+All losses happen in whole numbers: rounded colors, averaged chroma, quantized frequencies. On a
+CPU, torchvision's libjpeg encodes and decodes. On a device, torch computes the same numbers bit for
+bit, so nothing goes back to the CPU.
 
 Source: libjpeg-turbo's jccolor.c, jcsample.c, jfdctint.c, jcdctmgr.c, jidctint.c, jdsample.c and
-jdcolor.c, with their defaults: 4:2:0, the slow whole-number DCT, and smooth upsampling.
+jdcolor.c, with their defaults: 4:2:0, the slow integer DCT, and smooth upsampling.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ class JPEG(Recipe):
     Numbers: the quality.
 
     Args:
-        quality: lowest and highest quality, 1 to 100, both of which can be drawn; or one number
-            for that one.
+        quality: lowest and highest quality, 1 to 100, both included; or one number for that quality.
 
     Raises:
-        TypeError, ValueError: quality is of another kind or outside its range. For float images
+        TypeError, ValueError: quality has a wrong type or is out of range. For float images
             :meth:`apply` raises TypeError.
 
     >>> JPEG((5, 50)).draw(np.array([[0.0], [0.999]]), np.array([[375, 500]] * 2)).numbers.tolist()
@@ -59,7 +58,7 @@ class JPEG(Recipe):
     motion = in_place
 
     def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
-        import torchvision.io  # noqa: F401 (registers the operators, whose functions warn since 0.29)
+        import torchvision.io  # noqa: F401 (registers the operators; functions warn since 0.29)
 
         _check(image)
         quality = int(numbers[0])
@@ -79,7 +78,7 @@ class JPEG(Recipe):
 def _check(images: Tensor) -> None:
     if images.dtype is not torch.uint8 or images.shape[-3] not in (1, 3):
         raise TypeError(
-            f"JPEG got {images.dtype} with {images.shape[-3]} channels, and compresses uint8 "
+            f"JPEG got {images.dtype} with {images.shape[-3]} channels, but compresses uint8 "
             "images of 1 or 3. Remedy: put it before Normalize and ToDtype"
         )
 
@@ -97,11 +96,11 @@ _CHROMA = np.array([
     *[99] * 32,
 ])
 # fmt: on
-"""The steps of the standard's frequencies at quality 50, row by row."""
+"""Quantization steps of the standard at quality 50, row by row."""
 
 
 def quantization_steps(qualities: IndexArray) -> IndexArray:
-    """The steps of each frequency of luma and of chroma, int64 [n, 2, 64].
+    """Return the quantization steps of luma and chroma, int64 [n, 2, 64].
 
     >>> quantization_steps(np.array([50, 100]))[:, 0, :4]
     array([[16, 11, 10, 16],
@@ -114,10 +113,10 @@ def quantization_steps(qualities: IndexArray) -> IndexArray:
 
 
 def compressed(images: Tensor, qualities: IndexArray) -> Tensor:
-    """The images after compression and decompression, each with its own quality.
+    """Return the images after compression and decompression, each with its own quality.
 
     Args:
-        images: uint8 [n, C, H, W] of 1 or 3 channels, on any device; they stay as they are.
+        images: uint8 [n, C, H, W] of 1 or 3 channels, on any device; they are not changed.
         qualities: int64 [n], 1 to 100.
 
     >>> images = torch.arange(64, dtype=torch.uint8).view(1, 1, 8, 8) * 3
@@ -137,7 +136,7 @@ def compressed(images: Tensor, qualities: IndexArray) -> Tensor:
 
 
 def _to_ycc(red: Tensor, green: Tensor, blue: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """jccolor.c: sums with 16 binary places, rounded."""
+    """jccolor.c: sums with 16 fractional bits, rounded."""
     middle = (128 << 16) + (1 << 15) - 1
     luma = (red * 19595 + green * 38470 + blue * 7471 + (1 << 15)) >> 16
     to_blue = (blue * 32768 - red * 11059 - green * 21709 + middle) >> 16
@@ -158,9 +157,9 @@ def _to_rgb(luma: Tensor, blue: Tensor, red: Tensor) -> Tensor:
 
 
 def _halved(planes: Tensor) -> Tensor:
-    """jcsample.c: means of 2 x 2, rounded down and up in turns; edges are repeated.
+    """jcsample.c: means of 2 x 2, rounded down and up in turn.
 
-    The right edge is repeated before the means are taken, the lower edge after that.
+    The right edge is repeated before the means are taken, the lower edge after.
     """
     height, width = planes.shape[2:]
     columns = -(-width // 16) * 16 - width
@@ -171,7 +170,7 @@ def _halved(planes: Tensor) -> Tensor:
 
 
 def _doubled(planes: Tensor, width: int) -> Tensor:
-    """jdsample.c: each pixel is three parts of the nearest, and one of the next, in both ways."""
+    """jdsample.c: 3/4 of the nearest pixel and 1/4 of the next, in both directions."""
     planes = planes[..., : -(-width // 2)]
     if planes.shape[-1] <= 2:
         return planes.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
@@ -194,7 +193,7 @@ def _edged(planes: Tensor, columns: int, rows: int) -> Tensor:
 
 
 def _coded(planes: Tensor, steps: Tensor) -> Tensor:
-    """Quantize the frequencies of blocks of 8 x 8, and go back.
+    """Transform blocks of 8 x 8, quantize, and transform back.
 
     Args:
         planes: int32 [n, C, H, W] of 0 to 255.
@@ -219,11 +218,11 @@ def _rounded(sums: Tensor, bits: int) -> Tensor:
 
 
 def _forward(values: Sequence[Tensor], bits: int, plain_bits: int) -> list[Tensor]:
-    """jfdctint.c: frequencies of 8 values.
+    """jfdctint.c: the frequencies of 8 values.
 
     Args:
-        bits: number of bits that are rounded off.
-        plain_bits: the same for the sums without factors; 0 to multiply by 4 instead.
+        bits: number of bits to round off.
+        plain_bits: number of bits to round off sums without factors; 0 to multiply by 4 instead.
     """
     v0, v1, v2, v3, v4, v5, v6, v7 = values
     sum0, sum1, sum2, sum3 = v0 + v7, v1 + v6, v2 + v5, v3 + v4
@@ -238,7 +237,7 @@ def _forward(values: Sequence[Tensor], bits: int, plain_bits: int) -> list[Tenso
 
 
 def _backward(values: Sequence[Tensor], bits: int) -> list[Tensor]:
-    """jidctint.c: the 8 values of their frequencies."""
+    """jidctint.c: the 8 values from their frequencies."""
     f0, f1, f2, f3, f4, f5, f6, f7 = values
     z1 = (f2 + f6) * 4433
     e2, e3 = z1 - f6 * 15137, z1 + f2 * 6270
@@ -251,7 +250,7 @@ def _backward(values: Sequence[Tensor], bits: int) -> list[Tensor]:
 
 
 def _odd(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The odd half of either transform, which is the same in both."""
+    """The odd half, which both transforms share."""
     z5 = (a + c + b + d) * 9633
     z1, z2 = (a + d) * -7373, (b + c) * -20995
     z3, z4 = (a + c) * -16069 + z5, (b + d) * -3196 + z5

@@ -1,4 +1,4 @@
-"""RandomPhotometricDistort: changes of color, as for the detectors of the SSD family."""
+"""RandomPhotometricDistort: color changes for detectors of the SSD family."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ _PERMUTATIONS = np.array(list(itertools.permutations(_IN_ORDER)), dtype=np.float
 
 
 class RandomPhotometricDistort(BatchwiseRecipe):
-    """Change colors, each property with a probability, as v2's ``RandomPhotometricDistort``.
+    """Change color properties, each with a probability, as v2's ``RandomPhotometricDistort``.
 
     Liu, Anguelov, Erhan, Szegedy, Reed, Fu and Berg, "SSD: Single shot multibox detector", ECCV
     2016.
 
-    Numbers: a pair for each of brightness, contrast, saturation and hue, which is 1 and its factor
-    or, for hue, its shift in turns; or 0 and 0 to leave it. Then comes 1 to change contrast before
-    saturation and hue, 0 for after them. The last are the channels that become red, green and blue.
+    Numbers: a pair each for brightness, contrast, saturation and hue: 1 and the factor (for hue,
+    the shift in turns), or 0 and 0 for no change. Then 1 to change contrast before saturation and
+    hue, 0 to change it after them. Last, the channels that become red, green and blue.
 
     Args:
-        brightness, contrast, saturation: lowest and highest factor, none negative.
+        brightness, contrast, saturation: lowest and highest factor, not negative.
         hue: lowest and highest shift, within -0.5 and 0.5.
-        p: the probability for each of the properties, and that channels are permuted.
+        p: the probability of each change, and of a permutation of the channels.
 
     Raises:
-        TypeError, ValueError: an argument is of another kind or outside its range.
+        TypeError, ValueError: an argument has a wrong type or is out of range.
 
     >>> recipe = RandomPhotometricDistort()
     >>> recipe.draw(np.full((1, 11), 0.25), np.array([[375, 500]])).numbers[0, :6].tolist()

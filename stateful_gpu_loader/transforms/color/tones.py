@@ -57,11 +57,11 @@ class RandomPosterize(WithProbability):
     Numbers: 1 to posterize, 0 to leave the image as it is.
 
     Args:
-        bits: how many bits of a byte are kept, 0 to 8. Of float images as many levels are kept.
+        bits: number of bits kept of a byte, 0 to 8; float images keep as many levels.
         p: the probability.
 
     Raises:
-        TypeError: bits is no whole number.
+        TypeError: bits is not a whole number.
         ValueError: not 0 <= bits <= 8, or not 0 <= p <= 1.
 
     >>> RandomPosterize(2).apply(torch.tensor([[[70, 255]]], dtype=torch.uint8), [1])
@@ -93,8 +93,8 @@ class RandomSolarize(WithProbability):
         p: the probability.
 
     Raises:
-        ValueError: threshold is not finite, or not 0 <= p <= 1. Where it is greater than the
-            brightest value of the image, :meth:`apply` raises it.
+        ValueError: threshold is not finite, or not 0 <= p <= 1. :meth:`apply` raises ValueError if
+            threshold is above the image's brightest value.
 
     >>> RandomSolarize(128).apply(torch.tensor([[[100, 200]]], dtype=torch.uint8), [1])
     tensor([[[100,  55]]], dtype=torch.uint8)
@@ -123,12 +123,12 @@ class RandomSolarize(WithProbability):
 
 
 class _OfBatches(WithProbability):
-    """Base of those whose changes are written for batches [n, C, H, W] alone."""
+    """Base of recipes whose operation takes only batches, [n, C, H, W]."""
 
     motion = in_place
 
     def _act(self, images: Tensor) -> Tensor:
-        # The changes work plane by plane, at twice the speed where planes are contiguous.
+        # The operations work plane by plane, twice as fast if planes are contiguous.
         if images.ndim == 3:
             return self._change(images.contiguous().unsqueeze(0)).squeeze(0)
         return self._change(images.contiguous())
@@ -160,7 +160,7 @@ class RandomAutocontrast(_OfBatches):
 
 
 class RandomEqualize(_OfBatches):
-    """Even out each channel's histogram, with a probability, as v2's ``RandomEqualize``.
+    """Equalize each channel's histogram, with a probability, as v2's ``RandomEqualize``.
 
     Numbers: 1 to equalize, 0 to leave the image as it is.
 
@@ -188,7 +188,7 @@ class RandomAdjustSharpness(_OfBatches):
     Numbers: 1 to act, 0 to leave the image as it is.
 
     Args:
-        sharpness_factor: 0 blurs, 1 gives the image, 2 sharpens twice as much; not negative.
+        sharpness_factor: 0 blurs, 1 changes nothing, 2 sharpens twice as much; not negative.
         p: the probability.
 
     Raises:
@@ -214,11 +214,11 @@ class RandomAdjustSharpness(_OfBatches):
 
 
 class Grayscale(Recipe):
-    """Take the color away, as ``torchvision.transforms.v2.Grayscale``, and keep three channels.
+    """Remove the color, as ``torchvision.transforms.v2.Grayscale``, and keep three channels.
 
     Args:
-        num_output_channels: must be 3, since the images of a batch have three channels; v2 has 1
-            as default.
+        num_output_channels: must be 3, since the images of a batch have three channels; v2's
+            default is 1.
 
     Raises:
         ValueError: num_output_channels is not 3.

@@ -1,1 +1,1 @@
-"""Where pixels go: crops, resizes, flips, rotations, affine maps."""
+"""Recipes that move pixels: crops, resizes, flips, rotations, affine maps."""

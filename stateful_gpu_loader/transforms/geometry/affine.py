@@ -1,9 +1,9 @@
-"""RandomAffine and RandomRotation: turn, shift, scale and shear the image at random.
+"""RandomAffine and RandomRotation: rotate, shift, scale and shear the image at random.
 
-torchvision places the points of the result by a matrix product, which rounds as the BLAS at hand
-does, and on a process that allows TF32 or bfloat16 products far more coarsely. Here each
-coordinate is ``(x * a + y * b) + c``, every step rounded by itself: the same on every device, and
-equal to torchvision wherever its product is rounded so.
+torchvision computes the coordinates by a matrix product. Its rounding depends on the BLAS, and is
+far coarser in a process that allows TF32 or bfloat16 products. Here each coordinate is
+``(x * a + y * b) + c``, with every step rounded: the same on every device, and equal to torchvision
+wherever its product is rounded like this.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from stateful_gpu_loader.transforms.recipe import BatchwiseRecipe, Draw, FloatAr
 
 
 class RandomAffine(BatchwiseRecipe):
-    """Turn, shift, scale and shear the image, as ``torchvision.transforms.v2.RandomAffine``.
+    """Rotate, shift, scale and shear, as ``torchvision.transforms.v2.RandomAffine``.
 
     Numbers: the angle in degrees, clockwise; the shift to the right and down in whole pixels; the
     scale; the shear along x and along y in degrees.
 
     Args:
         degrees: lowest and highest angle, or one number d for (-d, d).
-        translate: the largest shift (x, y), as fractions of width and height; None for none.
+        translate: largest shift (x, y), as fractions of width and height; None for no shift.
         scale: lowest and highest scale; None for 1.
-        shear: lowest and highest shear along x in degrees, then, if there are four numbers, along
-            y; or one number d for (-d, d) along x; None for none.
+        shear: lowest and highest shear along x in degrees, and, with four numbers, along y; or one
+            number d for (-d, d) along x; None for no shear.
         interpolation: "nearest" or "bilinear".
-        fill: what lies outside the image: one number, one for each channel, or None for zeros
-            into which the border is blended.
+        fill: value outside the image: one number, or one per channel. None gives zeros, into
+            which the border is blended.
         center: (x, y) in pixels from the upper left corner; None for the image's center.
 
     Raises:
-        TypeError, ValueError: an argument is of another kind or outside its range.
+        TypeError, ValueError: an argument has a wrong type or is out of range.
 
     >>> recipe = RandomAffine(30, translate=(0.1, 0.1), scale=(0.5, 1.5))
     >>> recipe.draw(np.full((1, 6), 0.75), np.array([[375, 500]])).numbers
@@ -92,7 +92,7 @@ class RandomAffine(BatchwiseRecipe):
         shears[: len(self.shear or ())] = self.shear or ()
         lowest[:, 4:], highest[:, 4:] = shears[0::2], shears[1::2]
         numbers = lowest + uniforms * (highest - lowest)
-        # Half to even, as Python's round, which torchvision calls here.
+        # Half to even, like Python's round, which torchvision calls here.
         numbers[:, 1:3] = np.rint(numbers[:, 1:3])
         return Draw(numbers, sizes)
 
@@ -139,20 +139,20 @@ def _as_shear(shear: Any) -> tuple[float, ...] | None:
 
 
 class RandomRotation(BatchwiseRecipe):
-    """Turn the image counter-clockwise, as ``torchvision.transforms.v2.RandomRotation``.
+    """Rotate the image counter-clockwise, as ``torchvision.transforms.v2.RandomRotation``.
 
     Numbers: the angle in degrees.
 
     Args:
         degrees: lowest and highest angle, or one number d for (-d, d).
         interpolation: "nearest" or "bilinear".
-        expand: whether the result is large enough to hold the whole turned image.
+        expand: whether the result is large enough for the whole rotated image.
         center: (x, y) in pixels from the upper left corner; None for the image's center.
-        fill: what lies outside the image: one number, one for each channel, or None for zeros
-            into which the border is blended.
+        fill: value outside the image: one number, or one per channel. None gives zeros, into
+            which the border is blended.
 
     Raises:
-        TypeError, ValueError: an argument is of another kind or outside its range.
+        TypeError, ValueError: an argument has a wrong type or is out of range.
 
     >>> RandomRotation(30).draw(np.array([[0.75]]), np.array([[375, 500]])).numbers
     array([[15.]])
@@ -206,7 +206,7 @@ class RandomRotation(BatchwiseRecipe):
         return apply_by_group(images, turns, {-1: warp_freely, 0: turn, 1: turn, 2: turn, 3: turn})
 
     def _quarter_turns(self, angles: FloatArray, is_square: bool) -> IndexArray:
-        """How many quarter turns do as well, as torchvision has it; -1 where none does."""
+        """Return the quarter turns that equal each angle, as in torchvision; -1 for none."""
         turns = np.where(angles % 90.0 == 0.0, angles // 90.0, -1.0).astype(np.int64)
         if self.center is not None:
             turns[:] = -1
@@ -219,15 +219,15 @@ class RandomRotation(BatchwiseRecipe):
         different = np.flatnonzero((sizes != sizes[0]).any(axis=1))
         if len(different):
             raise ValueError(
-                f"{self.fingerprint()} makes {sizes[0].tolist()} and "
-                f"{sizes[different[0]].tolist()} pixels (height, width) of images of one batch. "
-                "Remedy: expand=False, or apply it image by image"
+                f"{self.fingerprint()} makes images of {sizes[0].tolist()} and "
+                f"{sizes[different[0]].tolist()} pixels (height, width) in one batch. "
+                "Remedy: pass expand=False, or apply it image by image"
             )
         height, width = sizes[0].tolist()
         return height, width
 
     def _sizes_after(self, angles: FloatArray, sizes: IndexArray) -> IndexArray:
-        """As torchvision rounds them, asked with images on the meta device, without memory."""
+        """Return torchvision's sizes, computed with images on the meta device, without memory."""
         from torchvision.transforms.v2 import functional as F
 
         rows = zip(angles[:, 0].tolist(), sizes.tolist(), strict=True)
@@ -255,7 +255,7 @@ def inverse_affine_matrices(
     shears: npt.ArrayLike = (0.0, 0.0),
     center: tuple[float, float] | None = None,
 ) -> FloatArray:
-    """Matrices that take a pixel of the result to its place in the image, as ``affine`` has them.
+    """Return matrices that map a pixel of the result to its place in the image, as ``affine`` does.
 
     Source: ``torchvision.transforms.functional._get_inverse_affine_matrix``, number by number.
     Its angles are clockwise; ``rotate`` passes them negated.
@@ -307,19 +307,19 @@ def warp(
 ) -> Tensor:
     """Warp each image by its own matrix, as ``torchvision.transforms.v2.functional.affine``.
 
-    float16 and bfloat16 images are computed in float32 and rounded once: a grid of theirs misses
-    pixels, and torch's samples of it on the CPU read beside the image (2.15).
+    float16 and bfloat16 images are computed in float32 and rounded once. A 16-bit grid misses
+    pixels, and with it torch 2.15 reads outside the image on the CPU.
 
     Args:
         images: [n, C, H, W], uint8 or float.
         matrices: float64 [n, 6] from :func:`inverse_affine_matrices`.
         interpolation: "nearest" or "bilinear".
-        fill: what lies outside: one number, one for each channel, or None for zeros into which
-            the border is blended.
+        fill: value outside the image: one number, or one per channel. None gives zeros, into
+            which the border is blended.
         size: (height, width) of the result around the same center; None for the images' own.
 
     Raises:
-        ValueError: there are neither one nor C numbers to fill with.
+        ValueError: ``fill`` has neither one nor C numbers.
 
     >>> image = torch.arange(3, dtype=torch.uint8).view(1, 1, 1, 3)
     >>> warp(image, inverse_affine_matrices((1, 3), translations=(1, 0)), "nearest", 9.0)
@@ -336,28 +336,28 @@ def warp(
 def sample(
     images: Tensor, grid: Tensor, interpolation: str, fill: float | tuple[float, ...] | None
 ) -> Tensor:
-    """Take the pixels of a grid, as torchvision does for maps of every kind.
+    """Take the pixels of a grid, as torchvision does for all maps.
 
     Args:
         images: [n, C, H, W], uint8 or float.
-        grid: where each pixel comes from, [n, h, w, 2] of x and y, -1 and 1 being the outer edges;
+        grid: source of each pixel, [n, h, w, 2] of x and y, with -1 and 1 for the outer edges;
             float64 for float64 images, else float32.
         interpolation, fill: as for :func:`warp`.
 
     Raises:
-        ValueError: there are neither one nor C numbers to fill with.
+        ValueError: ``fill`` has neither one nor C numbers.
     """
     channels, height, width = images.shape[1:]
     if isinstance(fill, tuple) and len(fill) not in (1, channels):
         raise ValueError(
-            f"{fill = } has {len(fill)} numbers, and the images have {channels} channels. "
+            f"{fill = } has {len(fill)} numbers, but the images have {channels} channels. "
             "Remedy: pass one number, or one for each channel"
         )
     dtype, pixels = grid.dtype, images.to(grid.dtype)
     if fill is None:
         sampled = _sample(pixels, grid, interpolation)
     else:
-        # Sampled along, a channel of ones tells how much of each pixel is image.
+        # A channel of ones, sampled along, gives the share of the image in each pixel.
         inside = pixels.new_ones(len(pixels), 1, height, width)
         sampled = _sample(torch.cat((pixels, inside), dim=1), grid, interpolation)
         sampled, share = sampled[:, :channels], sampled[:, channels:]
@@ -377,11 +377,11 @@ def _grid(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """Where each pixel of the result comes from, [n, h, w, 2], -1 and 1 being the outer edges."""
+    """Return the source of each pixel, [n, h, w, 2], with -1 and 1 for the outer edges."""
     height, width = size
     exact = np.float64 if dtype is torch.float64 else np.float32
     halves = np.array([0.5 * width, 0.5 * height], dtype=exact)
-    # [n, 3, 2]: for x, for y, and alone; as many divisions as torchvision has, in its dtype.
+    # [n, 3, 2]: for x, for y, and constant; the same divisions as in torchvision, in its dtype.
     scaled = matrices.astype(exact).reshape(-1, 2, 3).transpose(0, 2, 1) / halves
     for_x, for_y, alone = on_device(scaled, device)[:, :, None, None].unbind(1)
     x = _from_center(size_after[1], dtype, device).view(1, 1, -1, 1)
@@ -398,5 +398,5 @@ def _sample(pixels: Tensor, grid: Tensor, interpolation: str) -> Tensor:
 
 
 def _each(function: Callable[[float], float], values: FloatArray) -> FloatArray:
-    """One by one by the C library, as torchvision: NumPy's last bit depends on the CPU."""
+    """Call the C library per value, as torchvision does. NumPy's last bit depends on the CPU."""
     return np.array([function(value) for value in values.tolist()])

@@ -1,4 +1,4 @@
-"""Crops: of fixed size, at the center or at random, and of random area and aspect ratio."""
+"""Crops: of fixed size, central or random, and of random area and aspect ratio."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NUMBER_NAMES = ("pad_left", "pad_top", "pad_right", "pad_bottom", "top", "left"
 
 
 class _Crop(Recipe):
-    """Base of crops to one size: a subclass decides how to pad, and where the box lies.
+    """Base of crops to one size: a subclass decides the padding and the place of the box.
 
     Numbers: pixels padded left, top, right, bottom; then top, left of the box in the padded image.
     """
@@ -57,14 +57,14 @@ class _Crop(Recipe):
         return image
 
     def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
-        # Images of one size are padded alike; where the box lies may differ.
+        # Images of one size have the same padding; their boxes may lie at different places.
         whole = numbers.astype(np.int64)
         padded = self._padded(images, whole[0, :4].tolist())
         if (whole[:, 4:] == whole[0, 4:]).all():
             top, left = whole[0, 4:].tolist()
             return padded.narrow(2, top, self.size[0]).narrow(3, left, self.size[1])
         tops, lefts = on_device(whole[:, 4:].T, images.device)
-        # Of every place that a box may have, a view [n, C, top, left, h, w].
+        # A view [n, C, top, left, h, w] of every possible box.
         boxes = padded.unfold(2, self.size[0], 1).unfold(3, self.size[1], 1)
         return boxes[torch.arange(len(padded), device=images.device), :, tops, lefts]
 
@@ -80,7 +80,7 @@ class _Crop(Recipe):
         return scaled_and_shifted(np.ones((1, 2)), np.stack((left, top), axis=1))
 
     def _draw(self, before: IndexArray, after: IndexArray, corners: IndexArray) -> Draw:
-        """From pixels padded before and after, and corners of the box: int64 [n, 2] each, y, x."""
+        """Make a Draw from padding before and after, and corners (y, x): int64 [n, 2] each."""
         numbers = np.concatenate((before[:, ::-1], after[:, ::-1], corners), axis=1)
         return Draw(numbers, np.full_like(corners, self.size))
 
@@ -89,7 +89,7 @@ class _Crop(Recipe):
 
 
 class CenterCrop(_Crop):
-    """Cut the center out, as ``torchvision.transforms.v2.CenterCrop``; smaller images get zeros.
+    """Cut out the center, as ``torchvision.transforms.v2.CenterCrop``; smaller images get zeros.
 
     Numbers: pixels padded left, top, right, bottom; then top, left of the box in the padded image.
 
@@ -97,7 +97,7 @@ class CenterCrop(_Crop):
         size: (height, width) in pixels, or an int for a square.
 
     Raises:
-        TypeError, ValueError: size is no positive int nor a sequence of one or two.
+        TypeError, ValueError: size is not a positive int or a sequence of one or two.
 
     >>> CenterCrop(224).draw(np.empty((1, 0)), np.array([[256, 341]])).numbers
     array([[ 0,  0,  0,  0, 16, 58]])
@@ -111,13 +111,13 @@ class CenterCrop(_Crop):
     def draw(self, uniforms: FloatArray, sizes: IndexArray) -> Draw:
         missing = np.maximum(np.array(self.size) - sizes, 0)
         before, after = missing // 2, (missing + 1) // 2
-        # Half to even, as Python's round, by which torchvision finds the anchor.
+        # Half to even, like Python's round, with which torchvision finds the anchor.
         anchors = np.rint((sizes + before + after - self.size) / 2.0).astype(np.int64)
         return self._draw(before, after, anchors)
 
 
 class RandomCrop(_Crop):
-    """Cut a box out at a random place, as ``torchvision.transforms.v2.RandomCrop``.
+    """Cut out a box at a random place, as ``torchvision.transforms.v2.RandomCrop``.
 
     Numbers: pixels padded left, top, right, bottom; then top, left of the box in the padded image.
 
@@ -125,14 +125,14 @@ class RandomCrop(_Crop):
         size: (height, width) in pixels, or an int for a square.
         padding: pixels to pad before the crop: one int for all sides, two for left and right and
             for top and bottom, or four for left, top, right, bottom.
-        pad_if_needed: whether an image smaller than ``size`` is padded, on both sides, by what
-            it lacks.
-        fill: what to pad with: one number, or one for each channel.
+        pad_if_needed: whether an image smaller than ``size`` is padded on both sides by the
+            missing pixels.
+        fill: value of the padding: one number, or one for each channel.
         padding_mode: "constant", "edge", "reflect" or "symmetric".
 
     Raises:
-        TypeError, ValueError: an argument is of another kind or outside its range, or ``fill``
-            has a number for each channel and the mode is not "constant".
+        TypeError, ValueError: an argument has a wrong type or is out of range, or ``fill`` has a
+            number for each channel and the mode is not "constant".
 
     >>> RandomCrop(32, padding=4).draw(np.array([[0.5, 0.99]]), np.array([[32, 32]])).numbers
     array([[4, 4, 4, 4, 4, 8]])
@@ -157,10 +157,10 @@ class RandomCrop(_Crop):
         self.padding_mode = as_padding_mode(padding_mode, self.fill)
 
     def draw(self, uniforms: FloatArray, sizes: IndexArray) -> Draw:
-        """Pad and place the box.
+        """Draw the padding and the place of the box.
 
         Raises:
-            ValueError: an image is smaller than the box even when padded.
+            ValueError: an image is smaller than the box even with padding.
         """
         left, top, right, bottom = self.padding or (0, 0, 0, 0)
         before = np.full_like(sizes, (top, left))
@@ -178,24 +178,24 @@ class RandomCrop(_Crop):
         i = int(np.flatnonzero((room < 0).any(axis=1))[0])
         (height, width), (padded_height, padded_width) = sizes[i], room[i] + self.size
         raise ValueError(
-            f"RandomCrop needs {self.size[0]}x{self.size[1]} pixels, and sample {i} of the batch "
+            f"RandomCrop needs {self.size[0]}x{self.size[1]} pixels, but sample {i} of the batch "
             f"has {height}x{width}, padded {padded_height}x{padded_width} (height x width). "
-            "Remedy: pad_if_needed=True, or Resize first"
+            "Remedy: pass pad_if_needed=True, or put Resize first"
         )
 
 
 NUM_ATTEMPTS = 10
-"""Boxes that are tried for each image, as torchvision does."""
+"""Number of boxes tried for each image, as in torchvision."""
 
 _HALVINGS = 8
 _NUM_TERMS = 8
 
 
 def portable_exp(exponents: FloatArray) -> FloatArray:
-    """e ** exponents, to about 1e-13, from additions and multiplications alone.
+    """Return e ** exponents, to about 1e-13, using only additions and multiplications.
 
-    Those are rounded the same everywhere. NumPy's exp is not: its last bit depends on the CPU,
-    and a box may depend on that bit.
+    They are rounded the same everywhere. NumPy's exp is not: its last bit depends on the CPU, and a
+    box may depend on that bit.
     """
     small = exponents * 2.0**-_HALVINGS
     power = np.ones_like(small)
@@ -207,12 +207,12 @@ def portable_exp(exponents: FloatArray) -> FloatArray:
 
 
 def portable_log(value: float) -> float:
-    """log(value) to a multiple of 2**-40, on which all C libraries agree."""
+    """Return log(value) to a multiple of 2**-40, on which all C libraries agree."""
     return round(math.log(value) * 2**40) / 2**40
 
 
 def log_range(ratio: tuple[float, float]) -> tuple[float, float]:
-    """The logarithms of the lowest and the highest aspect ratio."""
+    """Return the logarithms of the lowest and the highest aspect ratio."""
     return portable_log(ratio[0]), portable_log(ratio[1])
 
 
@@ -222,7 +222,7 @@ def attempted_sides(
     scale: tuple[float, float],
     log_ratio: tuple[float, float],
 ) -> tuple[FloatArray, FloatArray]:
-    """The sides of ten boxes for each image, of uniform area and log-uniform aspect ratio.
+    """Return the sides of ten boxes per image, of uniform area and log-uniform aspect ratio.
 
     Args:
         uniforms: float64 [n, 2 * NUM_ATTEMPTS] in [0, 1).
@@ -231,20 +231,20 @@ def attempted_sides(
         log_ratio: from :func:`log_range`.
 
     Returns:
-        Two arrays float64 [n, NUM_ATTEMPTS] of whole pixels: the first side is the second times
-        the ratio.
+        Two arrays float64 [n, NUM_ATTEMPTS] of whole pixels; the ratio is the first side divided by
+        the second.
     """
     areas = sizes.prod(axis=1, keepdims=True) * between(scale, uniforms[:, :NUM_ATTEMPTS])
     ratios = portable_exp(between(log_ratio, uniforms[:, NUM_ATTEMPTS:]))
-    # Half to even, as Python's round, which torchvision calls here.
+    # Half to even, like Python's round, which torchvision calls here.
     return np.rint(np.sqrt(areas * ratios)), np.rint(np.sqrt(areas / ratios))
 
 
 class RandomResizedCrop(Recipe):
-    """Cut a random box out and resize it, as ``torchvision.transforms.v2.RandomResizedCrop``.
+    """Cut out a random box and resize it, as ``torchvision.transforms.v2.RandomResizedCrop``.
 
     Numbers: top, left, height, width of the box in pixels. Up to ten boxes of uniform area and
-    log-uniform aspect ratio are tried; if none fits into the image, the box is the largest
+    log-uniform aspect ratio are tried. If none fits into the image, the box is the largest
     central one within the ratios.
 
     Args:
@@ -252,10 +252,10 @@ class RandomResizedCrop(Recipe):
         scale: lowest and highest area of the box, as a fraction of the image's.
         ratio: lowest and highest width / height of the box.
         interpolation: "nearest", "nearest-exact", "bilinear" or "bicubic".
-        antialias: whether bilinear and bicubic average over the pixels they skip.
+        antialias: whether bilinear and bicubic average over skipped pixels.
 
     Raises:
-        TypeError, ValueError: an argument is of another kind or outside its range.
+        TypeError, ValueError: an argument has a wrong type or is out of range.
 
     >>> RandomResizedCrop(224).draw(np.full((1, 22), 0.5), np.array([[375, 500]])).numbers
     array([[ 29,  91, 318, 318]])
@@ -320,12 +320,12 @@ class RandomResizedCrop(Recipe):
         return scaled_and_shifted(scales, -numbers[:, 1::-1] * scales)
 
     def _central(self, sizes: IndexArray) -> IndexArray:
-        """Height and width of the box where no attempt fits: int64 [n, 2]."""
+        """Return height and width of the box if no attempt fits: int64 [n, 2]."""
         height, width = sizes[:, 0], sizes[:, 1]
         narrowest, widest = self.ratio
         ratios = width / height
         heights = np.where(ratios < narrowest, np.rint(width / narrowest), height)
         widths = np.where(ratios > widest, np.rint(height * widest), width)
-        # torchvision would fail where no whole pixel has the ratio; one pixel is the nearest.
+        # torchvision fails if no whole pixels have the ratio; one pixel is the nearest.
         boxes: IndexArray = np.maximum(np.stack((heights, widths), axis=1), 1).astype(np.int64)
         return boxes

@@ -15,7 +15,7 @@ from stateful_gpu_loader.transforms.recipe import FloatArray, WithProbability
 
 
 class _Flip(WithProbability):
-    """Base of the two flips: rows (axis 0) or columns (axis 1) in reverse order."""
+    """Base of the two flips: reverse rows (axis 0) or columns (axis 1)."""
 
     _axis: int
 
@@ -34,7 +34,7 @@ class _Flip(WithProbability):
     def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
         chosen = numbers[:, 0] != 0
         scales, shifts = np.ones((len(sizes), 2)), np.zeros((len(sizes), 2))
-        # Sizes are (height, width), motions (x, y).
+        # Sizes are (height, width), but motions (x, y).
         scales[chosen, 1 - self._axis] = -1.0
         shifts[chosen, 1 - self._axis] = sizes[chosen, self._axis]
         return scaled_and_shifted(scales, shifts)

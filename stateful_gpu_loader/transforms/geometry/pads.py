@@ -1,4 +1,4 @@
-"""Pad and RandomZoomOut: more pixels around an image."""
+"""Pad and RandomZoomOut: add pixels around an image."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
 
 
 def as_padding_mode(padding_mode: str, fill: float | tuple[float, ...] | None) -> str:
-    """A padding mode.
+    """Return a padding mode after a check.
 
     Raises:
-        ValueError: there is none of this name, or it takes no number for each channel.
+        ValueError: the mode is unknown, or does not take one number per channel.
     """
     if padding_mode not in PADDING_MODES:
         raise ValueError(f"{padding_mode = } must be one of {PADDING_MODES}")
     if isinstance(fill, tuple) and len(fill) > 1 and padding_mode != "constant":
         raise ValueError(
-            f"{fill = } has a number for each channel, and {padding_mode = } takes none. "
-            "Remedy: leave fill out, or padding_mode"
+            f"{fill = } has a number for each channel, but {padding_mode = } takes none. "
+            "Remedy: leave out fill or padding_mode"
         )
     return padding_mode
 
 
 def as_padding(padding: Any) -> tuple[int, int, int, int]:
-    """Pixels to pad left, top, right, bottom.
+    """Return the pixels to pad left, top, right, bottom.
 
     Raises:
-        ValueError: it is no int, nor 1, 2 or 4 of them.
+        ValueError: the padding is not an int, or 1, 2 or 4 ints.
 
     >>> as_padding(3), as_padding([1, 2])
     ((3, 3, 3, 3), (1, 2, 1, 2))
@@ -62,7 +62,7 @@ def padded(
     fill: float | tuple[float, ...] | None,
     padding_mode: str,
 ) -> Tensor:
-    """[..., C, H, W] with pixels added left, top, right, bottom; itself if there are none."""
+    """Add pixels left, top, right, bottom of [..., C, H, W]; without any, return the images."""
     if not any(padding):
         return images
     from torchvision.transforms.v2 import functional as F
@@ -76,7 +76,7 @@ _NUMBER_NAMES = ("pad_left", "pad_top", "pad_right", "pad_bottom")
 
 
 class _Padding(Recipe):
-    """Base of recipes whose numbers are the pixels that are padded left, top, right, bottom."""
+    """Base of recipes whose numbers are the pixels to pad left, top, right, bottom."""
 
     fill: float | tuple[float, ...] | None
     padding_mode = "constant"
@@ -101,13 +101,13 @@ class Pad(_Padding):
 
     Args:
         padding: pixels to pad: one int for all sides, two for left and right and for top and
-            bottom, or four for left, top, right, bottom. Negative ones cut off.
-        fill: what to pad with: one number, or one for each channel.
+            bottom, or four for left, top, right, bottom. Negative padding crops.
+        fill: value of the padding: one number, or one for each channel.
         padding_mode: "constant", "edge", "reflect" or "symmetric".
 
     Raises:
-        TypeError, ValueError: an argument is of another kind or outside its range, or ``fill``
-            has a number for each channel and the mode is not "constant".
+        TypeError, ValueError: an argument has a wrong type or is out of range, or ``fill`` has a
+            number for each channel and the mode is not "constant".
 
     >>> Pad((1, 2)).draw(np.empty((1, 0)), np.array([[375, 500]])).sizes
     array([[379, 502]])
@@ -135,7 +135,7 @@ class Pad(_Padding):
             (height, width), (new_height, new_width) = sizes[i].tolist(), after[i].tolist()
             raise ValueError(
                 f"{self.fingerprint()} would make {new_height}x{new_width} of sample {i} of the "
-                f"batch, which is {height}x{width} (height x width). Remedy: cut off less"
+                f"batch, which is {height}x{width} (height x width). Remedy: crop less"
             )
         return Draw(np.tile(np.array(self.padding, dtype=np.int64), (len(sizes), 1)), after)
 
@@ -146,15 +146,15 @@ class Pad(_Padding):
 class RandomZoomOut(_Padding):
     """Put the image into a larger one, with a probability, as v2's ``RandomZoomOut``.
 
-    Numbers: pixels padded left, top, right, bottom; all 0 where the image stays as it is.
+    Numbers: pixels padded left, top, right, bottom; all 0 if the image is left as it is.
 
     Args:
-        fill: what to pad with: one number, or one for each channel.
-        side_range: lowest and highest factor for the image's height and width, at least 1.
+        fill: value of the padding: one number, or one for each channel.
+        side_range: lowest and highest factor of the image's height and width, at least 1.
         p: the probability.
 
     Raises:
-        TypeError, ValueError: an argument is of another kind or outside its range.
+        TypeError, ValueError: an argument has a wrong type or is out of range.
 
     >>> RandomZoomOut().draw(np.full((1, 4), 0.25), np.array([[375, 500]])).numbers
     array([[ 93,  70, 282, 211]])
@@ -184,7 +184,7 @@ class RandomZoomOut(_Padding):
         return Draw(numbers, after)
 
     def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
-        # Images of one size have one size after it; where they lie may differ.
+        # Images of one size have one size after it; their places may differ.
         whole = numbers.astype(np.int64)
         if not whole.any():
             return images

@@ -1,7 +1,7 @@
-"""RandomPerspective: see the image from the side.
+"""RandomPerspective: show the image as if seen from the side.
 
-torchvision solves for the map by least squares, whose last bits are the linear algebra library's.
-Here it is a formula of sums, products and quotients: the same everywhere.
+torchvision computes the map by least squares, whose last bits depend on the linear algebra library.
+Here the map is a formula of sums, products and quotients: the same everywhere.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _CORNERS = ("top_left", "top_right", "bottom_right", "bottom_left")
 class RandomPerspective(BatchwiseRecipe):
     """Move the corners inwards, with a probability, as v2's ``RandomPerspective``.
 
-    Numbers: 1 to act, 0 to leave the image as it is; then where its four corners go, in pixels:
-    x and y of the top left, top right, bottom right and bottom left. It is left as it is, too,
-    where these make no convex shape. Images with boxes or masks are refused, since parallel lines
-    do not stay parallel.
+    Numbers: 1 to act, 0 to leave the image as it is; then the new positions of the four corners in
+    pixels: x and y of the top left, top right, bottom right and bottom left. If the corners are not
+    convex, the image is left as it is, too. Boxes and masks are not supported, since parallel
+    lines do not stay parallel.
 
     Args:
-        distortion_scale: how far the corners move at most, 0 to 1: 1 is to the middle.
+        distortion_scale: largest move of a corner, 0 to 1: 1 reaches the middle.
         p: the probability.
         interpolation: "nearest" or "bilinear".
-        fill: what lies outside the image: one number, one for each channel, or None for zeros
-            into which the border is blended.
+        fill: value outside the image: one number, or one per channel. None gives zeros, into
+            which the border is blended.
 
     Raises:
-        TypeError, ValueError: an argument is of another kind or outside its range.
+        TypeError, ValueError: an argument has a wrong type or is out of range.
 
     >>> RandomPerspective().draw(np.full((1, 9), 0.25), np.array([[375, 500]])).numbers
     array([[  1,  31,  23, 405,  23, 405, 304,  31, 304]])
@@ -83,7 +83,7 @@ class RandomPerspective(BatchwiseRecipe):
         height, width = images.shape[2:]
         dtype = torch.float64 if images.dtype is torch.float64 else torch.float32
         corners = numbers[rows, 1:].astype(np.float64).reshape(-1, 4, 2)
-        # In float32, as torchvision rounds them; the rows travel with them in one copy.
+        # Rounded to float32 as in torchvision. The rows are sent along in the same copy.
         maps = perspective_maps(corners, (height, width)).astype(np.float32).astype(np.float64)
         packed = on_device(np.column_stack((rows, maps)), images.device)
         chosen, coefficients = packed[:, 0].to(torch.int64), packed[:, 1:].to(dtype)
@@ -93,7 +93,7 @@ class RandomPerspective(BatchwiseRecipe):
 
 
 def _is_convex(corners: IndexArray) -> npt.NDArray[np.bool_]:
-    """Whether the corners [n, 4, 2], clockwise from the top left, are those of a convex shape."""
+    """Whether the corners [n, 4, 2], clockwise from the top left, form a convex shape."""
     before, after = np.roll(corners, 1, axis=1) - corners, np.roll(corners, -1, axis=1) - corners
     turns = before[..., 0] * after[..., 1] - before[..., 1] * after[..., 0]
     convex: npt.NDArray[np.bool_] = np.all(turns < 0, axis=1)
@@ -101,18 +101,18 @@ def _is_convex(corners: IndexArray) -> npt.NDArray[np.bool_]:
 
 
 def perspective_maps(corners: FloatArray, size: tuple[int, int]) -> FloatArray:
-    """Maps that take a pixel of the result to its place in the image.
+    """Return maps from a pixel of the result to its place in the image.
 
     Heckbert, "Fundamentals of texture mapping and image warping", 1989: the map of the unit square
-    to four corners, and its adjugate for the way back.
+    to four corners, and its adjugate for the inverse.
 
     Args:
-        corners: float64 [n, 4, 2]: x and y of where the corners go, a convex shape.
+        corners: float64 [n, 4, 2]: x and y of the new corners, a convex shape.
         size: (height, width) of the images in pixels.
 
     Returns:
-        float64 [n, 8]: the numbers a to h. The place is x' = (a x + b y + c) / s and
-        y' = (d x + e y + f) / s, where s = g x + h y + 1.
+        float64 [n, 8]: the coefficients a to h of the maps,
+        ``x' = (a x + b y + c) / (g x + h y + 1)`` and ``y' = (d x + e y + f) / (g x + h y + 1)``.
 
     >>> corners = np.array([[[0, 0], [4, 0], [4, 2], [0, 2]]], dtype=np.float64)
     >>> perspective_maps(corners, (5, 9)).tolist()
@@ -132,13 +132,13 @@ def perspective_maps(corners: FloatArray, size: tuple[int, int]) -> FloatArray:
         *(height * (f * g - d), height * (a - c * g), height * (c * d - a * f)),
         *(d * h - e * g, b * g - a * h),
     )
-    # A sum with 0.0 leaves no negative zero.
+    # Adding 0.0 turns negative zeros into zeros.
     maps: FloatArray = np.stack(back, axis=-1) / last[:, None] + 0.0
     return maps
 
 
 def _grid(coefficients: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return where each pixel comes from, [n, h, w, 2]; -1 and 1 are the outer edges."""
+    """Return the source of each pixel, [n, h, w, 2], with -1 and 1 for the outer edges."""
     height, width = size
     dtype, device = coefficients.dtype, coefficients.device
     x = torch.arange(width, dtype=dtype, device=device).add_(0.5).view(1, 1, -1)

@@ -1,4 +1,4 @@
-"""RandomResize, RandomShortestSize and ScaleJitter: resize the whole image to a drawn size."""
+"""RandomResize, RandomShortestSize and ScaleJitter: resize an image to a random size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stateful_gpu_loader.transforms.recipe import Draw, FloatArray
 
 
 class _RandomSize(Resize):
-    """Base of recipes that draw what Resize computes: height and width of the result."""
+    """Base of recipes that draw the numbers of Resize: height and width of the result."""
 
     num_draws = 1
 
@@ -28,10 +28,10 @@ class _RandomSize(Resize):
         self.antialias = as_antialias(antialias)
 
     def _scaled(self, sizes: IndexArray, factors: FloatArray) -> Draw:
-        """Sizes times factors [n, 1], rounded down.
+        """Multiply sizes by factors [n, 1], and round down.
 
         Raises:
-            ValueError: an edge would have no pixels left.
+            ValueError: a side would have no pixels.
         """
         resized = np.floor(sizes * factors).astype(np.int64)
         if (resized < 1).any():
@@ -39,8 +39,8 @@ class _RandomSize(Resize):
             height, width = sizes[i].tolist()
             raise ValueError(
                 f"{self.fingerprint()} would leave an edge of sample {i} of the batch, which is "
-                f"{height}x{width} (height x width), without pixels. Remedy: larger sizes, or "
-                "CenterCrop first"
+                f"{height}x{width} (height x width), without pixels. Remedy: use larger sizes, or "
+                "put CenterCrop first"
             )
         return Draw(resized, resized)
 
@@ -51,13 +51,13 @@ class RandomResize(_RandomSize):
     Numbers: height, width of the result in pixels.
 
     Args:
-        min_size: shortest that the shorter edge may become, in pixels.
-        max_size: one more than the longest.
+        min_size: shortest length of the shorter edge, in pixels.
+        max_size: longest length of the shorter edge, plus one.
         interpolation: "nearest", "nearest-exact", "bilinear" or "bicubic".
-        antialias: whether bilinear and bicubic average over the pixels they skip.
+        antialias: whether bilinear and bicubic average over skipped pixels.
 
     Raises:
-        TypeError, ValueError: an argument is of another kind or outside its range.
+        TypeError, ValueError: an argument has a wrong type or is out of range.
 
     >>> RandomResize(260, 1040).draw(np.array([[0.5]]), np.array([[375, 500]])).sizes
     array([[650, 866]])
@@ -83,7 +83,7 @@ class RandomResize(_RandomSize):
         lowest, highest = self._range
         drawn = lowest + np.floor(uniforms * (highest - lowest))
         shorter = sizes.min(axis=1, keepdims=True)
-        # As Resize: the shorter edge is the drawn one to the pixel, whatever a quotient rounds to.
+        # As in Resize: the shorter edge is exactly the drawn one, however a quotient rounds.
         resized = (drawn * sizes / shorter).astype(np.int64)
         return Draw(resized, resized)
 
@@ -94,13 +94,13 @@ class RandomShortestSize(_RandomSize):
     Numbers: height, width of the result in pixels.
 
     Args:
-        min_size: lengths of the shorter edge, in pixels, all as likely.
-        max_size: the longest that the longer edge may become, in pixels; None for no limit.
+        min_size: possible lengths of the shorter edge, in pixels, all equally likely.
+        max_size: longest length of the longer edge, in pixels; None for no limit.
         interpolation: "nearest", "nearest-exact", "bilinear" or "bicubic".
-        antialias: whether bilinear and bicubic average over the pixels they skip.
+        antialias: whether bilinear and bicubic average over skipped pixels.
 
     Raises:
-        TypeError, ValueError: an argument is of another kind or outside its range.
+        TypeError, ValueError: an argument has a wrong type or is out of range.
 
     >>> recipe = RandomShortestSize([480, 640, 800], max_size=1000)
     >>> recipe.draw(np.array([[0.1], [0.9]]), np.array([[300, 500]] * 2)).sizes
@@ -133,7 +133,7 @@ class RandomShortestSize(_RandomSize):
 
 
 class ScaleJitter(_RandomSize):
-    """Resize to a random multiple of the size that fits, as v2's ``ScaleJitter``.
+    """Resize to a random multiple of the fitting size, as v2's ``ScaleJitter``.
 
     Ghiasi, Cui, Srinivas, Qian, Lin, Cubuk, Le and Zoph, "Simple copy-paste is a strong data
     augmentation method for instance segmentation", CVPR 2021.
@@ -141,14 +141,14 @@ class ScaleJitter(_RandomSize):
     Numbers: height, width of the result in pixels.
 
     Args:
-        target_size: (width, height) into which the image would fit at a scale of 1, as
-            torchvision reads it.
+        target_size: (width, height) that the image fits into at a scale of 1, in torchvision's
+            order.
         scale_range: lowest and highest scale.
         interpolation: "nearest", "nearest-exact", "bilinear" or "bicubic".
-        antialias: whether bilinear and bicubic average over the pixels they skip.
+        antialias: whether bilinear and bicubic average over skipped pixels.
 
     Raises:
-        TypeError, ValueError: an argument is of another kind or outside its range.
+        TypeError, ValueError: an argument has a wrong type or is out of range.
 
     >>> ScaleJitter((1024, 1024)).draw(np.array([[0.5]]), np.array([[375, 500]])).sizes
     array([[ 806, 1075]])

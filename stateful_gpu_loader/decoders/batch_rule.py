@@ -1,7 +1,7 @@
 """The decoding rule around operators that decode whole batches, and the images they take.
 
 The result for an image must not depend on its batch. An image that fails in a batch is therefore
-decoded again alone, on the same backend, and only the second result counts.
+decoded again alone, and only the second result counts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NO_FAULT_OF_THE_BYTES = re.compile(
 """1 and 7 are nvJPEG's NOT_INITIALIZED and ARCH_MISMATCH."""
 
 SPARE_BYTES = 2**26
-"""Upper bound of a decoder's working memory besides the pixels, in bytes."""
+"""Most bytes of working memory besides the pixels."""
 
 
 def decode_batch_by_rule(
@@ -45,17 +45,17 @@ def decode_batch_by_rule(
     """Decode a batch by the rule, with a separate result for each image.
 
     Args:
-        decode: operator of the backend, which does not apply the rule.
+        decode: operator of the backend.
         data: uint8 [num_bytes] each, on the CPU: images that the backend takes.
         headers: ``probe``'s result for each image.
 
     Returns:
         uint8 [3, header.height, header.width] each, on the device of ``decode``; a ValueError for
-        each image that ``decode`` refuses when the image is alone.
+        each image that ``decode`` refuses alone.
 
     Raises:
         torch.OutOfMemoryError, RuntimeError: there is not enough memory.
-        LoaderError: the backend does not work here with any image.
+        LoaderError: the backend does not work here.
     """
     images = _decoded(decode, data, headers)
     return [_by_rule(image, header) for image, header in zip(images, headers, strict=True)]
@@ -81,7 +81,7 @@ def with_index(device: torch.device) -> torch.device:
 def _decoded(
     decode: RawBatch, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
 ) -> list[Image | None]:
-    """Decode a batch; None for each image that is refused when it is alone.
+    """Decode a batch; None for each image that is refused alone.
 
     A batch that fails as a whole is halved: one bad image among 256 costs 16 more calls.
     """
@@ -143,7 +143,7 @@ def _by_rule(image: Image | None, header: ImageHeader) -> Image | ValueError:
 
 
 def _check_memory(header: ImageHeader) -> None:
-    """Check whether missing memory may be why an image was refused: some backends do not say.
+    """Check whether memory may be missing: some backends do not say why they refuse an image.
 
     Raises:
         torch.OutOfMemoryError: the image may need more memory than is free on the current device,
@@ -174,7 +174,7 @@ class _Unfilled:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._threads: list[int] = []
-        """Identifiers of the threads that are inside, once for each time a thread entered."""
+        """Identifiers of the threads inside, one per entry."""
         self._filled_before = False
         """Whether the setting must become True again."""
 
@@ -237,13 +237,13 @@ SUBSAMPLINGS = frozenset({"4:0:0", "4:4:4", "4:2:2", "4:2:0", "4:4:0"})
 
 
 def is_common_jpeg(header: ImageHeader, data: torch.Tensor | None = None) -> bool:
-    """Whether an image is a JPEG of the kind that cameras, phones and libraries write.
+    """Whether an image is a JPEG as cameras, phones and libraries write it.
 
-    True for 8-bit JPEGs, baseline in one scan or progressive, grey or YCbCr. False for everything
-    else, which the CPU decodes: PNG, WebP, PPM, and the JPEGs that a part of nvJPEG cannot decode
-    or decodes to other colours than libjpeg. These JPEGs have CMYK, YCCK or RGB inside, 12 bits,
-    arithmetic coding, extended or lossless frames, baseline in several scans, or 4:1:1 and rarer
-    subsamplings. The arguments are those of :meth:`BatchDecoder.takes`.
+    True for 8-bit JPEGs, baseline in one scan or progressive, grey or YCbCr. False for PNG, WebP,
+    PPM, and JPEGs that a part of nvJPEG cannot decode, or decodes to other colours than libjpeg.
+    These have CMYK, YCCK or RGB inside, 12 bits, arithmetic coding, extended or lossless frames,
+    baseline in several scans, or 4:1:1 and rarer subsamplings. The arguments are those of
+    :meth:`BatchDecoder.takes`.
 
     >>> from stateful_gpu_loader.decoders import PngHeader
     >>> is_common_jpeg(PngHeader("png", 4, 4, 1, bit_depth=8, color_type=2, interlaced=False))

@@ -44,9 +44,9 @@ def build(max_batch_size: int, *, device_id: int | None, num_threads: int) -> Pi
     give different pixels. Even 1.0 divides: the length of the first batch is then the limit.
 
     Args:
-        max_batch_size: largest number of images in a batch.
+        max_batch_size: images.
         device_id: index of the GPU that decodes; None for the CPU.
-        num_threads: number of DALI's own threads, for the part of the work on the CPU.
+        num_threads: DALI's own threads, for the work on the CPU.
     """
     dali = require_dali()
     pipeline = dali.Pipeline(
@@ -83,8 +83,7 @@ def run(pipeline: Pipeline, data: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         data: uint8 [num_bytes] each, on the CPU; at least one, at most the pipeline's batch size.
 
     Raises:
-        RuntimeError: DALI cannot decode one of the images, in one line. The line does not reliably
-            say which image.
+        RuntimeError: DALI cannot decode an image; the message does not reliably say which.
     """
     try:
         pipeline.feed_input(INPUT, [each.numpy() for each in data])
@@ -99,7 +98,7 @@ class PipelinePool:
 
     Args:
         device_id: index of the GPU that decodes; None for the CPU.
-        num_threads: number of DALI's own threads in each pipeline.
+        num_threads: DALI's own threads in each pipeline.
     """
 
     def __init__(self, *, device_id: int | None, num_threads: int) -> None:
@@ -129,11 +128,11 @@ def require_dali(needed_for: str = "decoder='dali'") -> Any:
     """Return the package ``nvidia.dali``.
 
     Args:
-        needed_for: feature that needs DALI, for the message.
+        needed_for: feature, for the message.
 
     Raises:
         MissingDependency: DALI is not installed.
-        LoaderError: DALI is installed but cannot be imported; the message gives the reason.
+        LoaderError: DALI is installed but cannot be imported.
     """
     return load_package(
         _load,
@@ -177,7 +176,7 @@ class DaliDecoder(Decoder):
 
     Raises:
         MissingDependency: DALI is not installed.
-        LoaderError: DALI is installed but cannot be imported; the message gives the reason.
+        LoaderError: DALI is installed but cannot be imported.
     """
 
     family = "dali"
@@ -210,15 +209,15 @@ class DaliBatchDecoder:
 
     The JPEG engines stay unused: DALI would choose between them and CUDA by the length of the
     batch. The pixels are copied once, into torch's own memory on the current stream. DALI gets its
-    buffers back only after the copies are done, because another pipeline of the process may write
-    to them on its own stream.
+    buffers back only after the copies, because another pipeline may write to them on its own
+    stream.
 
     Args:
         device: a CUDA device.
 
     Raises:
         MissingDependency: DALI is not installed.
-        LoaderError: DALI is installed but cannot be imported; the message gives the reason.
+        LoaderError: DALI is installed but cannot be imported.
     """
 
     family = "dali-cuda"

@@ -44,14 +44,14 @@ class Decoder(Protocol):
             uint8 [3, header.height, header.width], of any strides: usually a view of HWC memory.
 
         Raises:
-            ValueError: the bytes cannot be decoded; the message gives the reason.
+            ValueError: the bytes cannot be decoded.
         """
         ...
 
     def decode_part(
         self, data: torch.Tensor, header: ImageHeader, box: Box, least: Size | None
     ) -> torch.Tensor:
-        """Return the RGB pixels of a part: the same values as :meth:`decode` gives there.
+        """Return the RGB pixels of a part, equal to those of :meth:`decode`.
 
         The default decodes the whole image. A decoder that can decode a part alone overrides it.
 
@@ -117,9 +117,8 @@ class BatchDecoder(Protocol):
 
         Returns:
             uint8 [3, height, width] each, on the current device, of any strides; later work on the
-            current stream may read them. A StridedImage stands where a tensor would cost a torch
-            call, and a ValueError where an image is refused. Other images in the batch do not
-            affect the result.
+            current stream may read them. A StridedImage replaces a tensor that would cost a torch
+            call, a ValueError a refused image. Other images in the batch do not affect the result.
 
         Raises:
             RuntimeError: memory has run out; the bytes are not the cause.
@@ -131,9 +130,8 @@ class BatchDecoder(Protocol):
 class StridedImage:
     """An image in a tensor's memory, with strides that may be negative.
 
-    It has the attributes that the fused launch reads from a tensor. Making a tensor takes several
-    torch calls, and each may hand the GIL to another thread: for hundreds of images that adds up to
-    milliseconds.
+    It has the attributes that the fused launch reads from a tensor. A tensor would take several
+    torch calls, and each may release the GIL: milliseconds for hundreds of images.
 
     >>> memory = torch.arange(6, dtype=torch.uint8)
     >>> backwards = StridedImage(memory, (3, 1, 2), (1, 6, -3), start=3)

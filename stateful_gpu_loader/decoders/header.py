@@ -1,4 +1,4 @@
-"""ImageHeader: the properties of an encoded image that are known before it is decoded."""
+"""ImageHeader: properties of an encoded image that are known before decoding."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class JpegHeader(ImageHeader):
     exif_spans: tuple[tuple[int, int], ...]
     """(start, end) in bytes of each APP1 segment, its marker included."""
     scan_start: int
-    """Number of bytes before the entropy-coded data of the first scan."""
+    """Bytes before the entropy-coded data of the first scan."""
 
     @property
     def has_common_pixels(self) -> bool:
@@ -118,14 +118,14 @@ class PpmHeader(ImageHeader):
     """A binary PPM's header."""
 
     start: int
-    """Number of bytes before the pixels."""
+    """Bytes before the pixels."""
 
 
 MAX_DECODED_BYTES = 2**31
 """Largest size in bytes of a decoded image. A larger one is a decompression bomb or broken."""
 
 MAX_SEGMENTS = 10_000
-"""Largest number of segments or chunks that are read, which bounds the time of any header."""
+"""Most segments or chunks that are read, which bounds the time per header."""
 
 
 def check_size(
@@ -138,8 +138,7 @@ def check_size(
         height: in pixels.
         width: in pixels.
         bytes_a_pixel: bytes per pixel while decoding.
-        most_pixels: largest number of pixels that a file of this length can hold; None if
-            unbounded.
+        most_pixels: most pixels that a file of this length can hold; None if unbounded.
 
     >>> check_size("JPEG", 65535, 65535)
     Traceback (most recent call last):

@@ -29,8 +29,8 @@ DRIVER = Path("/proc/driver/nvidia/gpus")
 def gpu_models() -> list[str]:
     """Return the distinct GPU models of this machine, sorted; empty without a driver.
 
-    They are read from the driver's files, because asking CUDA would start it. The answer must also
-    be the same before and after the first batch, or it would look like a change.
+    They come from the driver's files: asking CUDA would start it, and the answer must not change
+    after the first batch.
     """
     found = set()
     for information in DRIVER.glob("*/information"):
@@ -97,7 +97,7 @@ def load_package(
 
     Raises:
         MissingDependency: the package is not installed.
-        LoaderError: it is installed but cannot be imported; the message gives the reason.
+        LoaderError: it is installed but cannot be imported.
     """
     parents = [part for part in (module.rpartition(".")[0], module) if part]
     if any(importlib.util.find_spec(each) is None for each in parents):

@@ -63,16 +63,16 @@ class NvimgcodecDecoder(Decoder):
     """Decodes parts of JPEGs with nvImageCodec, and the rest with torchvision, on the CPU.
 
     Both use libjpeg-turbo, and a part is bit-identical to the same part of the whole image. The
-    part costs less: rows after it are not decoded, and the other pixels only as far as the entropy
+    part costs less: rows after it are skipped, and other pixels decoded only as far as the entropy
     code requires.
 
-    The header, the bytes and the part decide which library decodes. torchvision decodes every file
-    that nvImageCodec refuses, so it also judges every damaged file, as a whole
-    (:func:`is_one_clean_scan`). The extra ``nvimgcodec`` is needed, but neither a GPU nor a driver.
+    Header, bytes and part decide which library decodes. torchvision decodes every file that
+    nvImageCodec refuses, so it judges every damaged file, as a whole (:func:`is_one_clean_scan`).
+    The extra ``nvimgcodec`` is needed, but neither a GPU nor a driver.
 
     Raises:
         MissingDependency: nvimgcodec is not installed.
-        LoaderError: nvimgcodec is installed but cannot be used; the message gives the reason.
+        LoaderError: nvimgcodec is installed but cannot be used.
     """
 
     family = "nvimgcodec-cpu"
@@ -157,18 +157,17 @@ def _of_this_thread() -> Any:
 class NvimgcodecBatchDecoder:
     """Decodes with nvImageCodec; needs the extra ``nvimgcodec``.
 
-    A decoder with several backends would divide a batch among them by its length and the length of
-    its first batch ever, and the backends differ in pixels. There are
-    therefore two decoders, with one backend each. The JPEG engines come first. nvJPEG on CUDA
-    decodes each image that the engines cannot take, or refuse alone. nvImageCodec writes a line to
-    stderr for a refused image.
+    A decoder with several backends would divide a batch by its length and that of its first batch
+    ever, and the backends differ in pixels. There are therefore two decoders, with one backend
+    each. The JPEG engines come first. nvJPEG on CUDA decodes what the engines cannot take, or
+    refuse alone. nvImageCodec writes a line to stderr for a refused image.
 
     Args:
         device: a CUDA device.
 
     Raises:
         MissingDependency: nvimgcodec is not installed.
-        LoaderError: nvimgcodec is installed but cannot be imported; the message gives the reason.
+        LoaderError: nvimgcodec is installed but cannot be imported.
     """
 
     family = "nvimgcodec"

@@ -39,7 +39,7 @@ def probe(data: torch.Tensor | memoryview) -> ImageHeader:
 
     Raises:
         ValueError: the bytes are not a JPEG, PNG, WebP or binary PPM, end too early, or claim more
-            pixels than they can hold; the message gives the reason.
+            pixels than they can hold.
         TypeError: ``data`` has another type, dtype, shape or device.
 
     >>> probe(torch.tensor(list(b"GIF89a"), dtype=torch.uint8))

@@ -73,7 +73,7 @@ def make_decoder(name: str, prefer: str | None = None) -> Decoder:
     Raises:
         ValueError: there is no decoder of this name.
         MissingDependency: its package is not installed.
-        LoaderError: its package cannot be used; the message gives the reason.
+        LoaderError: its package cannot be used.
 
     >>> make_decoder("auto", prefer="torchvision").family
     'torchvision'
@@ -101,7 +101,7 @@ def make_batch_decoder(name: str, device: torch.device, prefer: str | None = Non
     Raises:
         ValueError: there is no decoder of this name, or ``device`` is not a GPU.
         MissingDependency: its package is not installed.
-        LoaderError: its package cannot be used; the message gives the reason.
+        LoaderError: its package cannot be used.
 
     >>> make_batch_decoder("auto", torch.device("cuda"), prefer="torchvision-cuda").family
     'torchvision-cuda'

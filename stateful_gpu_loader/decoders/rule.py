@@ -38,7 +38,7 @@ NO_CAUSE = re.compile(r"API call failed at .*, line \d+$", re.MULTILINE)
 memory, never the bytes. Later versions put the cause before this text in parentheses."""
 
 _SPARE_BYTES = 2**20
-"""Upper bound of a library's working memory besides a small image, in bytes."""
+"""Most bytes of working memory besides a small image."""
 
 _SOURCE_LOCATION = re.compile(r"^\S+, \S+:\d+, ")
 """Place in the operator's C++ source, at the start of its message."""
@@ -114,10 +114,10 @@ def without_cause(header: ImageHeader, reason: str) -> LoaderError:
 
 
 def _check_memory(header: ImageHeader) -> None:
-    """Check whether missing memory may be why an image was refused: libraries do not always say.
+    """Check whether memory may be missing: libraries do not always say why they refuse an image.
 
     Raises:
-        RuntimeError: the memory for the image cannot be allocated, so its bytes may be good.
+        RuntimeError: the memory for the image cannot be allocated; its bytes may be good.
     """
     torch.empty(4 * 3 * header.height * header.width + _SPARE_BYTES, dtype=torch.uint8)
 

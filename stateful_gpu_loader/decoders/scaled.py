@@ -24,9 +24,9 @@ class ScaledDecoder(Decoder):
     """Wraps a decoder, and decodes JPEGs that will be shrunk a lot at a smaller scale.
 
     The scale is the smallest of 1/2, 1/4 and 1/8 at which the part is at least as large as its
-    size after the resize. It follows from the header and the drawn numbers. Pillow
-    decodes the scaled parts (``Image.draft``). The other decoder decodes everything else as a
-    whole, and so judges every damaged file.
+    size after the resize. It follows from the header and the drawn numbers. Pillow decodes the
+    scaled parts (``Image.draft``), and the other decoder decodes everything else as a whole, every
+    damaged file included.
 
     Args:
         decoder: the other decoder.

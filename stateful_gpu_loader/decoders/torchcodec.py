@@ -28,12 +28,12 @@ from stateful_gpu_loader.errors import LoaderError
 class TorchcodecDecoder(Decoder):
     """Decodes with torchcodec's image operators; needs the extra ``codec``, but no FFmpeg.
 
-    torchcodec would apply EXIF orientations by its own rules. To give the same pixels as every
-    other backend, it gets the bytes without EXIF, and the orientation is applied here.
+    torchcodec would apply EXIF orientations by its own rules. It therefore gets the bytes without
+    EXIF, and the orientation is applied here.
 
     Raises:
         MissingDependency: torchcodec is not installed.
-        LoaderError: torchcodec is installed but cannot be used; the message gives the reason.
+        LoaderError: torchcodec is installed but cannot be used.
     """
 
     family = "torchcodec"

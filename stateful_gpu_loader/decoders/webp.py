@@ -16,7 +16,7 @@ from stateful_gpu_loader.decoders.orientation import read_orientation
 
 FIRST_CHUNK = 12
 FRAME_HEADER = 16
-"""Number of bytes of an ANMF chunk before the chunks of its frame."""
+"""Bytes of an ANMF chunk before the chunks of its frame."""
 ANIMATED, EXIF, ALPHA = 0x02, 0x08, 0x10
 
 MAX_SIDE = 2**14

@@ -41,12 +41,12 @@ class AutoAugment(AugmentPolicy):
     Args:
         policy: dataset on which the pairs were learned: "imagenet", "cifar10", "svhn", or
             torchvision's ``AutoAugmentPolicy``.
-        interpolation: "nearest" or "bilinear", for operations that move pixels.
+        interpolation: "nearest" or "bilinear".
         fill: value outside the image: one number, or one per channel. None gives zeros, into
             which the border is blended.
 
     Raises:
-        TypeError, ValueError: an argument has a wrong type or is out of range.
+        TypeError, ValueError: an argument is invalid.
 
     >>> recipe = AutoAugment()
     >>> recipe.draw(np.array([[0.0, 0.3, 0.5, 0.9, 0.9]]), np.array([[375, 500]])).numbers
@@ -117,12 +117,12 @@ class AugMix(AugmentPolicy):
         chain_depth: number of operations in a chain; at most 0 to draw 1, 2 or 3 for each chain.
         alpha: parameter of the Dirichlet distributions of the weights; 0.001 to 10000.
         all_ops: whether the operations include brightness, color, contrast and sharpness.
-        interpolation: "nearest" or "bilinear", for operations that move pixels.
+        interpolation: "nearest" or "bilinear".
         fill: value outside the image: one number, or one per channel. None gives zeros, into
             which the border is blended.
 
     Raises:
-        TypeError, ValueError: an argument has a wrong type or is out of range.
+        TypeError, ValueError: an argument is invalid.
 
     >>> recipe = AugMix(mixture_width=1, chain_depth=1)
     >>> recipe.draw(np.array([[0.25, 0.5, 0.9, 0.33, 0.9, 0.9]]), np.array([[375, 500]])).numbers
@@ -222,7 +222,7 @@ _SMALLEST = 2.0**-60
 def log_gamma_quantile(alpha: float, uniform: float) -> float:
     """Return the log of the x at which the distribution function of Gamma(alpha, 1) is ``uniform``.
 
-    Newton's method on logarithms starts at the left. log P(alpha, x) is concave in log x, so no
+    Newton's method on logarithms starts at the left: log P(alpha, x) is concave in log x, so no
     step passes the solution. P(alpha, x) is a sum of positive terms (DLMF 8.11.4), so nothing
     cancels. The error is below 1e-8 up to a uniform of 0.999.
 

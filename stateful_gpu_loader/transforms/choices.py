@@ -23,13 +23,12 @@ from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe, noth
 class _Part:
     """Recipes in a row that are applied together or not at all.
 
-    Its numbers are the numbers of the recipes. Between two recipes stand the height and width after
-    the first of them.
+    Its numbers are those of the recipes, with the height and width between two recipes.
 
     Args:
         owner: name of the recipe that has this part, for errors.
         steps: recipes, in order; a Compose is replaced by its recipes.
-        first: number of its first recipe among those of all parts, counted from 1.
+        first: number of its first recipe among all parts' recipes, from 1.
 
     Raises:
         TypeError: a step is not a recipe.
@@ -185,7 +184,7 @@ class _OneOfSeveral(Recipe):
 class RandomApply(_OneOfSeveral):
     """Apply other recipes with a probability, as ``torchvision.transforms.v2.RandomApply``.
 
-    Numbers: 1 to apply the recipes, 0 to leave the image as it is; then the recipes' numbers, 0 if
+    Numbers: 1 to apply the recipes, else 0; then the recipes' numbers, 0 if
     they are not applied. Names end with ``_1`` for the first recipe, ``_2`` for the second;
     ``height_before_2`` and ``width_before_2`` are the size of the second recipe's input.
 
@@ -194,7 +193,7 @@ class RandomApply(_OneOfSeveral):
         p: the probability that all of them are applied.
 
     Raises:
-        TypeError, ValueError: an argument has a wrong type or is out of range.
+        TypeError, ValueError: an argument is invalid.
 
     >>> from stateful_gpu_loader.transforms import GaussianBlur
     >>> recipe = RandomApply([GaussianBlur(23)], p=0.1)
@@ -226,7 +225,7 @@ class RandomChoice(_OneOfSeveral):
         p: weights of the recipes, on any scale; None for equal weights.
 
     Raises:
-        TypeError, ValueError: an argument has a wrong type or is out of range.
+        TypeError, ValueError: an argument is invalid.
 
     >>> from stateful_gpu_loader.transforms import CenterCrop, Resize
     >>> recipe = RandomChoice([Resize(256), CenterCrop(224)], p=[3, 1])

@@ -109,9 +109,8 @@ class Compose:
     def divided(self) -> tuple[Compose, Compose]:
         """Split into the recipes that make the pixels, and later ones that only change their type.
 
-        The first part makes one byte per value of decoded images. The second part draws nothing: it
-        is the final Normalize, ToDtype and ToMemoryFormat. It can be applied elsewhere, to the
-        whole batch.
+        The first part makes bytes of decoded images. The second, the final Normalize, ToDtype and
+        ToMemoryFormat, draws nothing, and can be applied elsewhere, to the whole batch.
 
         >>> from stateful_gpu_loader.transforms import CenterCrop, ToDtype
         >>> first, last = Compose([CenterCrop(224), ToDtype(torch.float16)]).divided()
@@ -168,7 +167,7 @@ class Compose:
 
         Returns:
             The part, and the number of recipes that it accounts for: ``num_cut`` of :meth:`apply`
-            when only the part is decoded. They are the first recipes, up to the last crop or the
+            when only the part is decoded. These are the first recipes, up to the last crop or the
             first resize.
 
         >>> from stateful_gpu_loader.transforms import RandomHorizontalFlip, RandomResizedCrop

@@ -104,7 +104,7 @@ class BatchMixing(BatchRecipe):
         labels_getter: must be "default"; v2's functions are not supported.
 
     Raises:
-        TypeError, ValueError: an argument has a wrong type or is out of range.
+        TypeError, ValueError: an argument is invalid.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class MixUp(BatchMixing):
         labels_getter: must be "default"; v2's functions are not supported.
 
     Raises:
-        TypeError, ValueError: an argument has a wrong type or is out of range.
+        TypeError, ValueError: an argument is invalid.
 
     >>> import numpy as np, torch
     >>> recipe = MixUp(num_classes=3)
@@ -245,7 +245,7 @@ class CutMix(BatchMixing):
         labels_getter: must be "default"; v2's functions are not supported.
 
     Raises:
-        TypeError, ValueError: an argument has a wrong type or is out of range.
+        TypeError, ValueError: an argument is invalid.
 
     >>> import numpy as np
     >>> CutMix(num_classes=10).draw(np.array([0.75, 0.5, 0.9]), 64, (100, 200))

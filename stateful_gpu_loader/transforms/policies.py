@@ -398,12 +398,12 @@ class RandAugment(AugmentPolicy):
         num_ops: number of operations, at least 0; an operation may occur several times.
         magnitude: bin of all magnitudes, 0 <= magnitude < num_magnitude_bins.
         num_magnitude_bins: number of magnitudes, at least 2.
-        interpolation: "nearest" or "bilinear", for operations that move pixels.
+        interpolation: "nearest" or "bilinear".
         fill: value outside the image: one number, or one per channel. None gives zeros, into
             which the border is blended.
 
     Raises:
-        TypeError, ValueError: an argument has a wrong type or is out of range.
+        TypeError, ValueError: an argument is invalid.
 
     >>> recipe = RandAugment(num_ops=2)
     >>> recipe.draw(np.array([[0.4, 0.9, 0.3, 0.1]]), np.array([[375, 500]])).numbers
@@ -457,12 +457,12 @@ class TrivialAugmentWide(AugmentPolicy):
 
     Args:
         num_magnitude_bins: number of magnitudes, at least 2.
-        interpolation: "nearest" or "bilinear", for operations that move pixels.
+        interpolation: "nearest" or "bilinear".
         fill: value outside the image: one number, or one per channel. None gives zeros, into
             which the border is blended.
 
     Raises:
-        TypeError, ValueError: an argument has a wrong type or is out of range.
+        TypeError, ValueError: an argument is invalid.
 
     >>> TrivialAugmentWide().draw(np.array([[0.4, 0.7, 0.9]]), np.array([[375, 500]])).numbers
     array([[ 5. , 94.5]])

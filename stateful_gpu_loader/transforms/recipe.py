@@ -1,8 +1,7 @@
 """Base classes of recipes, which draw numbers for a whole batch and apply them to images.
 
-The numbers are computed on the CPU, from uniforms that depend only on the samples' keys. CPU and
-GPU turn the same numbers into pixels. The uniforms of a batch recipe depend only on the batch's
-key, and its numbers are plain Python floats.
+The numbers come from uniforms that depend only on the samples' keys, so CPU and GPU turn the same
+numbers into pixels. The uniforms of a batch recipe depend only on the batch's key.
 """
 
 from __future__ import annotations
@@ -69,9 +68,8 @@ def _place_of(cls: type, name: str) -> int:
 class Recipe(ABC):
     """One augmentation step, with its random numbers separate from its pixels.
 
-    A recipe keeps every constructor argument, in canonical form, as a public attribute of the
-    same name, and :meth:`fingerprint` is made from these. A subclass defines :attr:`num_draws`,
-    :meth:`draw` and :meth:`apply`.
+    Every constructor argument is a public attribute of the same name, in canonical form, which
+    :meth:`fingerprint` reads. A subclass defines :attr:`num_draws`, :meth:`draw` and :meth:`apply`.
     """
 
     num_draws: int = 0
@@ -82,9 +80,8 @@ class Recipe(ABC):
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Drop inherited methods that a subclass has made invalid.
 
-        A subclass that overrides :meth:`apply` does not inherit the other methods that make pixels,
-        which would make its parent's. A subclass that overrides :meth:`draw` does not inherit
-        :attr:`number_names`.
+        If a subclass overrides :meth:`apply`, the other methods would make its parent's pixels. If
+        it overrides :meth:`draw`, :attr:`number_names` would be its parent's.
         """
         super().__init_subclass__(**arguments)
         for name in (
@@ -179,7 +176,7 @@ class Recipe(ABC):
         """Fold a recipe that only moves pixels, or resizes bytes bilinearly, into a placement.
 
         Several recipes then become one pass over the pixels of a batch. The result equals that of
-        :meth:`apply`, apart from the differences of a resize on another device.
+        :meth:`apply`, but for the differences of a resize on another device.
 
         Args:
             placement: origin of the pixels of n images so far.
@@ -334,7 +331,7 @@ class BatchwiseRecipe(Recipe):
 class WithProbability(Recipe):
     """Base of recipes that act with probability p; a subclass defines :meth:`_act`.
 
-    Numbers: 1 to act, 0 to leave the image as it is.
+    Numbers: 1 to act, else 0.
 
     Args:
         p: the probability.
@@ -392,9 +389,8 @@ Numbers = tuple[float, ...]
 class BatchRecipe(ABC):
     """One step on images and labels of a whole batch, with its random numbers separate.
 
-    A batch recipe keeps every constructor argument, in canonical form, as a public attribute of
-    the same name, and :meth:`fingerprint` is made from these. A subclass defines
-    :attr:`num_draws`, :meth:`draw` and :meth:`apply`.
+    Every constructor argument is a public attribute of the same name, in canonical form, which
+    :meth:`fingerprint` reads. A subclass defines :attr:`num_draws`, :meth:`draw` and :meth:`apply`.
     """
 
     num_draws: int = 0

@@ -1,9 +1,9 @@
 """Batching: applies recipes to a ragged batch of images, on any device.
 
 Recipes that can be folded (:meth:`Recipe.place`, :meth:`Recipe.pointwise`) cost nothing until a
-recipe cannot. Then one resampling carries them all out. The code that makes a sample's pixels
-depends only on the recipes and on its own numbers. Padding can change the code, but not the
-pixels, because a crop is always exact.
+recipe cannot. Then one resampling carries them all out. The recipes and a sample's own numbers
+decide which code makes its pixels. Where padding decides, no pixel changes: a crop is exact either
+way.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ In this folder only this file imports triton, which torch installs on GPU machin
 file when they need it.
 
 A program makes a tile of BLOCK_ROWS x BLOCK_COLUMNS pixels of one image, all three channels. It
-reads the source rows of the tile once: each row is resized, and added with its weight to the
-rows of the tile. Bytes are read again where tiles overlap, from the cache.
+reads the tile's source rows once: each is resized, and added with its weight to the rows of the
+tile. Where tiles overlap, bytes are read again, from the cache.
 
 The number of columns follows the width of the batch. The shape of a tile changes no operation on a
 pixel.

@@ -3,8 +3,8 @@
 torch computes ``a.add(b, alpha=w)`` with one rounding in whole vectors of pixels, but with two at
 the ends of each thread's share, and sums an image in as many parts as there are threads. A level
 can depend on either: for a grey pixel, a * w + a * (1 - w) is a, or just below. Here the result is
-always that of whole vectors, for a single image and in a batch, on any device. Each image of a
-batch has its own factor, shift or threshold.
+always that of whole vectors, alone and in a batch, on any device. Each image of a batch has its own
+factor, shift or threshold.
 
 Sources: ``torchvision.transforms.v2.functional``, ``_color.py``; hue follows Pillow's Convert.c.
 """
@@ -274,8 +274,7 @@ def autocontrast(images: Tensor) -> Tensor:
 def equalize(images: Tensor) -> Tensor:
     """Make each channel's histogram as even as possible.
 
-    torchvision's function is already batched: it takes one histogram per channel of each image, and
-    one look-up per pixel.
+    torchvision's function is already batched.
 
     Args:
         images: [n, C, H, W], uint8 or float in [0, 1].

@@ -34,7 +34,7 @@ class GaussianBlur(BatchwiseRecipe):
         sigma: lowest and highest standard deviation, or one number for a fixed one.
 
     Raises:
-        TypeError, ValueError: an argument has a wrong type or is out of range.
+        TypeError, ValueError: an argument is invalid.
 
     >>> GaussianBlur(5).draw(np.array([[0.5]]), np.array([[375, 500]])).numbers
     array([[1.05]])

@@ -49,7 +49,7 @@ class RandomErasing(Recipe):
         inplace: must stay False: a recipe does not change its input.
 
     Raises:
-        TypeError, ValueError: an argument has a wrong type or is out of range.
+        TypeError, ValueError: an argument is invalid.
 
     >>> recipe = RandomErasing(1.0, value="random")
     >>> recipe.draw(np.full((1, 25), 0.5), np.array([[375, 500]])).numbers[:, :4]

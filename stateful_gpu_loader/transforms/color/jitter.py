@@ -57,7 +57,7 @@ class ColorJitter(Recipe):
         hue: lowest and highest shift, within -0.5 and 0.5, or one number d for (-d, d).
 
     Raises:
-        TypeError, ValueError: an argument has a wrong type or is out of range.
+        TypeError, ValueError: an argument is invalid.
 
     >>> ColorJitter(brightness=0.4, hue=0.1)
     ColorJitter(brightness=(0.6, 1.4), contrast=None, saturation=None, hue=(-0.1, 0.1))
@@ -132,7 +132,7 @@ def _adjusted(operation: int, images: Tensor, factors: Tensor, rows: IndexArray)
 class RandomGrayscale(WithProbability):
     """Remove the color but keep the channels, as v2's ``RandomGrayscale``.
 
-    Numbers: 1 for grey, 0 to leave the image as it is.
+    Numbers: 1 for grey, else 0.
 
     Args:
         p: the probability of grey.

@@ -28,7 +28,7 @@ class JPEG(Recipe):
     Numbers: the quality.
 
     Args:
-        quality: lowest and highest quality, 1 to 100, both included; or one number for that quality.
+        quality: lowest and highest quality, 1 to 100, both included; or one number for it.
 
     Raises:
         TypeError, ValueError: quality has a wrong type or is out of range. For float images

@@ -53,7 +53,7 @@ class RandomPhotometricDistort(BatchwiseRecipe):
         p: the probability of each change, and of a permutation of the channels.
 
     Raises:
-        TypeError, ValueError: an argument has a wrong type or is out of range.
+        TypeError, ValueError: an argument is invalid.
 
     >>> recipe = RandomPhotometricDistort()
     >>> recipe.draw(np.full((1, 11), 0.25), np.array([[375, 500]])).numbers[0, :6].tolist()

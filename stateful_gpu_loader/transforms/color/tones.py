@@ -30,7 +30,7 @@ from stateful_gpu_loader.transforms.recipe import (
 class RandomInvert(WithProbability):
     """Invert the colors, with a probability, as ``torchvision.transforms.v2.RandomInvert``.
 
-    Numbers: 1 to invert, 0 to leave the image as it is.
+    Numbers: 1 to invert, else 0.
 
     Args:
         p: the probability.
@@ -54,7 +54,7 @@ class RandomInvert(WithProbability):
 class RandomPosterize(WithProbability):
     """Keep fewer bits of each value, with a probability, as v2's ``RandomPosterize``.
 
-    Numbers: 1 to posterize, 0 to leave the image as it is.
+    Numbers: 1 to posterize, else 0.
 
     Args:
         bits: number of bits kept of a byte, 0 to 8; float images keep as many levels.
@@ -86,7 +86,7 @@ class RandomPosterize(WithProbability):
 class RandomSolarize(WithProbability):
     """Invert the values that reach a threshold, with a probability, as v2's ``RandomSolarize``.
 
-    Numbers: 1 to solarize, 0 to leave the image as it is.
+    Numbers: 1 to solarize, else 0.
 
     Args:
         threshold: the lowest value that is inverted, 0 to 255 for uint8 images, 0 to 1 for float.
@@ -140,7 +140,7 @@ class _OfBatches(WithProbability):
 class RandomAutocontrast(_OfBatches):
     """Stretch each channel to the whole range, with a probability, as v2's ``RandomAutocontrast``.
 
-    Numbers: 1 to stretch, 0 to leave the image as it is.
+    Numbers: 1 to stretch, else 0.
 
     Args:
         p: the probability.
@@ -162,7 +162,7 @@ class RandomAutocontrast(_OfBatches):
 class RandomEqualize(_OfBatches):
     """Equalize each channel's histogram, with a probability, as v2's ``RandomEqualize``.
 
-    Numbers: 1 to equalize, 0 to leave the image as it is.
+    Numbers: 1 to equalize, else 0.
 
     Args:
         p: the probability.
@@ -185,7 +185,7 @@ class RandomEqualize(_OfBatches):
 class RandomAdjustSharpness(_OfBatches):
     """Blur or sharpen the image, with a probability, as v2's ``RandomAdjustSharpness``.
 
-    Numbers: 1 to act, 0 to leave the image as it is.
+    Numbers: 1 to act, else 0.
 
     Args:
         sharpness_factor: 0 blurs, 1 changes nothing, 2 sharpens twice as much; not negative.

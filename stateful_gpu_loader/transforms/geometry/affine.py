@@ -51,7 +51,7 @@ class RandomAffine(BatchwiseRecipe):
         center: (x, y) in pixels from the upper left corner; None for the image's center.
 
     Raises:
-        TypeError, ValueError: an argument has a wrong type or is out of range.
+        TypeError, ValueError: an argument is invalid.
 
     >>> recipe = RandomAffine(30, translate=(0.1, 0.1), scale=(0.5, 1.5))
     >>> recipe.draw(np.full((1, 6), 0.75), np.array([[375, 500]])).numbers
@@ -152,7 +152,7 @@ class RandomRotation(BatchwiseRecipe):
             which the border is blended.
 
     Raises:
-        TypeError, ValueError: an argument has a wrong type or is out of range.
+        TypeError, ValueError: an argument is invalid.
 
     >>> RandomRotation(30).draw(np.array([[0.75]]), np.array([[375, 500]])).numbers
     array([[15.]])

@@ -131,8 +131,8 @@ class RandomCrop(_Crop):
         padding_mode: "constant", "edge", "reflect" or "symmetric".
 
     Raises:
-        TypeError, ValueError: an argument has a wrong type or is out of range, or ``fill`` has a
-            number for each channel and the mode is not "constant".
+        TypeError, ValueError: an argument is invalid, or ``fill`` has a number for each channel and
+            the mode is not "constant".
 
     >>> RandomCrop(32, padding=4).draw(np.array([[0.5, 0.99]]), np.array([[32, 32]])).numbers
     array([[4, 4, 4, 4, 4, 8]])
@@ -255,7 +255,7 @@ class RandomResizedCrop(Recipe):
         antialias: whether bilinear and bicubic average over skipped pixels.
 
     Raises:
-        TypeError, ValueError: an argument has a wrong type or is out of range.
+        TypeError, ValueError: an argument is invalid.
 
     >>> RandomResizedCrop(224).draw(np.full((1, 22), 0.5), np.array([[375, 500]])).numbers
     array([[ 29,  91, 318, 318]])

@@ -43,7 +43,7 @@ class _Flip(WithProbability):
 class RandomHorizontalFlip(_Flip):
     """Swap left and right, as ``torchvision.transforms.v2.RandomHorizontalFlip``.
 
-    Numbers: 1 to flip, 0 to leave the image as it is.
+    Numbers: 1 to flip, else 0.
 
     Args:
         p: the probability of a flip.
@@ -62,7 +62,7 @@ class RandomHorizontalFlip(_Flip):
 class RandomVerticalFlip(_Flip):
     """Swap top and bottom, as ``torchvision.transforms.v2.RandomVerticalFlip``.
 
-    Numbers: 1 to flip, 0 to leave the image as it is.
+    Numbers: 1 to flip, else 0.
 
     Args:
         p: the probability of a flip.

@@ -106,8 +106,8 @@ class Pad(_Padding):
         padding_mode: "constant", "edge", "reflect" or "symmetric".
 
     Raises:
-        TypeError, ValueError: an argument has a wrong type or is out of range, or ``fill`` has a
-            number for each channel and the mode is not "constant".
+        TypeError, ValueError: an argument is invalid, or ``fill`` has a number for each channel and
+            the mode is not "constant".
 
     >>> Pad((1, 2)).draw(np.empty((1, 0)), np.array([[375, 500]])).sizes
     array([[379, 502]])
@@ -154,7 +154,7 @@ class RandomZoomOut(_Padding):
         p: the probability.
 
     Raises:
-        TypeError, ValueError: an argument has a wrong type or is out of range.
+        TypeError, ValueError: an argument is invalid.
 
     >>> RandomZoomOut().draw(np.full((1, 4), 0.25), np.array([[375, 500]])).numbers
     array([[ 93,  70, 282, 211]])

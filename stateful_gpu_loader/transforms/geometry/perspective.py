@@ -29,10 +29,10 @@ _CORNERS = ("top_left", "top_right", "bottom_right", "bottom_left")
 class RandomPerspective(BatchwiseRecipe):
     """Move the corners inwards, with a probability, as v2's ``RandomPerspective``.
 
-    Numbers: 1 to act, 0 to leave the image as it is; then the new positions of the four corners in
-    pixels: x and y of the top left, top right, bottom right and bottom left. If the corners are not
-    convex, the image is left as it is, too. Boxes and masks are not supported, since parallel
-    lines do not stay parallel.
+    Numbers: 1 to act, else 0; then the new positions of the four corners in
+    pixels: x and y of the top left, top right, bottom right and bottom left. If the new corners are
+    not convex, the image does not change. Boxes and masks are not supported, since parallel lines
+    do not stay parallel.
 
     Args:
         distortion_scale: largest move of a corner, 0 to 1: 1 reaches the middle.
@@ -42,7 +42,7 @@ class RandomPerspective(BatchwiseRecipe):
             which the border is blended.
 
     Raises:
-        TypeError, ValueError: an argument has a wrong type or is out of range.
+        TypeError, ValueError: an argument is invalid.
 
     >>> RandomPerspective().draw(np.full((1, 9), 0.25), np.array([[375, 500]])).numbers
     array([[  1,  31,  23, 405,  23, 405, 304,  31, 304]])

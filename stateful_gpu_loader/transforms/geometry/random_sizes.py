@@ -57,7 +57,7 @@ class RandomResize(_RandomSize):
         antialias: whether bilinear and bicubic average over skipped pixels.
 
     Raises:
-        TypeError, ValueError: an argument has a wrong type or is out of range.
+        TypeError, ValueError: an argument is invalid.
 
     >>> RandomResize(260, 1040).draw(np.array([[0.5]]), np.array([[375, 500]])).sizes
     array([[650, 866]])
@@ -100,7 +100,7 @@ class RandomShortestSize(_RandomSize):
         antialias: whether bilinear and bicubic average over skipped pixels.
 
     Raises:
-        TypeError, ValueError: an argument has a wrong type or is out of range.
+        TypeError, ValueError: an argument is invalid.
 
     >>> recipe = RandomShortestSize([480, 640, 800], max_size=1000)
     >>> recipe.draw(np.array([[0.1], [0.9]]), np.array([[300, 500]] * 2)).sizes
@@ -148,7 +148,7 @@ class ScaleJitter(_RandomSize):
         antialias: whether bilinear and bicubic average over skipped pixels.
 
     Raises:
-        TypeError, ValueError: an argument has a wrong type or is out of range.
+        TypeError, ValueError: an argument is invalid.
 
     >>> ScaleJitter((1024, 1024)).draw(np.array([[0.5]]), np.array([[375, 500]])).sizes
     array([[ 806, 1075]])

@@ -41,8 +41,8 @@ class Resize(Recipe):
         antialias: whether bilinear and bicubic average over skipped pixels.
 
     Raises:
-        TypeError, ValueError: an argument has a wrong type or is out of range, or ``max_size`` is
-            given with both edges or not above the shorter one.
+        TypeError, ValueError: an argument is invalid, or ``max_size`` is given with both edges or
+            not above the shorter one.
 
     >>> Resize(256).draw(np.empty((1, 0)), np.array([[375, 500]])).sizes
     array([[256, 341]])
@@ -176,8 +176,8 @@ def resized_crop(
 ) -> Tensor:
     """Do :func:`resize` on the result of :func:`crop`, in few torch calls.
 
-    A torch call that is made once per image takes several microseconds, because its code has left
-    the CPU cache by then, and it releases the GIL.
+    A torch call per image takes several microseconds, because its code has left the CPU cache by
+    then, and releases the GIL.
 
     Raises:
         RuntimeError: the box lies outside.

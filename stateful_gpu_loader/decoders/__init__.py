@@ -12,8 +12,7 @@ The rule covers JPEG, PNG, WebP and binary PPM:
 - CMYK and YCCK are inverted, as Adobe writes them: ``red = cyan * black / 255``.
 - Colour profiles and gamma are ignored.
 - An animation gives its first frame, on black if the frame does not fill the canvas.
-- A JPEG without an end-of-image marker is truncated and refused. A PNG whose pixels fail their
-  checksum is refused too.
+- A JPEG without an end-of-image marker is refused, as is a PNG whose pixels fail their checksum.
 
 CPU backends give identical pixels if they use the same libjpeg-turbo. A GPU decoder differs by a
 few levels, most at colour edges. The GPU decodes common JPEGs, and the CPU everything else

@@ -19,8 +19,8 @@ _BYTES = 64
 class SharedOut:
     """Wraps a GPU decoder and leaves a share of its images to the CPU.
 
-    CPU and GPU give different pixels, so the bytes of an image decide which of them decodes it, not
-    the load. For the same reason the share is part of the family.
+    CPU and GPU give different pixels. The bytes of an image, not the load, therefore decide which
+    of them decodes it, and the share is part of the family.
 
     Args:
         decoder: the GPU decoder.

@@ -90,8 +90,8 @@ class TorchcodecBatchDecoder:
     (seen on an H100). Images that the engines may refuse are therefore decoded one per call, and so
     are all images on GPUs without engines.
 
-    torchcodec would apply EXIF orientations by its own rules, so it gets the bytes without EXIF.
-    The loader's readers remove EXIF, to save the decoding thread the work.
+    torchcodec would apply EXIF orientations by its own rules. It therefore gets the bytes without
+    EXIF. The loader's readers remove EXIF, so the decoding thread need not.
 
     Args:
         device: a CUDA device.

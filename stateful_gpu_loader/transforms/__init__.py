@@ -1,10 +1,10 @@
 """Recipes: image transforms with the names and arguments of ``torchvision.transforms.v2``.
 
-A recipe draws its numbers for a whole batch from the samples' keys, before it makes any pixels. A
-resumed run therefore crops, flips and colors every image as the uninterrupted run did.
+A recipe draws numbers for a whole batch from the samples' keys, before it makes pixels. A resumed
+run therefore crops, flips and colors images as the uninterrupted run did.
 
-The modules import torchvision inside functions: importing it takes longer than importing torch, and
-loaders of other samples than images import this package too.
+The modules import torchvision inside functions: its import takes longer than torch's, and loaders
+without images import this package too.
 """
 
 from stateful_gpu_loader.transforms.auto_augment import AugMix, AutoAugment

@@ -144,8 +144,7 @@ class _Conversion:
         try:
             return self._kept(*convert(self, transform))
         except (_NoEqualError, TypeError, ValueError) as error:
-            # A recipe's errors end with a remedy for the author of the recipe, which does not fit
-            # here.
+            # The remedy in a recipe's error is for users of recipes, so it is cut off.
             self.refuse(place, transform, str(error).partition(" Remedy:")[0].rstrip("."))
             return []
 

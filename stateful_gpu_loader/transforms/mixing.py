@@ -45,7 +45,7 @@ def beta_quantile(alpha: float, uniform: float) -> float:
         ``S(x) = sum over k of x**k * (2a)(2a + 1)...(2a + k - 1) / ((a + 1)(a + 2)...(a + k))``
         ``I(x; a, a) = (4 x (1 - x))**a * S(x) / (2 * S(1/2))``
 
-    Nothing cancels, and no gamma function is needed: I(1/2) is 1/2, which gives the factor S(1/2).
+    Nothing cancels, and S(1/2) replaces the gamma function, because I(1/2) is 1/2.
     The other half follows by symmetry. Newton's method solves the equation on logarithms, where the
     function is nearly a straight line; the error is below 1e-13.
 

@@ -1,8 +1,8 @@
 """RandAugment and TrivialAugmentWide: random operations of random strength for each image.
 
-In a batch, images with the same operation are gathered and processed in one call, each with its own
-magnitude. Shears, translations and rotations are one call together. The groups are known on the
-CPU, so nothing waits for the device.
+In a batch, images with the same operation are processed in one call, each with its own magnitude.
+Shears, translations and rotations share one call. The groups are known on the CPU, so nothing waits
+for the device.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class Recipe(ABC):
     def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
         """Make the pixels: a pure function that does not change ``image``.
 
-        The result may be a view of ``image``. It does not depend on the number of threads.
+        The result may be a view of ``image``, and does not depend on the number of threads.
 
         Args:
             image: [C, H, W], uint8 or float; it need not be contiguous.
@@ -219,7 +219,7 @@ class Recipe(ABC):
     def named(self, drawn: Draw) -> dict[str, Any]:
         """Return the draw by name: ``"recipe"``, and an array [n] for each number.
 
-        If the numbers have no names, there is one array ``"numbers"`` [n, k].
+        Numbers without names are one array ``"numbers"`` [n, k].
         """
         columns = drawn.numbers.T
         if len(self.number_names) != len(columns):

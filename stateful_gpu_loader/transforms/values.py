@@ -74,7 +74,7 @@ _FORMATS = (torch.contiguous_format, torch.channels_last)
 class ToMemoryFormat(Recipe):
     """Set the batch's memory format, as ``images.to(memory_format=...)``; no pixel changes.
 
-    The last ToMemoryFormat among the recipes decides, wherever it stands.
+    The last ToMemoryFormat among the recipes decides.
 
     Args:
         memory_format: ``torch.contiguous_format``, or ``torch.channels_last``, which is best for
@@ -122,8 +122,8 @@ class Normalize(Recipe):
     """Standardize each channel, as ``torchvision.transforms.v2.Normalize``.
 
     A uint8 image is scaled to float32 in [0, 1] first, as by ``ToDtype(torch.float32,
-    scale=True)``. Both steps are done as one, within 1e-6 of torchvision's two steps for ImageNet's
-    values. A float image keeps its dtype.
+    scale=True)``. Both steps are one, within 1e-6 of torchvision's two for ImageNet's values. A
+    float image keeps its dtype.
 
     Args:
         mean: one number for each channel, on the scale of float images.

@@ -47,7 +47,7 @@ def on_device(numbers: npt.NDArray[Any], device: torch.device) -> Tensor:
 def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return constant numbers, [len(values)]; the host waits only for the first copy to a device.
 
-    The tensor is kept for the life of the process, so any stream may read it. Never write to it.
+    The process keeps the tensor, so any stream may read it. Never write to it.
 
     >>> constant((0.5, 0.25), torch.float32, torch.device("cpu"))
     tensor([0.5000, 0.2500])
@@ -113,7 +113,7 @@ def apply_by_group(
 def kernels_that_run(try_out: Callable[[], ModuleType], instead: str) -> ModuleType | None:
     """Return the kernels that ``try_out`` imports and launches; None, with a warning, on failure.
 
-    Triton may be installed and still fail: it needs a C compiler, which not every machine has.
+    An installed Triton fails without a C compiler.
 
     Args:
         try_out: imports a module of kernels, launches them once and returns it.

@@ -1,12 +1,12 @@
 """The Triton kernel: one launch that crops, resizes, flips, normalizes and casts a ragged batch.
 
-In this folder only this file imports triton, which torch installs on GPU machines.
+Only this file of the folder imports triton, which torch installs on GPU machines.
 :mod:`~stateful_gpu_loader.transforms.batches.ragged` and the kernels of ColorJitter import this
 file when they need it.
 
 A program makes a tile of BLOCK_ROWS x BLOCK_COLUMNS pixels of one image, all three channels. It
 reads the tile's source rows once: each is resized, and added with its weight to the rows of the
-tile. Where tiles overlap, bytes are read again, from the cache.
+tile. Where tiles overlap, bytes come from the cache.
 
 The number of columns follows the width of the batch. The shape of a tile changes no operation on a
 pixel.

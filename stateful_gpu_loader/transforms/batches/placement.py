@@ -1,4 +1,4 @@
-"""Placement and Pointwise: the origin of pixels, and the operations on each value, folded."""
+"""Placement and Pointwise: folded moves of pixels, and folded operations on values."""
 
 from __future__ import annotations
 
@@ -91,8 +91,7 @@ class Placement:
         return replace(self, mirrored=turned) if is_unresized else replace(self, flipped=turned)
 
     def resize(self, sizes: IndexArray, antialias: bool) -> Placement | None:
-        """Resize each image bilinearly; None after an earlier resize: two cannot be folded into
-        one.
+        """Resize each image bilinearly; None after an earlier resize.
 
         Args:
             sizes: int64 [n, 2]: height and width in pixels.

@@ -105,7 +105,7 @@ def launch(
 ) -> None:
     """Launch the Triton kernel once; arguments as in :func:`resample`, with C = 3.
 
-    One small table with the images' parameters is copied to the device.
+    All parameters are copied to the device in one small table.
     """
     rows = parameters(images, placement)
     coefficients = pointwise.table(3)
@@ -158,8 +158,8 @@ def window_rows(placement: Placement, axis: int) -> tuple[IndexArray, IndexArray
 def resample_with_torch(images: Sequence[Tensor], placement: Placement) -> Tensor:
     """Return float32 [n, C, h, w] of whole numbers from 0 to 255; arguments as :func:`resample`.
 
-    A crop of each image is copied into one padded batch, which is then processed as a whole. Tests
-    compare the Triton kernel with this function.
+    A crop of each image is copied into one padded batch. Tests compare the Triton kernel with this
+    function.
     """
     device = images[0].device
     height, width = placement.sizes[0].tolist()

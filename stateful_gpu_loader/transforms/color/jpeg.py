@@ -31,8 +31,7 @@ class JPEG(Recipe):
         quality: lowest and highest quality, 1 to 100, both included; or one number for it.
 
     Raises:
-        TypeError, ValueError: quality has a wrong type or is out of range. For float images
-            :meth:`apply` raises TypeError.
+        TypeError, ValueError: quality is invalid. For float images :meth:`apply` raises TypeError.
 
     >>> JPEG((5, 50)).draw(np.array([[0.0], [0.999]]), np.array([[375, 500]] * 2)).numbers.tolist()
     [[5], [50]]

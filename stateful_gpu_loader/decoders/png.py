@@ -124,7 +124,9 @@ def plain_png(data: torch.Tensor, header: PngHeader) -> torch.Tensor:
     parts = [PNG_SIGNATURE, *_chunk(b"IHDR", bytes(view[16:29]))]
     if header.color_type == 3:
         if not palette or len(palette) % 3 or len(palette) > 3 * 256:
-            raise ValueError(f"PNG with a palette of {len(palette)} bytes: 3 to 768, by threes")
+            raise ValueError(
+                f"PNG with a palette of {len(palette)} bytes; it must be a multiple of 3 up to 768"
+            )
         parts += _chunk(b"PLTE", palette)
     parts += _chunk(b"IDAT", zlib.compress(pixels, level=0)) + _chunk(b"IEND", b"")
     return torch.frombuffer(bytearray().join(parts), dtype=torch.uint8)

@@ -81,4 +81,4 @@ def _why_not(head: bytes) -> str:
         return "a Git LFS pointer, not the image. Remedy: git lfs pull"
     if all(byte in b"\t\r\n" or 32 <= byte < 127 for byte in head):
         return f"text, not an image: it starts with {head[:40]!r}. Remedy: remove it"
-    return f"no JPEG, PNG or WebP: it starts with {head[:16].hex(' ')}. Remedy: remove it"
+    return f"not a JPEG, PNG or WebP: it starts with {head[:16].hex(' ')}. Remedy: remove it"

@@ -136,11 +136,11 @@ def test_bytes_that_lie_in_a_larger_tensor_are_read() -> None:
         (b"\0\0\0\x20ftypavif", "AVIF is not supported"),
         (b"\0\0\0\x20ftypheic", "HEIC is not supported"),
         (b"\0\0\0\x0cjP  \r\n", "JPEG 2000 is not supported"),
-        (b"RIFF\0\0\0\0WAVE", "no JPEG, PNG or WebP: it starts with 52 49 46 46"),
+        (b"RIFF\0\0\0\0WAVE", "not a JPEG, PNG or WebP: it starts with 52 49 46 46"),
         (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
         (b"<!DOCTYPE html><title>404</title>", "text, not an image"),
-        (b"\xff", "no JPEG, PNG or WebP: it starts with ff"),
-        (bytes(100), "no JPEG, PNG or WebP"),
+        (b"\xff", "not a JPEG, PNG or WebP: it starts with ff"),
+        (bytes(100), "not a JPEG, PNG or WebP"),
     ],
 )
 def test_what_is_no_image_of_ours_is_named(start: bytes, reason: str) -> None:
@@ -153,7 +153,7 @@ def test_every_truncation_is_refused_before_decoding(name: str) -> None:
     """JPEG and WebP say where they end; nvJPEG would decode half of one in silence."""
     data = VARIANTS[name]
     for length in range(data.numel()):
-        with pytest.raises(ValueError, match=r"truncated|empty|no JPEG|text|ends before"):
+        with pytest.raises(ValueError, match=r"truncated|empty|not a JPEG|text|ends before"):
             probe(data[:length])
 
 

@@ -1,4 +1,4 @@
-"""Two results of the quick benchmark, and what is said of their difference."""
+"""Comparison of two results of the quick benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures for machines without photographs: as hard to decode, and the same every time."""
+"""Generated pictures are as hard to decode as photographs, and the same every time."""
 
 from __future__ import annotations
 

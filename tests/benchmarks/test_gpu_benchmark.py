@@ -1,4 +1,4 @@
-"""The GPU benchmark as far as a machine without one can see: what it judges, and what it times."""
+"""Parts of the GPU benchmark that need no GPU: its judgements and its timing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytest.importorskip("tqdm")
 
 @pytest.fixture
 def results(tmp_path: Path) -> GpuResults:
-    """Of a run on a folder of one file."""
+    """Results of a run on a folder with one file."""
     file = tmp_path / "photo.jpg"
     file.write_bytes(b"0" * 1000)
     folder = PhotographFolder(tmp_path, (file,), (0,), "photographs")
@@ -155,5 +155,5 @@ def _apply(recipes: Compose, drawn: PipelineDraw) -> None:
 
 
 def _one_image() -> tuple[IndexArray, IndexArray]:
-    """A position and a size."""
+    """Return a position and a size."""
     return np.arange(1), np.array([[4, 4]])

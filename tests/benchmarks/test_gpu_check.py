@@ -1,4 +1,4 @@
-"""The GPU check: a part that hangs, fails or finds no GPU is told as it is."""
+"""The GPU check reports parts that hang, fail or find no GPU."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_verdicts_are_read_as_far_as_the_tests_came() -> None:
 @pytest.mark.benchmarks
 @pytest.mark.parametrize("processes", [[], ["-n", "2", "-rs"]], ids=["one", "two"])
 def test_what_pytest_prints_is_what_is_read(tmp_path: Path, processes: list[str]) -> None:
-    """With the options of the check, in a terminal as wide as it says."""
+    """With the check's options, in a terminal of the declared width."""
     folder = tmp_path / "tests"
     folder.mkdir()
     (folder / "test_real.py").write_text(
@@ -74,14 +74,14 @@ def test_a_part_that_hangs_is_ended_with_all_that_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timed_part, "GRACE_SECONDS", 0.5)
-    program = "sleep 600 & echo $!; wait"  # a shell's background job ignores SIGINT
+    program = "sleep 600 & echo $!; wait"  # a background job of a shell ignores SIGINT
     part = Part(name="hangs", command=["sh", "-c", program], seconds=2)
     log = tmp_path / "log"
     outcome = run_part(part, log, {}, tmp_path)
     assert outcome.timed_out
     assert not outcome.is_good
     child = int(log.read_text(encoding="utf-8"))
-    deadline = time.monotonic() + 20  # the system tells it when it comes to it
+    deadline = time.monotonic() + 20  # the kernel reports the death with a delay
     while not _is_dead(child):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -132,7 +132,7 @@ def test_every_file_with_tests_for_a_gpu_is_run() -> None:
 @pytest.mark.benchmarks
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_rehearsal_runs_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Tests that skip for want of a GPU are as they should be; whatever the environment prints."""
+    """Tests that skip for want of a GPU pass, whatever the environment prints."""
     arguments = ["--rehearse", "--only", "tests", "--tests", "tests/gpu/test_owed_batches.py"]
     assert main([*arguments, "--output", str(tmp_path)]) == 0
     said = capsys.readouterr().out
@@ -181,7 +181,7 @@ def test_the_ledger_is_filled_with_what_has_passed() -> None:
 
 
 def test_reports_of_several_calls_are_one() -> None:
-    """Of one machine; of a part or a test that several hold, the last counts."""
+    """Reports of one machine are merged. The last result of a part or test counts."""
     first, second = _report(a1="failed"), _report(a1="passed")
     first["parts"]["tests"]["verdicts"]["tests/gpu/test_a.py::test_y"] = "passed"
     first["parts"]["benchmark"] = {"lines": ["fast"]}
@@ -207,7 +207,7 @@ def test_every_test_that_the_ledger_names_is_there() -> None:
 
 
 def _is_dead(pid: int) -> bool:
-    """Ended, and not yet waited for by its parent."""
+    """Return whether the process has ended but was not reaped by its parent."""
     try:
         os.kill(pid, 0)
         return "Z" in Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").split()[2]

@@ -1,4 +1,4 @@
-"""The benchmark of peers runs to its end, and a loader that forgets is seen to forget."""
+"""The benchmark of peers runs to its end, and detects a loader that forgets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALL = dataclasses.replace(QUICK, compared=48, lengths=(6_000,), checked_length
 
 
 class Forgetful(Peer):
-    """Its state is the place alone: the samples come again, other pixels come with them."""
+    """Saves the place alone: the same samples come with other pixels."""
 
     def photographs(self, work: Work, state: bytes | None) -> Delivery:
         generator = torch.Generator().manual_seed(1)
@@ -44,7 +44,7 @@ class Forgetful(Peer):
 
 
 class Misplaced(Replaying):
-    """Its state is moved to a wrong place."""
+    """Moves its state to a wrong place."""
 
     def photographs(self, work: Work, state: bytes | None) -> Delivery:
         batches = ((torch.ones(1), numbers) for numbers in _numbers(work, 0))
@@ -81,7 +81,7 @@ TAKE_PART = (
 
 
 def _carry_out_here(order: Order, **_: Any) -> dict[str, Any]:
-    """A new interpreter a pass would take minutes."""
+    """Run in this process: a new interpreter per pass would take minutes."""
     try:
         with tempfile.TemporaryDirectory() as folder:
             found = process.carry_out(dataclasses.replace(order, report=f"{folder}/report.json"))
@@ -92,7 +92,7 @@ def _carry_out_here(order: Order, **_: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def content(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Results of a small run, here and now."""
+    """Results of a small run in this process."""
     folder = tmp_path_factory.mktemp("peers")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(roster, "ENTRIES", TAKE_PART)

@@ -1,4 +1,4 @@
-"""The document of scale is drawn from its two JSON files, and tars are read from an S3 server."""
+"""The document of scale is drawn from its two JSON files. Tars are read from an S3 server."""
 
 from __future__ import annotations
 

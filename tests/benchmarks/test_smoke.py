@@ -1,4 +1,4 @@
-"""The benchmarks run to their end; what they measure is no matter here."""
+"""The benchmarks run to their end. Their figures are not checked here."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ BENCHMARKS = (
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the results of a smoke run of each benchmark."""
+    """Folder with the results of a smoke run of each benchmark."""
     folder = tmp_path_factory.mktemp("benchmarks")
     for benchmark in BENCHMARKS:
         options = ["--quick", "--output", str(folder), "--data", str(folder / "data")]
@@ -159,7 +159,7 @@ def test_every_format_resumes_at_both_places(output: Path) -> None:
 
 
 def test_an_order_by_blocks_reads_fewer_places_than_a_full_shuffle(output: Path) -> None:
-    """These are counts, which no load of the machine changes."""
+    """Counts do not depend on the machine's load."""
     found = markdown.medians_of(_content(output, "locality"))
     for name in ("tar", "parquet"):
         places = {
@@ -233,7 +233,7 @@ def test_a_document_without_markers_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_rounds_are_interleaved_in_every_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gc, "collect", lambda: 0)  # slow, with all that pytest holds
+    monkeypatch.setattr(gc, "collect", lambda: 0)  # slow, with everything that pytest holds
     ran: list[str] = []
 
     def measure(name: str) -> float:

@@ -1,4 +1,4 @@
-"""``python -m tests.chaos --minutes 60``: disturb a job of each stream, compare what it gave."""
+"""``python -m tests.chaos --minutes 60``: disturb a job of each stream, compare its batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     kind = Supervisor
     if given.ray:
-        from tests.chaos.ray_nodes import NodeSupervisor  # which needs Ray
+        from tests.chaos.ray_nodes import NodeSupervisor  # needs Ray
 
         kind = NodeSupervisor
     verdicts, done, is_fine = [], Counter[str](), True
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _is_fine(supervisor: Supervisor, found: Verdict) -> bool:
-    """Print what became of a stream."""
+    """Print the verdict on a stream; return whether it is fine."""
     growth = ", ".join(f"{what} {a} -> {b}" for what, (a, b) in found.growth.items())
     print(
         f"{supervisor.stream}: {found.compared} batches compared, {found.reached} different ones "

@@ -1,7 +1,7 @@
 """``python -m tests.chaos.job '{...}'``: iterate a stream for ever, and save checkpoints.
 
-It goes on from the newest checkpoint of its folder. What it delivers and what it does to itself is
-appended to a log, one JSON object a line, before a checkpoint covers it.
+The job resumes from the newest checkpoint of its folder. Delivered batches and the job's own faults
+are appended to a log, one JSON object a line, before a checkpoint covers them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SAVE_EVERY = 5
 KEEP = 3
 DRAWN_TWICE = "a number drawn twice beside the loop"
 _TRAINING_STEP = 0.003
-"""Seconds of a step of the training: workers get ahead of it."""
+"""Seconds of a training step, so that workers get ahead."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Job:
 
 
 class Counter:
-    """Number of batches delivered, which a training saves beside its loader."""
+    """Number of delivered batches, saved beside the loader."""
 
     step = 0
 
@@ -66,7 +66,7 @@ class Counter:
 
 
 def told_of(step: int, loader: StatefulGPULoader[Any], batch: Any) -> list[Any]:
-    """A batch as it is logged: its number, the loader's own account of it, and its digest."""
+    """Return a batch as it is logged: its number, the loader's record of it, and its digest."""
     digest = hashlib.sha256(repr(record_of(batch)).encode()).hexdigest()
     return [step, loader.epoch, loader.batches_done, digest]
 
@@ -114,7 +114,7 @@ class Training:
             self.tell("rebuilt" if is_rebuilt else "broken off")
 
     def iterate(self) -> dict[str, Any] | None:
-        """Iterate one pass; return the state to go on from, or None at the end of the epoch."""
+        """Iterate one pass; return the state to resume from, or None at the end of the epoch."""
         batches = iter(self.loader)
         while True:
             before = self.loader.state_dict()
@@ -124,7 +124,7 @@ class Training:
                 return None
             except Interrupted:
                 if self.loader.state_dict() != before:
-                    self.tell("interrupted at the return")  # which delivers a batch to no one
+                    self.tell("interrupted at the return")  # it delivers a batch to no one
                     return before
                 self.tell("interrupted")
                 continue
@@ -137,10 +137,10 @@ class Training:
                 return self.loader.state_dict()
 
     def next_of(self, batches: Iterator[Any]) -> Any:
-        """Return the next batch; at times an alarm interrupts that.
+        """Return the next batch; at times an alarm interrupts the call.
 
         Raises:
-            Interrupted: the alarm rang meanwhile.
+            Interrupted: the alarm rang during the call.
             StopIteration: the epoch is over.
         """
         if threading.current_thread() is not threading.main_thread() or self.rng.random() > 0.1:
@@ -149,7 +149,7 @@ class Training:
             return next(batches)
 
     def save(self) -> None:
-        """A checkpoint; at times the disk is full, and then the earlier one must be whole."""
+        """Save a checkpoint. At times the disk is full; the earlier one must stay whole."""
         checkpoint = self.register(Checkpoint())
         checkpoint.collect()
         if self.newest is None or self.rng.random() > 0.1:
@@ -173,7 +173,7 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def alarm(seconds: float) -> Iterator[None]:
-    """Raise :class:`Interrupted` wherever the block is after so many seconds."""
+    """Raise :class:`Interrupted` after so many seconds, wherever the block is."""
     is_inside = True
 
     def ring(*_: Any) -> None:
@@ -192,7 +192,7 @@ def alarm(seconds: float) -> Iterator[None]:
 
 
 def run_beside_draws(training: Training) -> None:
-    """Run the training in a thread, while this one draws from the global generators."""
+    """Run the training in a thread, while this thread draws from the global generators."""
     earlier: list[tuple[float, ...]] = []
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(training.run)
@@ -214,7 +214,7 @@ def run_beside_draws(training: Training) -> None:
 
 @contextmanager
 def full_disk(left: int) -> Iterator[None]:
-    """No file of this process grows beyond so many bytes."""
+    """Limit the size of this process's files to so many bytes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (left, before[1]))
     try:
@@ -224,7 +224,7 @@ def full_disk(left: int) -> Iterator[None]:
 
 
 def used() -> dict[str, int]:
-    """What this process holds between two epochs, without what the garbage collector frees."""
+    """Return the resources that this process holds between two epochs, after garbage collection."""
     gc.collect()  # the traceback of an interrupt may be part of a cycle
     me = psutil.Process()
     maps = Path("/proc/self/maps").read_text()

@@ -1,4 +1,4 @@
-"""Jobs whose loaders have their workers in a Ray cluster, of which nodes are lost and hang."""
+"""Jobs with workers in a Ray cluster, whose nodes are lost and hang."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.ray_clusters import actors, add_node, processes_of, running_cluster
 
 _NODES = 2
 _OF_RAY = {"file descriptors": 8, "threads": 8}
-"""What Ray's own connections to nodes and actors that come and go may add."""
+"""Growth allowed for Ray's own connections to nodes and actors."""
 
 
 class NodeSupervisor(Supervisor):
-    """Plays the lives of a job on a cluster, which it starts and disturbs, too."""
+    """Plays the lives of a job on a cluster that it starts and disturbs."""
 
     lives = (20.0, 40.0, 60.0)  # an actor takes seconds to start
     between = 5.0
@@ -27,7 +27,7 @@ class NodeSupervisor(Supervisor):
 
     def play(self, seconds: float) -> None:
         with running_cluster(is_driver=False) as self._cluster:
-            os.environ["RAY_ADDRESS"] = self._cluster.address  # of the jobs
+            os.environ["RAY_ADDRESS"] = self._cluster.address  # for the jobs
             for _ in range(_NODES):
                 add_node(self._cluster, num_cpus=4)
             try:
@@ -40,7 +40,7 @@ class NodeSupervisor(Supervisor):
             "num_workers": self.rng.randint(1, 3),
             "worker_type": "ray",
             "prefetch_factor": self.rng.choice([1, 2, 4]),
-            "persistent_workers": self.stream != "caching",  # as drawn_execution() says
+            "persistent_workers": self.stream != "caching",  # see drawn_execution()
             "max_worker_restarts": 100,
         }
 

@@ -1,4 +1,4 @@
-"""The loaders that are put through chaos, and the executions that must not change their batches."""
+"""Loaders that are put through chaos, and executions that must not change their batches."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tests.map_datasets import Caching, Indices, Jitter, Noisy, OwnGenerator, ad
 
 RECIPES = [T.RandomResizedCrop(24), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4, 0.1)]
 TIMEOUT = 4.0
-"""Seconds of ``timeout=``, where an execution has one."""
+"""``timeout=`` in seconds, where an execution has one."""
 
 
 class EveryGenerator(OwnGenerator):
-    """Each sample draws from ``random``, NumPy, torch, and from a generator of its own."""
+    """Each sample draws from ``random``, NumPy, torch and a private generator."""
 
     def __getitem__(self, index: int) -> Any:
         return {**Noisy(self.length)[index], "own": super().__getitem__(index)[1]}
 
 
 def prepare(folder: Path) -> None:
-    """Write the files: JPEG photographs, the same with some damaged, and tars of photographs."""
+    """Write JPEG photographs, the same photographs with some damaged, and tars of photographs."""
     from tests.datasets.tar.tar_files import write_photo_tars
     from tests.images import write_photo_folder
 
@@ -83,13 +83,13 @@ STREAMS: dict[str, Callable[..., StatefulGPULoader[Any]]] = {
 
 
 def end_epoch(loader: StatefulGPULoader[Any]) -> None:
-    """Empty the dataset's cache: what it holds depends on the epoch in which it was filled."""
+    """Empty the dataset's cache: its content depends on the epoch in which it was filled."""
     if isinstance(loader.dataset, Caching):
         loader.dataset.kept.clear()
 
 
 def drawn_execution(stream: str, rng: random.Random) -> dict[str, Any]:
-    """Who makes the batches: inline, threads (of images only) or processes, and how many.
+    """Draw the execution: inline, threads (for images only) or processes, and how many.
 
     The workers of ``crews`` are always processes of two threads.
     """

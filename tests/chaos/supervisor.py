@@ -1,7 +1,7 @@
-"""One job after another is started, disturbed at random moments, and killed.
+"""Starts one job after another, disturbs it at random moments, and kills it.
 
-The seed decides what happens and after how many seconds; where in the job a signal lands differs
-from run to run.
+The seed decides the disturbances and their times. The place in the job where a signal lands differs
+between runs.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tests.chaos.streams import TIMEOUT, drawn_execution
 from tests.chaos.verdict import SLACK
 
 _HUNG = 120.0
-"""Seconds without a batch after which a job is called hung."""
+"""Seconds without a batch after which a job counts as hung."""
 
 
 class Fault(Exception):
-    """The job failed, hung, or left processes behind, by itself."""
+    """The job failed, hung, or left processes running, without a disturbance."""
 
 
 class Supervisor:
@@ -37,15 +37,15 @@ class Supervisor:
     Args:
         stream: a name of ``STREAMS``.
         folder: the prepared files; checkpoints and logs are written beside them.
-        rng: decides what happens.
+        rng: decides the disturbances.
     """
 
     lives: ClassVar[tuple[float, ...]] = (3.0, 8.0, 15.0, 40.0)
     """Seconds that a job lives after its first batch."""
     between: ClassVar[float] = 0.7
-    """Seconds between two disturbances, on average."""
+    """Mean seconds between two disturbances."""
     slack: ClassVar[Mapping[str, int]] = SLACK
-    """How much more of a resource there may be at the end of a life."""
+    """Allowed growth of each resource until the end of a life."""
 
     def __init__(self, stream: str, folder: Path, rng: random.Random) -> None:
         self.stream, self.folder, self.rng = stream, folder, rng
@@ -55,10 +55,10 @@ class Supervisor:
         self.fault: str | None = None
         self._orphans: list[psutil.Process] = []
         self._pids: set[str] = set()
-        """Of jobs and of workers that were seen; shared memory is named after them."""
+        """Process ids of all jobs and workers seen so far. Names of shared memory contain them."""
 
     def play(self, seconds: float) -> None:
-        """Play one life after another, until so many seconds are over or there is a fault."""
+        """Play one life after another for so many seconds, or until a fault."""
         ends = time.monotonic() + seconds
         try:
             while time.monotonic() < ends:
@@ -71,11 +71,11 @@ class Supervisor:
             for name in left:
                 os.unlink(f"/dev/shm/{name}")
             self.done["shared memory file left"] += len(left)
-            # Torch removes the name at once: between two of its calls a kill of all leaves one.
+            # Torch removes the name at once; a kill of all between its two calls leaves one.
             if len(left) > len(self.logs):
                 raise Fault(f"shared memory outlived its processes: {left}")
             files = list(Path(self.folder, "checkpoints").glob(f"*{self.stream}_*"))
-            if len(files) > KEEP + 2:  # a save that was killed leaves two that the next removes
+            if len(files) > KEEP + 2:  # a killed save leaves two, which the next removes
                 raise Fault(f"more than {KEEP} checkpoints are kept: {files}")
         except Fault as fault:
             self.fault = f"{self.stream}: {fault}"
@@ -93,7 +93,7 @@ class Supervisor:
         try:
             if rng.random() < 0.15:
                 life.watch(rng.uniform(0, 8))
-                self.done["job killed while it started"] += 1  # counted below as well
+                self.done["job killed while it started"] += 1  # also counted below
                 return
             life.watch_until_it_delivers()
             ends = min(ends, time.monotonic() + rng.choice(self.lives))
@@ -106,22 +106,21 @@ class Supervisor:
             self._kill(life)
 
     def drawn_execution(self) -> dict[str, Any]:
-        """Return who makes the batches of the next life."""
+        """Return the execution of the next life."""
         return drawn_execution(self.stream, self.rng)
 
     def workers_of(self, life: Life) -> list[psutil.Process]:
-        """Return the workers of a job."""
         return life.workers()
 
     def disturb(self, life: Life) -> None:
-        """Do something to a job or its workers."""
+        """Disturb a job or its workers."""
         rng, workers = self.rng, self.workers_of(life)
         self._pids.update(str(process.pid) for process in [life.process, *workers])
         if not workers or rng.random() < 0.15:
             everyone = rng.random() < 0.5
             stopped = [life.process, *workers] if everyone else [life.process]
             self.done["job stopped for a while"] += 1
-            # at times for longer than a loader waits for its workers
+            # at times longer than a loader waits for its workers
             stop(stopped, TIMEOUT + 1 if rng.random() < 0.1 else rng.uniform(0.1, 1))
         elif rng.random() < 0.6:
             victims = workers if rng.random() < 0.2 else [rng.choice(workers)]
@@ -135,7 +134,7 @@ class Supervisor:
             stop([rng.choice(workers)], rng.uniform(0.1, 1))
 
     def _kill(self, life: Life) -> None:
-        """SIGKILL to the whole group, or to the job alone: then its workers have to end alone."""
+        """SIGKILL the whole group, or the job alone, whose workers must then end by themselves."""
         workers = self.workers_of(life)
         everyone = self.rng.random() < 0.5
         self.done["job killed with its workers" if everyone else "job killed alone"] += 1
@@ -155,7 +154,7 @@ class Life:
     def __init__(self, job: Job, errors: IO[str]) -> None:
         self.job = job
         command = [sys.executable, "-m", "tests.chaos.job", job.to_text()]
-        # what a killed job leaves in the temporary directory goes with the whole folder
+        # a killed job's temporary files go with the whole folder
         folder = {"TMPDIR": job.folder}
         self.process = psutil.Popen(
             command,
@@ -168,7 +167,7 @@ class Life:
         self._size, self._changed = 0, time.monotonic()
 
     def workers(self) -> list[psutil.Process]:
-        """The job's worker processes, which are forked: they have its command line."""
+        """Return the job's worker processes. They are forked, so they have its command line."""
         found = []
         with suppress(psutil.NoSuchProcess):  # the job has ended
             for child in self.process.children():
@@ -178,10 +177,10 @@ class Life:
         return found
 
     def watch(self, seconds: float) -> None:
-        """Wait so long.
+        """Watch the job for so many seconds.
 
         Raises:
-            Fault: it ends by itself, or has told nothing for too long.
+            Fault: the job has ended by itself, or has logged nothing for too long.
         """
         with suppress(psutil.TimeoutExpired):
             raise Fault(f"the job ended by itself, status {self.process.wait(seconds)}")
@@ -189,7 +188,7 @@ class Life:
         if size > self._size:
             self._size, self._changed = size, time.monotonic()
         elif time.monotonic() - self._changed > _HUNG:
-            self.process.send_signal(signal.SIGUSR1)  # which prints where its threads are
+            self.process.send_signal(signal.SIGUSR1)  # prints where its threads are
             with suppress(psutil.TimeoutExpired):
                 self.process.wait(2)
             raise Fault(f"no batch for {_HUNG:.0f} s")
@@ -200,14 +199,14 @@ class Life:
 
 
 def stop(processes: list[psutil.Process], seconds: float) -> None:
-    """Stop them for so long."""
+    """Stop the processes for so many seconds."""
     send(processes, signal.SIGSTOP)
     time.sleep(seconds)
     send(processes, signal.SIGCONT)
 
 
 def send(processes: list[psutil.Process], number: int) -> None:
-    """Send them a signal."""
+    """Send a signal to the processes."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(number)

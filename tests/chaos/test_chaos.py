@@ -1,4 +1,4 @@
-"""A short time of chaos, and what the verdict on a wrong stream says; docs/robustness.md."""
+"""A short run of chaos, and the verdict on wrong streams; docs/robustness.md."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ def test_verdict_tells_what_is_wrong_with_a_stream(tmp_path: Path) -> None:
     right = [{"batch": told} for told in islice(undisturbed("noisy", tmp_path), BATCHES)]
     first, last = [{"resumed": 0}, *right[:12]], [{"resumed": 10}, *right[10:]]
     assert differences(tmp_path, first, last) == ()
-    assert differences(tmp_path, first[:5], last)  # some never come
-    assert differences(tmp_path, first, [last[0], *last[3:]])  # the beginning is left out
-    assert differences(tmp_path, first, [*last[:5], *last[6:]])  # one is left out
+    assert differences(tmp_path, first[:5], last)  # some are missing
+    assert differences(tmp_path, first, [last[0], *last[3:]])  # the beginning is missing
+    assert differences(tmp_path, first, [*last[:5], *last[6:]])  # one is missing
     other = json.loads(json.dumps(last))
     other[7]["batch"][3] = other[8]["batch"][3]
-    assert differences(tmp_path, first, other)  # one has another content
+    assert differences(tmp_path, first, other)  # one has other content
     other = json.loads(json.dumps(first))
     other[12]["batch"][3] = other[11]["batch"][3]
-    assert differences(tmp_path, other, last)  # though it came again
+    assert differences(tmp_path, other, last)  # although it came again
 
 
 def test_verdict_tells_what_grows(tmp_path: Path) -> None:
@@ -85,6 +85,6 @@ def differences(folder: Path, *lives: list[Any]) -> tuple[str, ...]:
 
 
 def written(path: Path, lines: list[Any]) -> Path:
-    """A log whose last line a kill has cut off."""
+    """Write a log whose last line is cut off by a kill."""
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"batch": [')
     return path

@@ -1,4 +1,4 @@
-"""What must come of it: the batches of an undisturbed run, and resources that do not grow."""
+"""Comparison with the batches of an undisturbed run, and check of resources for growth."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from tests.chaos.job import DRAWN_TWICE, told_of
 from tests.chaos.streams import STREAMS, end_epoch
 
 SLACK = {"resident MiB": 24, "file descriptors": 4}
-"""How much more there may be at the end of a life; nothing of what is not listed.
+"""Allowed growth of each resource until the end of a life; 0 for a resource not listed.
 
-An interrupt between the system's answer and Python's assignment loses a file descriptor.
+An interrupt between the system call and Python's assignment loses a file descriptor.
 """
 WARM = 1
-"""Epochs of a life before what it holds is noted."""
+"""Epochs of a life before its resources are first recorded."""
 FEWEST = 12
-"""Epochs of a life from which growth can be told from chance: workers may just have been killed."""
+"""Fewest epochs of a life that is judged for growth. In shorter ones, killed workers hide it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What was found in the logs of all lives of one stream."""
+    """Findings in the logs of all lives of one stream."""
 
     compared: int
-    """Number of delivered batches that were compared; those behind a checkpoint come again."""
+    """Number of delivered batches that were compared, including repeats after a checkpoint."""
     reached: int
     """Number of different batches: the length of the stream."""
     epochs: int
     differences: tuple[str, ...]
     events: Counter[str]
-    """What the job did to itself, by kind."""
+    """Number of the job's own faults by kind."""
     growth: dict[str, tuple[int, int]]
-    """Of each resource, in the life in which it grew most: after warm-up, and at the end."""
+    """Each resource after warm-up and at the end, in the life in which it grew most."""
     judged: int
     """Number of lives that were long enough to be judged."""
     slack: Mapping[str, int]
-    """How much each resource may grow."""
+    """Allowed growth of each resource."""
 
     @property
     def grown(self) -> dict[str, tuple[int, int]]:
-        """The resources that grew by more than they may."""
+        """Return the resources that grew beyond their allowance."""
         return {
             name: (first, last)
             for name, (first, last) in self.growth.items()
@@ -60,7 +60,7 @@ def verdict_on(
     lives = [list(_lines(log)) for log in logs]
     differences: list[str] = []
     delivered: list[list[Any]] = []
-    """By number of the batch, all that was told of it."""
+    """All log entries of each batch, by its number."""
     events: Counter[str] = Counter()
     for number, life in enumerate(lives):
         expected = None
@@ -101,14 +101,14 @@ def verdict_on(
 
 
 def _lines(log: Path) -> Iterator[tuple[str, Any]]:
-    """A kill may have cut the last line off."""
+    """Read the log. A kill may have cut off its last line."""
     for line in log.read_text().splitlines(keepends=True):
         if line.endswith("\n"):
             yield from json.loads(line).items()
 
 
 def undisturbed(stream: str, folder: Path) -> Iterator[list[Any]]:
-    """What is told of each batch of a loader without workers that nothing happens to."""
+    """Yield the log entries of an undisturbed loader without workers."""
     loader, step = STREAMS[stream](folder), 0
     while True:
         for batch in loader:
@@ -118,7 +118,7 @@ def undisturbed(stream: str, folder: Path) -> Iterator[list[Any]]:
 
 
 def _growth(life: list[tuple[str, Any]]) -> dict[str, tuple[int, int]] | None:
-    """Of each resource the medians of the first and of the last third of the epochs."""
+    """Return each resource's medians over the first and the last third of the epochs."""
     used = [value for kind, value in life if kind == "used"][WARM:]
     if len(used) < FEWEST:
         return None

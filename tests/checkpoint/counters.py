@@ -11,7 +11,7 @@ PATTERN = "run_{seq:04d}.json"
 
 
 class Counter:
-    """Counts, and refuses to count from a negative number or from None."""
+    """Counts; refuses negative numbers and None."""
 
     def __init__(self, count: int = 0) -> None:
         self.count = count
@@ -21,7 +21,7 @@ class Counter:
         return {"count": self.count, "history": self.history}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        # The history first, so that what refuses is half changed.
+        # The history changes first, so that a refusal leaves the object half changed.
         self.history = state_dict["history"]
         if state_dict["count"] < 0:
             raise ValueError(f"count = {state_dict['count']} is negative")
@@ -29,11 +29,11 @@ class Counter:
 
 
 class OtherCounter(Counter):
-    """Of another type."""
+    """A counter of another type."""
 
 
 class Text:
-    """State by the other pair of methods, with no more in common with DALI."""
+    """State by DALI's pair of methods, without anything else of DALI."""
 
     def __init__(self, text: str = "") -> None:
         self.text = text
@@ -46,7 +46,7 @@ class Text:
 
 
 def collected(**counts: int) -> Checkpoint:
-    """The states of counters of these names."""
+    """Return the states of counters of these names."""
     checkpoint = Checkpoint()
     for name, count in counts.items():
         checkpoint.register(Counter(count), name)
@@ -55,7 +55,7 @@ def collected(**counts: int) -> Checkpoint:
 
 
 def loaded(path: Any) -> int:
-    """The count of the counter named "counter" in the newest file of a pattern."""
+    """Return the count of the counter named "counter" in the newest file of a pattern."""
     checkpoint = Checkpoint()
     checkpoint.load(path)
     counter = Counter()
@@ -68,5 +68,5 @@ def save(path: Path, count: int, keep: int | None = None) -> str:
 
 
 def fill(folder: Path, *counts: int) -> list[Path]:
-    """One file for each count, numbered from 0."""
+    """Write one file for each count, numbered from 0."""
     return [Path(collected(counter=count).save(folder / PATTERN)) for count in counts]

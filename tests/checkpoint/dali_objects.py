@@ -1,6 +1,6 @@
 """DALI's own dynamic readers and RNGs in a Checkpoint: a script, because DALI starts threads.
 
-Run with a folder of files for the readers; exits with a traceback where something does not hold.
+Run with a folder of files for the readers; exits with a traceback on a failure.
 """
 
 from __future__ import annotations

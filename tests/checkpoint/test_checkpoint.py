@@ -1,4 +1,4 @@
-"""Checkpoint: objects under names, their states taken, put back and set by hand."""
+"""Checkpoint: objects under names; their states collected, restored and set by hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.checkpoint.counters import Counter, OtherCounter, Text, collected
 
 
 def held(**counts: int) -> Checkpoint:
-    """A fresh checkpoint that has loaded counters of these names."""
+    """Return a new checkpoint that has loaded counters of these names."""
     checkpoint = Checkpoint()
     checkpoint.deserialize(collected(**counts).serialize())
     return checkpoint
@@ -46,7 +46,7 @@ def test_loaded_state_is_applied_at_registration() -> None:
 
 
 def test_loading_into_registered_objects_waits_for_restore() -> None:
-    """As DALI's."""
+    """DALI's Checkpoint does the same."""
     checkpoint = held(a=3)
     counter = Counter()
     checkpoint.register(counter, "a")
@@ -83,7 +83,7 @@ def test_restore_goes_back_to_what_was_collected() -> None:
 
 
 def test_states_are_copies_whoever_changes_his() -> None:
-    """What was collected is not the object's, nor what was put in the checkpoint's."""
+    """Later changes of the object or of the passed state do not reach the checkpoint."""
     counter = Counter(1)
     module = torch.nn.Linear(2, 2)
     before = module.weight.detach().clone()
@@ -114,7 +114,7 @@ def test_states_are_copies_whoever_changes_his() -> None:
 
 
 def test_automatic_names_tell_the_order_of_registration() -> None:
-    """Named objects among them do not shift them."""
+    """Named objects in between do not shift them."""
     first = Checkpoint()
     counters = [Counter(n) for n in range(3)]
     names = [first.register(counters[0]), first.register(Text("t"), "text")]
@@ -146,7 +146,7 @@ def test_names_and_objects_are_one_to_one() -> None:
 
 
 def test_equal_objects_are_two() -> None:
-    """Objects are told apart by identity, not by ``==``."""
+    """Objects are compared by identity, not by ``==``."""
 
     class Equal(Counter):
         def __eq__(self, other: object) -> bool:
@@ -188,7 +188,7 @@ def test_object_without_a_loaded_state_is_refused() -> None:
 
 
 def test_state_of_another_type_is_refused_with_both_types() -> None:
-    """And neither object nor checkpoint is changed."""
+    """Neither the object nor the checkpoint is changed."""
     checkpoint, other = held(a=1), OtherCounter(5)
     types = r"tests\.checkpoint\.counters\.Counter, .*tests\.checkpoint\.counters\.OtherCounter\."
     with pytest.raises(CheckpointError, match=types):
@@ -234,7 +234,7 @@ def test_collecting_over_a_state_without_object_is_an_error() -> None:
 
 
 def test_collecting_over_a_state_that_was_not_applied_is_an_error() -> None:
-    """DALI forgets it."""
+    """DALI would lose the state."""
     checkpoint, counter = Checkpoint(), Counter(1)
     checkpoint.register(counter, "a")
     checkpoint.deserialize(collected(a=5).serialize())
@@ -361,7 +361,7 @@ def of_another_thread() -> Checkpoint:
 
 
 def test_a_thread_has_one_for_its_life() -> None:
-    """Code that is handed no checkpoint registers in the one that its caller collects."""
+    """Code without an explicit checkpoint registers in the one that its caller collects."""
     mine = Checkpoint.current()
     assert Checkpoint.current() is mine
     others = of_another_thread(), of_another_thread()
@@ -370,7 +370,7 @@ def test_a_thread_has_one_for_its_life() -> None:
 
 
 def test_a_block_makes_a_checkpoint_the_current_one() -> None:
-    """As DALI's EvalContext does: the innermost counts, in its own thread alone."""
+    """DALI's EvalContext does the same: the innermost block counts, in its own thread alone."""
     before = Checkpoint.current()
     with Checkpoint() as outer:
         assert Checkpoint.current() is outer

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.dali
 def test_dynamic_readers_and_rngs_go_on_in_another_object(tmp_path: Path) -> None:
-    """In a process of its own, which may hold DALI's threads."""
+    """In a separate process, which may hold DALI's threads."""
     pytest.importorskip("nvidia.dali", reason="DALI is not installed")
     for label in range(12):
         (tmp_path / "files" / f"{label:02d}").mkdir(parents=True)
@@ -39,7 +39,7 @@ def test_dynamic_readers_and_rngs_go_on_in_another_object(tmp_path: Path) -> Non
 def test_reader_on_a_gpu_is_asked_on_its_stream(
     monkeypatch: pytest.MonkeyPatch, backend: str, streams: dict[str, int]
 ) -> None:
-    """DALI's own Checkpoint does so; and asks what has no stream without."""
+    """DALI's own Checkpoint does so. An object without a stream is asked without one."""
     asked: list[dict[str, Any]] = []
 
     class Reader:

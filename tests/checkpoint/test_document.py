@@ -1,4 +1,4 @@
-"""The content of a checkpoint file: every value, readable by other programs, and for ever."""
+"""A checkpoint file holds every value, readable by other programs and later versions."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def as_dicts(saved: dict[str, SavedState]) -> Any:
 
 
 def states_of(content: bytes) -> bytes:
-    """All but the head, the time and the versions of libraries."""
+    """Return everything but the head, the time and the versions of libraries."""
     return content[content.index(b'"states": ') :]
 
 
@@ -103,7 +103,7 @@ def test_tensors_and_arrays_are_raw_bytes_behind_the_text() -> None:
 
 
 def test_what_has_no_tensors_is_version_1() -> None:
-    """So that every JSON program, and every version of the package, reads it."""
+    """Every JSON program and every version of the package can read it."""
     saved = {"a": SavedState.of(None, {"n": (1, np.float32(2), b"3")})}
     content = to_bytes(saved)
     assert json.loads(content)["version"] == 1
@@ -120,7 +120,7 @@ def test_each_state_has_a_line() -> None:
 
 @pytest.mark.parametrize("path", [VERSION_1, VERSION_2], ids=["1", "2"])
 def test_every_version_loads_for_ever(path: Path) -> None:
-    """These files were written by version 0.1.0 and are never written again."""
+    """Version 0.1.0 wrote these files; they are never rewritten."""
     kept = path.read_bytes()
     saved = from_text(kept)
     assert identical(as_dicts(saved), EXPECTED)
@@ -142,7 +142,7 @@ def test_what_has_no_form_is_refused_when_it_is_written(saved: Any, message: str
 
 
 def test_nothing_that_reads_can_execute() -> None:
-    """Never pickle."""
+    """Pickle is never used."""
     for module in (typed_json, document):
         tree = ast.parse(Path(inspect.getfile(module)).read_text())
         imported = {

@@ -1,4 +1,4 @@
-"""Contents that were cut, altered or forged, or never were checkpoints: refused with the reason."""
+"""Truncated, altered, forged and foreign contents are refused with the reason."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def refusal(data: bytes | str) -> str:
 
 
 def forged(rest: str, *, version: int = 1, raw: bytes = b"") -> bytes:
-    """A content whose checksum is right, whatever it says."""
+    """Return a content with a valid checksum, whatever else it says."""
     data = f"{rest}}}\n".encode("utf-8", "surrogatepass") + raw
     head = f'{{"format": "stateful_gpu_loader checkpoint", "version": {version}, '.encode()
     head += f'"length": {len(data)}'.encode()
@@ -49,7 +49,7 @@ def test_a_text_cut_at_any_byte_is_truncated(whole: bytes) -> None:
 
 @EACH_VERSION
 def test_every_flipped_bit_is_found(whole: bytes) -> None:
-    """Also those that leave JSON, white space, the time or the versions of libraries valid."""
+    """Including flips in white space, the time and library versions, which leave valid JSON."""
     length = range(whole.index(b'"length": ') + 10, whole.index(b', "sha256"'))
     for number in range(8 * len(whole)):
         data = bytearray(whole)
@@ -60,7 +60,7 @@ def test_every_flipped_bit_is_found(whole: bytes) -> None:
 
 @given(st.data())
 def test_edits_are_found(data: st.DataObject) -> None:
-    """Bytes replaced, inserted, removed, moved."""
+    """Bytes are replaced, inserted, removed and moved."""
     content = to_bytes({"a": SavedState.of("t", data.draw(values))})
     first, last = sorted(data.draw(st.tuples(*[st.integers(0, len(content))] * 2)))
     altered = content[:first] + data.draw(st.binary(max_size=5)) + content[last:]
@@ -75,7 +75,7 @@ def test_any_bytes_are_refused(data: bytes, begins_well: bool) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 4096, b" \n", "\n"])
 def test_nothing_is_empty(data: bytes | str) -> None:
-    """What a power failure leaves of a file that was not synced is zeros."""
+    """A power failure leaves zeros in a file that was not synced."""
     assert "the checkpoint is empty" in refusal(data)
 
 
@@ -127,7 +127,7 @@ def test_a_later_version_is_named_once_its_checksum_fits() -> None:
 
 
 def with_raw(data: Any, raw: bytes, *, version: int = 2) -> bytes:
-    """Two tensors of three bytes each, the second with this data."""
+    """Return two tensors of three bytes each, the second with this data."""
     forms = [
         json.dumps({"$tensor": {"dtype": "uint8", "shape": [3], "data": place}})
         for place in ([0, 3], data)
@@ -137,7 +137,7 @@ def with_raw(data: Any, raw: bytes, *, version: int = 2) -> bytes:
 
 
 def test_forged_contents_are_otherwise_right() -> None:
-    """Else the tests below would prove nothing."""
+    """Otherwise the tests below would prove nothing."""
     assert from_text(forged(TIME + '"states": {"a": {"type": null, "state": 1}}')) == {
         "a": SavedState.of(None, 1)
     }
@@ -167,7 +167,7 @@ def test_forged_contents_are_otherwise_right() -> None:
     ids=range(15),
 )
 def test_raw_bytes_are_used_in_order_and_once(data: Any, raw: bytes, reason: str) -> None:
-    """Else a few bytes of text could claim the same raw bytes a thousand times."""
+    """Otherwise a short text could claim the same raw bytes a thousand times."""
     assert reason in refusal(with_raw(data, raw))
 
 
@@ -208,7 +208,7 @@ def test_ranges_of_raw_bytes_are_of_version_2_alone() -> None:
     ids=range(24),
 )
 def test_a_forged_content_is_refused(rest: str) -> None:
-    """The checksum is no signature, so what follows it is trusted no more."""
+    """The checksum is no signature: content with a valid checksum is not trusted either."""
     message = refusal(forged(rest))
     assert "is intact, but this installation cannot read it: " in message
     assert "Remedy: install the versions" in message

@@ -1,6 +1,6 @@
-"""A run that saves, dies and goes on is the run that was never interrupted.
+"""A run that saves, dies and resumes equals the uninterrupted run.
 
-Its schedulers lie in another one, whose state holds theirs, with a Counter.
+Its schedulers lie in another scheduler, whose state holds theirs, with a Counter.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def objects(root: Path, num_workers: int) -> dict[str, Any]:
 
 
 def run(found: dict[str, Any], checkpoint: Checkpoint, path: Path | None) -> list[Any]:
-    """What each step sees, to the end; saved after each."""
+    """Return the record of each step to the end; save after each step."""
     seen: list[Any] = []
     validation = iter(found["validation"])
     epochs = range(found["train"].state_dict()["epoch"], 2)
@@ -96,7 +96,7 @@ def same(one: list[Any], other: list[Any]) -> bool:
 
 
 def test_run_goes_on_exactly_from_every_step(tmp_path: Path) -> None:
-    """Pixels, orders, every generator and the losses, over two epochs."""
+    """Pixels, order, every generator and the losses, over two epochs."""
     write_photo_folder(tmp_path / "photos", num_classes=2, per_class=4)
     found, checkpoint = objects(tmp_path / "photos", 0), Checkpoint()
     for name, thing in found.items():
@@ -112,7 +112,7 @@ def test_run_goes_on_exactly_from_every_step(tmp_path: Path) -> None:
 
 
 def test_run_goes_on_exactly_on_workers(tmp_path: Path) -> None:
-    """The checkpoint of a run without workers, loaded after registration."""
+    """The checkpoint of a run without workers is loaded after registration."""
     write_photo_folder(tmp_path / "photos", num_classes=2, per_class=4)
     found, checkpoint = objects(tmp_path / "photos", 0), Checkpoint()
     for name, thing in found.items():

@@ -80,7 +80,7 @@ def test_other_names_have_no_number() -> None:
     names = [
         "run_7.json",
         "run_00007.json",
-        # Digits of another script, of which int() makes 7.
+        # Digits of another script, which int() reads as 7.
         "run_\u0660\u0660\u0660\u0667.json",
         "run_-007.json",
         "run_0_07.json",
@@ -116,7 +116,7 @@ def test_parts_are_known_by_their_token() -> None:
 
 
 def test_longest_name_of_a_file_has_a_part() -> None:
-    """Letters of four bytes and of one."""
+    """Letters of four bytes and of one byte."""
     for letter in ("\U0001f600", "x"):
         pattern = Pattern.of(letter * (250 // len(letter.encode())) + "{seq}")
         part = pattern.part_name(TOKEN)
@@ -142,7 +142,7 @@ def test_file_that_is_there_is_read_whatever_braces_it_has(tmp_path: Path) -> No
         pattern = Pattern.to_read(same)
         assert (pattern.path(), pattern.is_numbered) == (str(path), False)
     assert Pattern.to_read(tmp_path / "run_{seq}.json").is_numbered
-    # The number of an open file, too, is a file to the operating system.
+    # The operating system also takes the number of an open file as a file.
     with path.open() as file, pytest.raises(CheckpointError, match="is not a path"):
         Pattern.to_read(file.fileno())  # type: ignore[arg-type]
 
@@ -189,7 +189,7 @@ def make_loop(path: Path) -> None:
     ],
 )
 def test_what_is_no_file_is_not_replaced(tmp_path: Path, make: Any, reason: str) -> None:
-    """As one who may do all would replace a device."""
+    """A privileged process could otherwise replace a device."""
     path = tmp_path / "last.json"
     make(path)
     before = entries(tmp_path)
@@ -199,7 +199,7 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path, make: Any, reason: str)
 
 
 def entries(folder: Path) -> dict[str, tuple[int, ...]]:
-    """What replacing an entry would change; following a link changes the time of its access."""
+    """Return what replacing an entry changes; following a link changes its access time."""
     found = {name: os.lstat(folder / name) for name in os.listdir(folder)}
     return {name: (each.st_mode, each.st_ino, each.st_mtime_ns) for name, each in found.items()}
 
@@ -235,7 +235,7 @@ def test_folder_that_cannot_be_listed_is_an_error(
 def test_folder_that_fails_to_be_listed_for_removal_is_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file is there by then."""
+    """The file has been written by then."""
     original, listed = os.listdir, []
 
     def listdir(folder: str) -> list[str]:
@@ -251,7 +251,7 @@ def test_folder_that_fails_to_be_listed_for_removal_is_warned_of(
 
 
 def test_folder_in_place_of_a_pattern_is_refused(tmp_path: Path) -> None:
-    """Nobody is told to remove the folder of all checkpoints."""
+    """The error must not suggest removing the folder of all checkpoints."""
     fill(tmp_path, 1)
     with pytest.raises(CheckpointError, match="pattern") as caught:
         Checkpoint().load(tmp_path)

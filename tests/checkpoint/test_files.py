@@ -1,4 +1,4 @@
-"""Files are whole or not there at all, whenever the writer dies or fails."""
+"""A file is whole or absent, whenever the writer dies or fails."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.datasets.storage.processes import in_a_fork
 
 PATHS = (PATTERN, "last.json")
 CALLS = ("open", "write", "fsync", "link", "replace", "unlink", "close", "listdir", "fstat")
-"""Of ``os``, in which a writer may die or fail."""
+"""Functions of ``os`` in which a writer may die or fail."""
 
 
 def parts(folder: Path) -> list[str]:
@@ -31,10 +31,10 @@ def die(call: str = "") -> None:
 
 
 def before_call(number: int, act: Callable[[str], None]) -> Iterator[int]:
-    """In this process, ``act`` before one of the calls of the operating system.
+    """Call ``act`` before each of the calls of the operating system in this process.
 
     Returns:
-        What counts the calls.
+        An iterator that counts the calls.
     """
     calls = itertools.count()
 
@@ -52,7 +52,7 @@ def before_call(number: int, act: Callable[[str], None]) -> Iterator[int]:
 
 
 def after_bytes(count: int, act: Callable[[], None]) -> None:
-    """In this process, ``act`` once a write has written so many bytes."""
+    """Call ``act`` once a write in this process has written so many bytes."""
     original = os.write
 
     def write(descriptor: int, data: Any) -> int:
@@ -95,7 +95,7 @@ def test_killed_writer_leaves_the_previous_file_whole_at_any_byte(
 def test_killed_writer_leaves_a_whole_file_at_any_call(
     tmp_path: Path, name: str, keep: int | None
 ) -> None:
-    """Killed before each call of the operating system, until one save is through."""
+    """Killed before each call of the operating system in turn, until one save completes."""
     path = tmp_path / name
     for number in range(100):
         previous, count = 2 * number, 2 * number + 1
@@ -124,7 +124,7 @@ def test_killed_writer_leaves_a_whole_file_at_any_call(
 def test_failure_at_any_call_leaves_a_whole_file_and_says_so(
     tmp_path: Path, name: str, code: int
 ) -> None:
-    """The disk is full, or fails, at each call in turn; the next save goes on."""
+    """The disk is full, or fails, at each call in turn. The next save succeeds."""
     path = tmp_path / name
 
     failed_in = []
@@ -160,7 +160,7 @@ def test_failure_at_any_call_leaves_a_whole_file_and_says_so(
 
 
 def test_write_in_pieces_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a large file the operating system writes a part at a time."""
+    """The operating system writes a large file in parts."""
     original = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, data: original(descriptor, data[:7]))
     save(tmp_path / "last.json", 5)
@@ -170,7 +170,7 @@ def test_write_in_pieces_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_file_is_synced_before_it_has_its_name_and_the_folder_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What has a name outlasts a loss of power; old files go only then."""
+    """A named file survives a power loss. Old files are removed only afterwards."""
     path = tmp_path / "new" / "folder" / PATHS[0]
     seen: list[str] = []
 
@@ -215,7 +215,7 @@ def test_folder_that_cannot_be_synced_by_nature_is_no_failure(
 def test_folder_that_fails_to_be_synced_is_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And nothing old is removed: the new file may not outlast a loss of power."""
+    """No old file is removed, since the new file may not survive a power loss."""
     save(tmp_path / PATHS[0], 1)
 
     def fsync(descriptor: int, original: Any = os.fsync) -> None:

@@ -1,4 +1,4 @@
-"""What can be registered, and under which type it is kept."""
+"""Objects that can be registered, and the type under which each is kept."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_state_survives_a_text_and_is_kept_under_the_public_name() -> None:
 
 
 def test_generators_go_on_exactly() -> None:
-    """Those that a run of :mod:`tests.checkpoint.test_exact_runs` does not have."""
+    """Generators that a run of :mod:`tests.checkpoint.test_exact_runs` does not have."""
     for build in (
         lambda: np.random.RandomState(3),
         lambda: np.random.Generator(np.random.SFC64(3)),
@@ -99,7 +99,7 @@ def test_object_without_a_state_is_refused_by_name() -> None:
 
 
 def test_generator_of_another_algorithm_is_refused() -> None:
-    """NumPy's Generator is of one type whatever it draws from."""
+    """NumPy's Generator has one type for all bit generators."""
     saved = Checkpoint()
     saved.register(np.random.default_rng(1), "it")
     saved.collect()
@@ -114,7 +114,7 @@ def test_generator_of_another_algorithm_is_refused() -> None:
 
 
 def test_class_may_move_inside_its_package() -> None:
-    """The state is kept under the shortest name; the longer ones, of older files, are known."""
+    """The state is kept under the shortest name. The longer names of older files are recognised."""
     thing = Stateful("rng", RNG(1))
     for known in ("stateful_gpu_loader.RNG", "stateful_gpu_loader.rng.RNG"):
         thing.check(SavedState.of(known, "x"))
@@ -150,7 +150,7 @@ def test_class_of_the_same_name_elsewhere_is_another(monkeypatch: pytest.MonkeyP
 
 
 def test_class_of_the_main_script_is_that_of_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Saved by ``python net.py``, and loaded by another script, which imports net; and back."""
+    """Saved by ``python net.py`` and loaded by a script that imports net, and the reverse."""
 
     class Net(Counter):
         pass

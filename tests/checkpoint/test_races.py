@@ -1,4 +1,4 @@
-"""Several processes at one pattern: numbers, parts and removals of others."""
+"""Several processes save to one pattern: numbers, temporary files, and removals by others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.datasets.storage.processes import in_a_fork, open_descriptors
 
 
 def test_processes_that_save_to_one_pattern_take_numbers_of_their_own(tmp_path: Path) -> None:
-    """Nobody's file is replaced by another's."""
+    """No process replaces another's file."""
     path = tmp_path / PATTERN
     children = []
     for writer in range(4):
@@ -58,7 +58,7 @@ def test_number_taken_meanwhile_is_left_to_whom_it_belongs(
 def test_number_that_was_taken_and_removed_meanwhile_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool
 ) -> None:
-    """Else two saves had one number, and the later state would lie below the earlier."""
+    """Otherwise two saves would share a number, and the later would sort first."""
     path = tmp_path / PATTERN
     save(path, 1)
     taken = []
@@ -81,7 +81,7 @@ def test_number_that_was_taken_and_removed_meanwhile_is_given_up(
 
 
 def test_number_is_chosen_after_the_file_is_written(tmp_path: Path) -> None:
-    """A long write is not overtaken by the numbers, and removals, of another process."""
+    """Numbers and removals of another process do not overtake a long write."""
     path = tmp_path / PATTERN
 
     def work() -> bool:
@@ -118,7 +118,7 @@ def test_parts_of_the_dead_are_removed_and_those_of_the_living_are_not(tmp_path:
 def test_part_removed_before_it_is_locked_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another writer may look at the moment between a part's making and its locking."""
+    """Another writer may look between the creation of a temporary file and its locking."""
     path = tmp_path / PATTERN
     taken = []
 
@@ -152,7 +152,7 @@ def test_file_removed_by_another_process_meanwhile_is_looked_for_again(
 def test_newest_is_loaded_while_a_writer_removes_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And no older one, which another process has still to remove."""
+    """An older file, which another process is about to remove, is not loaded."""
     files = fill(tmp_path, 1, 2)
     original = open
 

@@ -1,4 +1,4 @@
-"""Regular files alone are opened, and no more of them is read than was asked for."""
+"""Only regular files are opened, and no more of them is read than was requested."""
 
 from __future__ import annotations
 

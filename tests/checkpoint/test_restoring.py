@@ -1,4 +1,4 @@
-"""States are put into all objects or into none: nothing is lost or half changed."""
+"""States are restored into all objects or into none: nothing is lost or half changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GOOD = {"count": 8, "history": [8]}
 
 
 class Shy(Counter):
-    """Has no state to give before it has begun."""
+    """Has no state before it has begun."""
 
     def state_dict(self) -> dict[str, Any]:
         raise RuntimeError("not begun")
@@ -96,7 +96,7 @@ def test_registration_that_fails_leaves_object_and_state() -> None:
 
 
 def test_half_loaded_module_gets_its_weights_back() -> None:
-    """torch copies what fits before it refuses the rest."""
+    """torch copies the entries that fit before it refuses the rest."""
     checkpoint = with_states(
         {"net": {"0.weight": torch.full((2, 2), 7.0), "0.bias": torch.zeros(3)}}, {}
     )
@@ -115,7 +115,7 @@ def test_interrupt_leaves_all_as_they_were_and_passes() -> None:
 
 
 def test_object_without_a_state_of_its_own_comes_last() -> None:
-    """So that the others, which have a way back, may still refuse."""
+    """Other objects, which can be rolled back, may still refuse before it is changed."""
     objects = {"a": Shy(1), "b": Counter(2)}
     checkpoint = with_states({"a": GOOD, "b": BAD}, objects)
     with pytest.raises(CheckpointError, match=r"(?s)'b' .*\['b'\]"):
@@ -170,7 +170,7 @@ def test_mismatch_of_a_loader_is_named_and_changes_nothing() -> None:
 
 
 def test_registration_of_torchdatas_loader_draws_from_no_generator() -> None:
-    """To give its state it would start an iterator, which draws from what was restored before."""
+    """To give its state it would start an iterator, which draws from the restored generator."""
 
     def build() -> tuple[torch.Generator, DataLoader[int]]:
         generator = torch.Generator().manual_seed(3)
@@ -200,7 +200,7 @@ def numbers(seed: int) -> StatefulGPULoader[int]:
 
 
 def test_loader_that_refuses_goes_on_with_its_iterator() -> None:
-    """Else its state would stand still, and the next pass repeat what was delivered."""
+    """Otherwise its state would stand still, and the next pass would repeat batches."""
     loader, text = numbers(1), Text("before")
     batches = iter(loader)
     next(batches)
@@ -222,7 +222,7 @@ def test_loader_that_refuses_goes_on_with_its_iterator() -> None:
 
 
 def test_loaders_are_put_last_where_others_may_still_refuse() -> None:
-    """A refusal by another object leaves their iterators as they are."""
+    """A refusal by another object then leaves their iterators alone."""
     loader = numbers(1)
     batches = iter(loader)
     next(batches)
@@ -237,7 +237,7 @@ def test_loaders_are_put_last_where_others_may_still_refuse() -> None:
 
 @pytest.mark.parametrize("last", [numbers, Shy])
 def test_iterators_that_a_refusal_cut_off_are_named(last: Any) -> None:
-    """Where a loader was put before another object refused; a generator has no iterators."""
+    """The loader was restored before another object refused. A generator has no iterators."""
     one, other = numbers(1), last(2)
     next(iter(one))
     before = one.state_dict()
@@ -273,7 +273,7 @@ def test_subclass_that_loads_in_its_own_way_gets_its_state_back() -> None:
 
 
 def test_interrupt_of_what_checks_first_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A refusal leaves it unchanged, an interrupt in the midst need not."""
+    """A refusal leaves it unchanged; an interrupt in the middle need not."""
     rng, original = RNG(1), RNG.set_state
     checkpoint = with_states({"rng": RNG(2).state_dict()}, {"rng": rng})
 

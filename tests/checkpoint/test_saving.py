@@ -1,4 +1,4 @@
-"""save, load and keep: which file is taken, which are passed over, and which go."""
+"""save, load and keep: which file is loaded, which are passed over, and which are removed."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_path_relative_to_the_working_folder(
 def test_a_damaged_file_is_refused_passed_over_and_not_counted(
     tmp_path: Path, damage: Callable[[Path], None], reason: str
 ) -> None:
-    """With its name and the reason; what the checkpoint held stays, and the number is taken."""
+    """The error has its name and the reason; the checkpoint is unchanged, its number taken."""
     files = fill(tmp_path, 0, 1, 2, 3)
     damage(files[3])
     checkpoint = collected(counter=9)
@@ -161,7 +161,7 @@ def test_all_damaged_files_are_listed_where_none_is_whole(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("path", [PATTERN, "last.json", f"missing/{PATTERN}", "missing/last.json"])
 def test_no_file_at_all_is_file_not_found(tmp_path: Path, path: str) -> None:
-    """So that a first run may begin without."""
+    """A first run can begin without a file."""
     (tmp_path / "run_12.json").write_text("of another pattern")
     with pytest.raises(FileNotFoundError, match="Remedy: ") as caught:
         Checkpoint().load(tmp_path / path)
@@ -220,7 +220,7 @@ def test_keep_reads_no_file_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_keep_leaves_other_programs_files_of_such_names(tmp_path: Path) -> None:
-    """Labels may be called 0.json, too."""
+    """Labels, too, may be called 0.json."""
     for number in range(3):
         (tmp_path / f"{number}.json").write_text('{"label": 3}')
     (tmp_path / "3.json").mkdir()
@@ -271,7 +271,7 @@ def test_nothing_is_written_where_there_are_no_states(tmp_path: Path) -> None:
 
 
 def test_what_was_loaded_is_saved_as_it_is(tmp_path: Path) -> None:
-    """Nothing is collected by the way."""
+    """Nothing is collected."""
     fill(tmp_path, 5)
     checkpoint, counter = Checkpoint(), Counter()
     checkpoint.load(tmp_path / PATTERN)

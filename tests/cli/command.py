@@ -1,4 +1,4 @@
-"""Runs the command line as a user does, in this process: a new one needs seconds for torch."""
+"""Runs the command line in this process: a new one would import torch for seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stateful_gpu_loader.cli import main
 
 @dataclass(frozen=True)
 class Done:
-    """What a command has printed, and its exit status."""
+    """Output and exit status of a command."""
 
     returncode: int
     stdout: str
@@ -23,7 +23,7 @@ class Done:
 
     @property
     def words(self) -> str:
-        """The output with one blank between words, however it was wrapped."""
+        """Return the output with one blank between words, however it was wrapped."""
         return " ".join(self.stdout.split())
 
 

@@ -1,4 +1,4 @@
-"""The command bench, as a user runs it."""
+"""The command ``bench``."""
 
 from __future__ import annotations
 

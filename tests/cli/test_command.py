@@ -1,4 +1,4 @@
-"""The command line as a whole: help, mistakes, and the extra it needs."""
+"""The command line as a whole: help, mistakes, and its optional dependency."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_mistakes_have_status_2(tmp_path: Path) -> None:
     unknown = command("inspekt")
     assert unknown.returncode == 2
     assert "inspekt" in unknown.stderr
-    # Status 1, which Python itself would give, says that something differs.
+    # Python itself would exit with 1, which means a difference here.
     (tmp_path / "training.py").write_text("raise MemoryError\n")
     unforeseen = command("verify", "training:make_loader", cwd=tmp_path)
     assert unforeseen.returncode == 2
@@ -54,7 +54,7 @@ def test_the_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_help_shows_every_word_of_every_command() -> None:
-    """Rich takes text in brackets for markup and leaves it out."""
+    """Rich reads text in brackets as markup and leaves it out."""
     commands: Any = typer.main.get_command(app)
     for name, one in commands.commands.items():
         shown = "".join(command(name, "--help").stdout.split())

@@ -1,4 +1,4 @@
-"""inspect and diff as a user calls them."""
+"""The commands ``inspect`` and ``diff``."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_file_without_a_state_is_status_2(tmp_path: Path) -> None:
 
 
 NAME = "a\x1b[2J\nepoch 9\u202e.pt"
-"""A name that clears a terminal, begins a line and turns the rest around."""
+"""A name that clears a terminal, begins a line and reverses the text direction."""
 
 
 def test_names_do_not_steer_the_terminal(tmp_path: Path) -> None:

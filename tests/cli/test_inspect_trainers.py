@@ -1,4 +1,4 @@
-"""inspect finds the states in what trainers themselves have just written."""
+"""``inspect`` finds the states in files that trainers have just written."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.filterwarnings(text) for text in OF_LIGHTNING]
 
 
 def inspected(path: Path) -> dict[str, dict[str, Any]]:
-    """What the command prints of each state, by its file and its place."""
+    """Return the printed text of each state, by its file and its place."""
     done = command("inspect", path, "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

@@ -1,4 +1,4 @@
-"""The command ``prepare``, run as a user does."""
+"""The command ``prepare``."""
 
 from __future__ import annotations
 

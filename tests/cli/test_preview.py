@@ -1,4 +1,4 @@
-"""The command ``preview``, run as a user does."""
+"""The command ``preview``."""
 
 from __future__ import annotations
 

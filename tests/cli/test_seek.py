@@ -1,4 +1,4 @@
-"""``seek`` and ``which`` on the command line: what they print, write, and refuse."""
+"""The commands ``seek`` and ``which``: what they print, write and refuse."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def refusal(*arguments: object) -> str:
-    """The sentence on stderr of a command that cannot be carried out."""
+    """Return the sentence on stderr of a command that fails."""
     done = command(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("Error: ")
@@ -82,7 +82,7 @@ def test_a_place_that_is_none_is_refused_and_nothing_is_written(tmp_path: Path, 
 
 def test_a_distributed_checkpoint_is_refused_with_the_remedy(tmp_path: Path) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # DCP says that there is one process
+        warnings.simplefilter("ignore")  # DCP warns that there is one process
         dcp.save({"loader": make()}, checkpoint_id=tmp_path / "run/step_1")
     out = tmp_path / "new"
     for path in (tmp_path / "run/step_1", tmp_path / "run"):

@@ -1,4 +1,4 @@
-"""MODULE:FACTORY: what is found, what is passed, and what each mistake is told."""
+"""MODULE:FACTORY: how it is found, what it is passed, and the error for each mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``verify`` at the command line: what it prints, and its exit status."""
+"""The command ``verify``: its output and its exit status."""
 
 from __future__ import annotations
 

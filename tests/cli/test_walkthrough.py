@@ -1,4 +1,4 @@
-"""The pages that show the command line at work, executed from their beginning to their end."""
+"""The pages that show the command line, executed from beginning to end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WALKTHROUGH = ROOT / "docs/tools/walkthrough.md"
 REPRODUCING = ROOT / "docs/reproducing.md"
 BLOCK = re.compile(r"^```(\w+)(?: title=\"(\S+)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 STARTS = re.compile(r"(python|stateful-gpu-loader) (.*?)((?: (?:2>&1|>|\|\|?|&&) .*)?)")
-"""A program of Python, its arguments, and what the shell does with its output and status."""
+"""A Python program, its arguments, and the shell's use of its output and status."""
 COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 INSTALLS = "pip install"
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -32,7 +32,7 @@ def test_every_line_of_the_walkthrough_does_what_it_shows(tmp_path: Path) -> Non
 
 @pytest.mark.processes
 def test_an_old_run_is_reproduced_as_its_page_shows(tmp_path: Path) -> None:
-    """With the files that the walkthrough shows: its pictures and its training script."""
+    """With the pictures and the training script of the walkthrough."""
     for _, title, content in BLOCK.findall(WALKTHROUGH.read_text()):
         if title:
             (tmp_path / title).write_text(content)
@@ -41,7 +41,7 @@ def test_an_old_run_is_reproduced_as_its_page_shows(tmp_path: Path) -> None:
 
 
 def _run_page(page: Path, folder: Path) -> int:
-    """Write the files that a page shows, run its commands and its Python; how many commands."""
+    """Write the files of a page, run its commands and its Python; return the number of commands."""
     count = 0
     for kind, title, content in BLOCK.findall(page.read_text()):
         if title:
@@ -66,7 +66,7 @@ def _check(command: str, wanted: str, folder: Path) -> None:
 
 
 def _run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command of the shell; Python begins it in a process that has imported torch."""
+    """Run a shell command; a process with torch imported starts Python programs."""
     starts = STARTS.fullmatch(command)
     if starts is not None:
         program, arguments, rest = starts.groups()

@@ -1,4 +1,4 @@
-"""What stands in for a GPU where there is none: the logic around it is then tested for real."""
+"""Stand-ins for a GPU, to test the logic around it without one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CudaStub:
         self.events: list[str] = []
         self.free_bytes = 2**36
         self.bytes_of_torch = 2**36
-        """What torch may take."""
+        """Bytes that torch may take."""
         self.capability = 9, 0
         stream = SimpleNamespace(synchronize=lambda: self.events.append("wait"), cuda_stream=77)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
@@ -40,23 +40,22 @@ class CudaStub:
 
 
 def is_damaged(data: torch.Tensor) -> bool:
-    """See :func:`damaged`."""
     return data.numpy().tobytes().endswith(b"bad")
 
 
 def damaged(data: torch.Tensor) -> torch.Tensor:
-    """Bytes that only fakes refuse: a real decoder ignores what follows a JPEG's end."""
+    """Return bytes that only fakes refuse: a real decoder ignores bytes after a JPEG's end."""
     return torch.cat([data, torch.tensor(list(b"bad"), dtype=torch.uint8)])
 
 
 def decode_as_stored(data: torch.Tensor) -> torch.Tensor:
-    """uint8 [3, height, width] on the CPU, no orientation applied."""
+    """Return uint8 [3, height, width] on the CPU, no orientation applied."""
     image: torch.Tensor = torch.ops.image.decode_jpeg(data, 3)
     return image
 
 
 def tensors(answers: Sequence[Image | ValueError]) -> list[Any]:
-    """The images of a batch as tensors, and errors as they are."""
+    """Return the images of a batch as tensors, and errors unchanged."""
     return [each if isinstance(each, ValueError) else as_tensor(each) for each in answers]
 
 

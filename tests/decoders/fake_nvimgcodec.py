@@ -1,4 +1,4 @@
-"""The names of ``nvidia.nvimgcodec`` that are used, with CPU pixels behind them.
+"""The names of ``nvidia.nvimgcodec`` that the package uses, implemented with CPU pixels.
 
 ``tests/decoders/test_nvimgcodec.py`` compares the names and arguments with the real module's.
 """
@@ -36,9 +36,10 @@ class Image:
 
 
 class FakeNvimgcodec:
-    """A module object. ``refuses`` holds what a kind of backend cannot decode, beside the damaged.
+    """Stands for the module. ``refuses`` holds what each kind of backend cannot decode.
 
-    Engines show their pixels one level brighter, so that a test sees who decoded.
+    Damaged images are always refused. Engines return pixels one level brighter, so that a test sees
+    which backend decoded.
     """
 
     BackendKind = BackendKind

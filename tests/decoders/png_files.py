@@ -1,4 +1,4 @@
-"""Writing PNGs that Pillow cannot write: 16 bits of colour, interlaced, with chosen chunks."""
+"""Writes PNGs that Pillow cannot write: 16 bits of colour, interlaced, with chosen chunks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def chunk(kind: bytes, payload: bytes) -> bytes:
 
 
 def header(height: int, width: int, *numbers: int) -> bytes:
-    """IHDR from bit depth, colour type, compression, filter and interlacing."""
+    """Return IHDR from bit depth, colour type, compression, filter and interlacing."""
     return chunk(b"IHDR", pack(">II5B", width, height, *numbers))
 
 
@@ -30,7 +30,7 @@ def write_png(
     row_filter: int = 0,
     chunks: bytes = b"",
 ) -> torch.Tensor:
-    """A PNG of ``values`` [height, width, channels], as uint8 [num_bytes]."""
+    """Return a PNG of ``values`` [height, width, channels], as uint8 [num_bytes]."""
     height, width, channels = values.shape
     passes = [(0, 0, 1, 1)] if not interlaced else [*ADAM7, (1, 0, 2, 1)]
     rows = b""

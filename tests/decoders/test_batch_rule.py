@@ -1,4 +1,4 @@
-"""Batches by the rule: each image judged by itself, the machine's faults never its own."""
+"""Batches follow the rule: each image is judged by itself, and never blamed for the machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.images import encode
 
 
 class AllOrNothing:
-    """As torch's operators: one bad image and there is no result at all."""
+    """Fails for the whole batch on one bad image, as torch's operators do."""
 
     def __init__(self, message: str = "Failed to decode batch: 3") -> None:
         self.message = message
@@ -30,7 +30,7 @@ class AllOrNothing:
 
 
 class OneByOne(AllOrNothing):
-    """As nvImageCodec: None in place of the bad ones."""
+    """Returns None for each bad image, as nvImageCodec does."""
 
     def __call__(self, data: list[torch.Tensor]) -> Sequence[torch.Tensor | None]:
         self.sizes.append(len(data))
@@ -67,7 +67,7 @@ def test_bad_images_cost_none_of_the_others(backend: type[AllOrNothing], bad: se
 
 @pytest.mark.parametrize("backend", [AllOrNothing, OneByOne])
 def test_an_image_gets_the_same_answer_in_any_batch(backend: type[AllOrNothing]) -> None:
-    """With others or alone, with good ones or bad ones."""
+    """With other images or alone, with good ones or bad ones."""
     files = [damaged(data) if i == 4 else data for i, data in enumerate(FILES)]
     together = tensors(decode_batch_by_rule(backend(), files, HEADERS))
     for image, data, header in zip(together, files, HEADERS, strict=True):
@@ -80,7 +80,7 @@ def test_an_image_gets_the_same_answer_in_any_batch(backend: type[AllOrNothing])
 
 
 def test_a_refusal_in_company_is_tried_again_alone() -> None:
-    """A backend that loses an image to its neighbours is not what the bytes decide."""
+    """A backend may lose an image because of its neighbours. The bytes do not decide that."""
     calls: list[int] = []
 
     def loses_the_second(data: list[torch.Tensor]) -> Sequence[torch.Tensor | None]:
@@ -126,7 +126,7 @@ def test_want_of_memory_is_no_fault_of_the_bytes(message: str) -> None:
 
 @pytest.mark.parametrize("message", WITHOUT_CAUSE)
 def test_a_failure_without_a_cause_is_no_fault_of_the_bytes(message: str) -> None:
-    """torch 2.11 says no more than this where nothing could be allocated."""
+    """torch 2.11 says no more than this when an allocation fails."""
     with pytest.raises(LoaderError, match=r"does not say why: .*ops\.h"):
         decode_batch_by_rule(AllOrNothing(message), [*FILES, damaged(FILES[0])], [*HEADERS] * 2)
 
@@ -153,7 +153,7 @@ def test_torchs_own_want_of_memory_is_raised_as_it_is() -> None:
     ],
 )
 def test_a_broken_machine_is_no_fault_of_the_bytes(message: str) -> None:
-    """Decoding on the CPU instead would change pixels without a word."""
+    """Decoding on the CPU instead would change pixels silently."""
     with pytest.raises(LoaderError, match=r"on this GPU: .*\. Remedy: pass another decoder="):
         decode_batch_by_rule(AllOrNothing(message), [damaged(FILES[0])], HEADERS[:1])
 
@@ -184,7 +184,7 @@ def test_grey_that_stays_one_channel_is_refused() -> None:
 def test_a_refusal_on_a_full_gpu_is_want_of_memory(
     backend: type[AllOrNothing], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the backend says of it; the limit may be the GPU's or torch's own."""
+    """Whatever the backend reports. The limit may be the GPU's or torch's own."""
     stub = CudaStub(monkeypatch)
     bad = [*FILES[:3], damaged(FILES[3])]
     assert isinstance(decode_batch_by_rule(backend(), bad, HEADERS[:4])[3], ValueError)

@@ -1,4 +1,4 @@
-"""What of the images is left to the CPUs: by their bytes, evenly."""
+"""The share of images left to the CPUs, chosen evenly by their bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_fractions_are_even_and_of_the_bytes_alone() -> None:
 
 
 def test_shares_are_nested_and_never_hold_what_the_gpu_does_not_take() -> None:
-    """So that another share moves no more images than it has to."""
+    """Another share moves no more images than necessary."""
     decoder = make_batch_decoder("torchvision", DEVICE)
     files = [encode(photo(20 + i, 30)) for i in range(100)]
     left = [

@@ -1,4 +1,4 @@
-"""Calls of CUDA's driver, played; and none where it is missing."""
+"""Calls of CUDA's driver, simulated; no calls where it is missing."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_the_pools_threshold_is_set(driver: PlayedDriver) -> None:
 
 
 def test_a_pool_that_keeps_more_already_is_left_alone(driver: PlayedDriver) -> None:
-    """Another loader, or another library of the process, may need it."""
+    """Another loader or library of the process may need the memory."""
     for num_bytes in (2**28, 2**27, 2**28, 2**29):
         keep_freed_memory(1, num_bytes)
     assert [kept for _, _, kept in driver.thresholds] == [2**28, 2**29]
@@ -162,7 +162,7 @@ def test_a_stream_is_created_in_the_context_of_its_device(monkeypatch: pytest.Mo
 def test_whatever_allocates_for_a_place_does_it_beside_captures(
     driver: PlayedDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the stage's thread, and in the readers' for memory from which the device copies."""
+    """In the stage's thread, and in the readers' threads for memory that the device copies from."""
     place: Any = CudaPlace(torch.device("cuda", 0))
     place._streams = [SimpleNamespace(device=torch.device("cuda", 0))] * 2
     modes: list[int] = []

@@ -1,4 +1,4 @@
-"""DALI's decoder on the CPU, for real."""
+"""DALI's real decoder on the CPU."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def decode(decoder: DaliDecoder, data: torch.Tensor) -> torch.Tensor:
 
 
 def decode_all(files: list[torch.Tensor]) -> list[Any]:
-    """In one run of DALI; the decoder itself takes one image at a time."""
+    """Decode in one run of DALI; the decoder itself takes one image at a time."""
     return tensors(decode_batch_by_rule(dali._POOL.decode, files, [probe(data) for data in files]))
 
 
 def two_frames(data: torch.Tensor) -> torch.Tensor:
-    """A second frame header in the middle of a progressive file."""
+    """Return a progressive file with a second frame header in the middle."""
     changed = encode(photograph("coffee"), progressive=True)
     middle = changed.numel() // 2
     changed[middle : middle + 100] = torch.tensor([0xFF, 0xC0], dtype=torch.uint8).repeat(50)
@@ -53,7 +53,7 @@ def two_frames(data: torch.Tensor) -> torch.Tensor:
 
 
 def missing_table(data: torch.Tensor) -> torch.Tensor:
-    """Its first scan names a Huffman table that the file does not have."""
+    """Return a file whose first scan names a missing Huffman table."""
     position = data.numpy().tobytes().index(b"\xff\xda")
     changed = data.clone()
     changed[position + 6] = 0x33
@@ -62,7 +62,7 @@ def missing_table(data: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("number", range(len(PHOTOS)), ids=PHOTOGRAPHS)
 def test_photographs_agree_with_torchvision(decoder: DaliDecoder, number: int) -> None:
-    """Within one level of rounding; to the bit with the wheels that are installed here."""
+    """Within one level of rounding; bit for bit with the wheels that are installed here."""
     difference = decode(decoder, PHOTOS[number]).int() - reference(PHOTOS[number]).int()
     assert difference.abs().max() <= 1
 
@@ -71,7 +71,7 @@ def test_photographs_agree_with_torchvision(decoder: DaliDecoder, number: int) -
 def test_every_subsampling_that_is_taken_agrees_with_torchvision(
     decoder: DaliDecoder, sampling: str
 ) -> None:
-    """4:4:0 is what turning a 4:2:2 photograph without loss gives; Pillow does not write it."""
+    """A lossless rotation of a 4:2:2 photograph gives 4:4:0. Pillow does not write it."""
     codec = pytest.importorskip("nvidia.nvimgcodec", minversion="0.9")
     encoder = codec.Encoder(device_id=codec.NVIMGCODEC_DEVICE_CPU_ONLY)
     parameters = codec.EncodeParams(
@@ -84,7 +84,7 @@ def test_every_subsampling_that_is_taken_agrees_with_torchvision(
     assert is_common_jpeg(header)
     assert isinstance(header, JpegHeader)
     assert header.subsampling.replace(":", "") == sampling.removeprefix("CSS_")
-    # DALI agrees with Pillow to the bit; torchvision 0.23 widens the color of 4:4:0 otherwise.
+    # DALI equals Pillow bit for bit; torchvision 0.23 upsamples the chroma of 4:4:0 differently.
     levels = 2 if sampling == "CSS_440" else 1
     assert (decode(decoder, data).int() - reference(data).int()).abs().max() <= levels
 
@@ -99,7 +99,7 @@ def test_batches_of_changing_lengths_give_what_single_images_give(
 
 
 def test_every_common_variant_in_one_batch(decoder: DaliDecoder) -> None:
-    """1 x 1 pixels and 20,000 among them; grey, progressive, turned."""
+    """Including 1 x 1 pixels and 20,000; grey, progressive and turned images."""
     for image, (name, data) in zip(decode_all(list(COMMON.values())), COMMON.items(), strict=True):
         assert same(image, decode(decoder, data)), name
 
@@ -121,7 +121,7 @@ def test_delivered_pixels_outlive_later_batches_and_their_pipeline() -> None:
 def test_a_bad_file_costs_none_of_the_others_and_is_refused_each_time(
     decoder: DaliDecoder, make: Any
 ) -> None:
-    """One such file ends a pipeline for good."""
+    """One bad file breaks a pipeline permanently."""
     files = [make(data) if i in (1, 4) else data for i, data in enumerate(PHOTOS)]
     for _ in range(3):
         images = decode_all(files)
@@ -149,7 +149,7 @@ def test_what_dali_is_not_given_is_decoded_by_torchvision(
 def test_the_machines_faults_are_not_the_files(
     decoder: DaliDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DALI tells both in one long report."""
+    """DALI reports both in one long text."""
     report = "Critical error in pipeline:\nError in CPU operator\nstd::bad_alloc\n"
 
     class Exhausted:
@@ -171,7 +171,7 @@ def test_the_machines_faults_are_not_the_files(
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The batch sizes of the pipelines that were built."""
+    """Batch sizes of the pipelines that were built."""
     sizes: list[int] = []
     build = dali.build
 
@@ -184,7 +184,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_pipeline_is_used_again_until_it_is_too_short_or_failed(built: list[int]) -> None:
-    """After an error DALI calls it invalid, though 2.4 would still run it on the CPU."""
+    """DALI calls a pipeline invalid after an error, though 2.4 would still run it on the CPU."""
     pool = PipelinePool(device_id=None, num_threads=1)
     for length in (1, 1, 3, 4, 2, 5, 1):
         assert len(pool.decode(PHOTOS[:length])) == length
@@ -216,7 +216,7 @@ def test_threads_share_no_pipeline(decoder: DaliDecoder, monkeypatch: pytest.Mon
 def test_another_process_builds_its_own_and_frees_none(
     built: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pipeline that a fork inherits would hang, when it runs and when it is freed."""
+    """A pipeline inherited by a fork would hang, when it runs and when it is freed."""
     pool = PipelinePool(device_id=None, num_threads=1)
     pool.decode(PHOTOS[:1])
     monkeypatch.setattr(os, "getpid", lambda: -1)
@@ -240,7 +240,7 @@ class Photos(Dataset[torch.Tensor]):
 @pytest.mark.dali
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers_decode_after_the_parent_did(decoder: DaliDecoder, method: str) -> None:
-    """A pipeline that a fork inherits would hang: its threads are not there."""
+    """A pipeline inherited by a fork would hang, because its threads are missing."""
     decode(decoder, PHOTOS[0])
     loader = DataLoader(
         Photos(decoder),

@@ -1,4 +1,4 @@
-"""DALI's decoder for GPUs, with pipelines of the CPU in the place of the GPU's."""
+"""DALI's decoder for GPUs, with CPU pipelines in place of the GPU's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FILES = [data for data in pillow_variants().values() if is_common_jpeg(probe(dat
 
 
 class PoolOfTheCpu(module.PipelinePool):
-    """As asked for, but on the CPU; overwrites its last batch as DALI may overwrite a GPU's."""
+    """Builds pipelines on the CPU; overwrites its last batch as DALI may on a GPU."""
 
     made: list[tuple[int | None, int]]
     stub: CudaStub
@@ -85,7 +85,7 @@ def test_pipelines_are_made_at_the_first_batch_for_the_device(
 
 
 def test_a_gpus_pipeline_leaves_nothing_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With any other hw_decoder_load the length of a batch would decide pixels."""
+    """With any other hw_decoder_load, pixels would depend on the batch size."""
     asked: dict[str, Any] = {}
     dali = module.require_dali()
 

@@ -1,4 +1,4 @@
-"""Damaged and hostile files: the right pixels or ValueError with a reason, never a crash."""
+"""Damaged and hostile files give the right pixels or a ValueError with a reason, never a crash."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def decoder(request: pytest.FixtureRequest) -> Decoder:
 
 
 def right_or_refused(decoder: Decoder, data: torch.Tensor) -> bool:
-    """Whether the bytes were decoded; the same bytes always give the same."""
+    """Return whether the bytes were decoded; check that the result is repeatable."""
     results: list[torch.Tensor | None] = []
     for _ in range(2):
         try:
@@ -91,7 +91,7 @@ def test_truncated_files_are_refused(name: str, where: float) -> None:
     cut = data[: int(where * (data.numel() - 20))]
     for backend in available():
         if right_or_refused(make_decoder(backend), cut):
-            # Trailing bytes after the image may go, as may a PNG's end after its pixels.
+            # Trailing bytes after the image may be lost, as may a PNG's end after its pixels.
             assert name == "jpeg trailing bytes" or name.startswith("png")
 
 
@@ -104,9 +104,9 @@ def test_truncated_files_are_refused(name: str, where: float) -> None:
 def test_png_pixels_of_any_content_do_no_harm(
     pixels: bytes, channels: int, interlaced: bool
 ) -> None:
-    """Checksums that fit do not help: unknown filters and missing rows are found as well.
+    """Even with valid checksums, unknown filters and missing rows are found.
 
-    torchvision 0.29 alone ends the process with SIGSEGV on such a file.
+    torchvision 0.29 by itself ends the process with SIGSEGV on such a file.
     """
     color_type = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
     data = as_tensor(
@@ -145,7 +145,7 @@ def test_damaged_png_pixels_are_named(
 
 
 def test_png_of_very_many_chunks_is_read(decoder: Decoder) -> None:
-    """Large PNGs come in pieces of 8 KiB; only what precedes the pixels is limited."""
+    """Large PNGs come in pieces of 8 KiB. Only the data before the pixels is limited."""
     rows = zlib.compress(b"".join(b"\0" + row.tobytes() for row in np.asarray(photo(7, 9))))
     pieces = [chunk(b"IDAT", rows[i : i + 1]) for i in range(len(rows))]
     empty = chunk(b"IDAT", b"") * 11_000
@@ -155,7 +155,7 @@ def test_png_of_very_many_chunks_is_read(decoder: Decoder) -> None:
 
 
 def test_png_whose_palette_is_too_short_shows_black(decoder: Decoder) -> None:
-    """As libpng and Pillow have it: an index beyond the palette is black."""
+    """An index beyond the palette is black, as in libpng and Pillow."""
     data = as_tensor(
         SIGNATURE,
         header(1, 3, 8, 3, 0, 0, 0),
@@ -188,7 +188,7 @@ def test_a_header_of_another_file_is_refused(decoder: Decoder) -> None:
 
 
 def test_damage_after_the_header_names_the_reason(decoder: Decoder) -> None:
-    """In a progressive file, because DALI shows the healthy start of others, and grey below."""
+    """In a progressive file: of other files DALI shows the intact start, then grey."""
     data = encode(photo(), quality=90, progressive=True)
     data[-400:-2] = torch.tensor([0xFF, 0xC0], dtype=torch.uint8).repeat(199)
     with pytest.raises(ValueError, match=r"^JPEG cannot be decoded: [A-Z][^/]*$"):
@@ -196,7 +196,7 @@ def test_damage_after_the_header_names_the_reason(decoder: Decoder) -> None:
 
 
 def failing(*messages: str) -> Any:
-    """An operator that fails with each message in turn, and works then."""
+    """An operator that fails with each message in turn, and then works."""
     left = list(messages)
 
     def decode(data: torch.Tensor, mode: int) -> torch.Tensor:
@@ -219,7 +219,7 @@ def test_want_of_memory_is_no_fault_of_the_bytes(message: str) -> None:
 
 @pytest.mark.parametrize("message", WITHOUT_CAUSE)
 def test_a_failure_without_a_cause_is_no_fault_of_the_bytes(message: str) -> None:
-    """torch 2.11 says no more than this where nothing could be allocated."""
+    """torch 2.11 says no more than this when an allocation fails."""
     data = encode(photo())
     with pytest.raises(LoaderError, match=r"does not say why: .*ops\.h.*torch >= 2\.13"):
         rule.decode_by_rule(failing(message), data, probe(data))
@@ -228,7 +228,7 @@ def test_a_failure_without_a_cause_is_no_fault_of_the_bytes(message: str) -> Non
 def test_memory_is_asked_for_before_an_image_is_called_bad(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Libwebp and torchvision's PNG reader refuse in the same words for want of memory."""
+    """Libwebp and torchvision's PNG reader report want of memory like bad bytes."""
     sizes: list[int] = []
 
     def full(size: int, **arguments: Any) -> torch.Tensor:
@@ -247,7 +247,7 @@ def test_memory_is_asked_for_before_an_image_is_called_bad(
 def test_no_sample_is_replaced_for_want_of_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pixels would depend on how much memory others use."""
+    """Otherwise the pixels would depend on the memory that other programs use."""
     (tmp_path / "a").mkdir()
     for i in range(4):
         (tmp_path / "a" / f"{i}.jpg").write_bytes(bytes(encode(photo()).numpy()))

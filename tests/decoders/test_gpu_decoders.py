@@ -1,4 +1,4 @@
-"""Every GPU decoder that is installed, on a GPU, against torchvision on the CPU."""
+"""Every installed GPU decoder, on a GPU, compared with torchvision on the CPU."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tests.images import PHOTOGRAPHS, encode, photograph
 pytestmark = pytest.mark.gpu
 
 MEAN_LEVELS = 2.0
-"""Of 255, over an image: what another upsampling of chroma comes to in photographs."""
+"""Allowed mean difference over an image, in levels of 255: chroma is upsampled differently."""
 
 MOST_LEVELS = 4
-"""Of 255, in any pixel, where no chroma is upsampled: rounding in the transforms."""
+"""Allowed difference of a pixel without chroma upsampling, in levels of 255: rounding."""
 
 VARIANTS = {name: data for name, data in pillow_variants().items() if is_common_jpeg(probe(data))}
 PHOTOS = {name: encode(photograph(name), quality=90) for name in PHOTOGRAPHS}
@@ -46,7 +46,7 @@ def decoder(request: pytest.FixtureRequest) -> BatchDecoder:
 
 
 def decode(decoder: BatchDecoder, files: list[torch.Tensor]) -> list[Any]:
-    """On the CPU, to be compared; a stream of its own is current, as in the device stage."""
+    """Decode to the CPU for comparison, on a private stream as in the device stage."""
     with torch.cuda.stream(torch.cuda.Stream()):
         images = tensors(decoder.decode_batch(files, [probe(data) for data in files]))
         return [image if isinstance(image, ValueError) else image.cpu() for image in images]
@@ -77,9 +77,9 @@ def test_every_variant_that_is_taken_is_decoded(decoder: BatchDecoder) -> None:
 
 
 def test_the_length_of_a_batch_decides_no_pixel(decoder: BatchDecoder) -> None:
-    """Alone, in small batches, in large ones, by a decoder of any past.
+    """Alone, in small and in large batches, by a decoder with any history.
 
-    The large image keeps the GPU busy while the host goes on to the small ones behind it.
+    The large image keeps the GPU busy while the host continues with the small images after it.
     """
     large = encode(photograph("coffee").resize((4000, 3000)), quality=90, progressive=True)
     different = [large, *VARIANTS.values()]

@@ -1,4 +1,4 @@
-"""What the bytes say of an image before it is decoded."""
+"""Image properties read from the bytes before decoding."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def jpeg(data: torch.Tensor) -> JpegHeader:
 
 
 def jpeg_of_size(height: int, width: int, num_bytes: int) -> torch.Tensor:
-    """A JPEG header with another size in it, and zeros behind it."""
+    """Return a JPEG header with another size, followed by zeros."""
     raw = bytearray(encode(photo()).numpy().tobytes())
     frame = raw.index(b"\xff\xc0")
     raw[frame + 5 : frame + 9] = height.to_bytes(2, "big") + width.to_bytes(2, "big")
@@ -38,7 +38,7 @@ def jpeg_of_size(height: int, width: int, num_bytes: int) -> torch.Tensor:
 
 
 def huge_canvas() -> torch.Tensor:
-    """A small animation whose canvas claims two gigabytes."""
+    """Return a small animation whose canvas claims two gigabytes."""
     data = VARIANTS["webp animated offset"].clone()
     data[26] = 0xFF
     return data
@@ -46,7 +46,7 @@ def huge_canvas() -> torch.Tensor:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_format_and_size_are_those_of_the_decoded_image(name: str) -> None:
-    """The transforms are told these sizes before anything is decoded."""
+    """The transforms receive these sizes before anything is decoded."""
     found = probe(VARIANTS[name])
     assert found.format == name.split()[0]
     assert (found.height, found.width) == by_pillow(VARIANTS[name]).shape[:2]
@@ -68,7 +68,7 @@ def test_an_orientation_that_does_not_exist_is_none(value: int) -> None:
 
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_orientation_is_read_in_both_byte_orders(order: str) -> None:
-    """A SHORT and a LONG, little and big endian; other types are no orientation."""
+    """A SHORT and a LONG, little and big endian. Other types are no orientation."""
     from struct import pack
 
     from stateful_gpu_loader.decoders.orientation import read_orientation
@@ -150,7 +150,7 @@ def test_what_is_no_image_of_ours_is_named(start: bytes, reason: str) -> None:
 
 @pytest.mark.parametrize("name", ["jpeg 4:2:0", "jpeg progressive", "webp lossy", "webp animated"])
 def test_every_truncation_is_refused_before_decoding(name: str) -> None:
-    """JPEG and WebP say where they end; nvJPEG would decode half of one in silence."""
+    """JPEG and WebP mark their ends. nvJPEG would silently decode half a file."""
     data = VARIANTS[name]
     for length in range(data.numel()):
         with pytest.raises(ValueError, match=r"truncated|empty|not a JPEG|text|ends before"):
@@ -180,7 +180,7 @@ def test_every_truncation_is_refused_before_decoding(name: str) -> None:
     ],
 )
 def test_impossible_headers_are_refused(data: torch.Tensor, reason: str) -> None:
-    """No memory is taken for a claim that cannot be true, and the time is bounded."""
+    """No memory is allocated for an impossible size, and the time is bounded."""
     with pytest.raises(ValueError, match=reason):
         probe(data)
 
@@ -205,7 +205,7 @@ def test_a_header_without_exif_differs_in_nothing_else() -> None:
 
 
 def test_a_header_knows_where_the_scan_starts() -> None:
-    """Behind the last bytes of a baseline scan's header: coefficients 0 to 63, and 0."""
+    """A baseline scan's header ends with coefficients 0 to 63, and 0; the scan follows."""
     for data in (encode(photo(40, 30), exif=exif(6)), encode(photo(40, 30).convert("L"))):
         header = probe(data)
         assert isinstance(header, JpegHeader)

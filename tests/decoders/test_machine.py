@@ -1,4 +1,4 @@
-"""What of the machine decides pixels or speed, asked without touching CUDA."""
+"""Properties of the machine that decide pixels or speed, read without touching CUDA."""
 
 from __future__ import annotations
 

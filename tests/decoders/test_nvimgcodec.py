@@ -1,4 +1,4 @@
-"""nvImageCodec behind the protocol: engines, then CUDA, by the bytes and never by load."""
+"""nvImageCodec as a decoder: engines, then CUDA, chosen by the bytes and never by load."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_what_an_engine_refuses_goes_to_cuda(library: FakeNvimgcodec) -> None:
 
 
 def test_a_batch_that_the_engines_lose_is_not_given_to_cuda(library: FakeNvimgcodec) -> None:
-    """The neighbours of one bad image keep the pixels that they have without it."""
+    """The neighbours of a bad image keep the pixels that they have without it."""
     files = [data for name, data in FILES.items() if name not in PROGRESSIVE][:4]
     library.lose_batches_with = [files[2]]
     images = decode(NvimgcodecBatchDecoder(DEVICE), files)
@@ -104,7 +104,7 @@ def test_a_bad_image_is_refused_alone(library: FakeNvimgcodec) -> None:
     files[1] = damaged(files[1])
     files[2] = files[2].clone()
     headers = [probe(data) for data in files]
-    files[2][:2] = 0  # a stream that cannot be read at all
+    files[2][:2] = 0  # an unreadable stream
     images = tensors(NvimgcodecBatchDecoder(DEVICE).decode_batch(files, headers))
     assert [i for i, image in enumerate(images) if isinstance(image, ValueError)] == [1, 2]
     assert all(isinstance(images[i], torch.Tensor) for i in (0, 3, 4))
@@ -137,7 +137,7 @@ def test_nothing_is_made_before_the_first_batch(library: FakeNvimgcodec) -> None
 def test_the_pool_keeps_the_memory_of_two_batches_of_each_decoder(
     library: FakeNvimgcodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the system takes memory back that the next batch needs."""
+    """Otherwise the system takes back memory that the next batch needs."""
     kept: list[tuple[int, int]] = []
     monkeypatch.setattr(module, "keep_freed_memory", lambda *share: kept.append(share))
     monkeypatch.setattr(module, "_DECODERS", weakref.WeakSet())
@@ -154,7 +154,7 @@ def test_the_pool_keeps_the_memory_of_two_batches_of_each_decoder(
 
 
 def test_the_real_library_has_what_is_used() -> None:
-    """Without a GPU it decodes on the CPU alone, from 0.9 on, by the same names and arguments."""
+    """From 0.9 on it also decodes without a GPU, by the same names and arguments."""
     real = pytest.importorskip("nvidia.nvimgcodec", minversion="0.9")
     for kind in (BackendKind.HW_GPU_ONLY, BackendKind.HYBRID_CPU_GPU):
         assert real.Backend(getattr(real.BackendKind, kind.name)).load_hint == 1.0

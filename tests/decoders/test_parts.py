@@ -1,4 +1,4 @@
-"""Parts of images: the bits of the whole image, and its verdict, whatever part is asked for."""
+"""Parts of images have the bits of the whole image, and its verdict."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SIDES = (1, 7, 8, 9, 16, 17, 33, 47)
 
 
 def boxes(height: int, width: int) -> Iterator[Box]:
-    """Boxes at every border, and around the blocks of 8 and 16 pixels within."""
+    """Return boxes at every border, and around the blocks of 8 and 16 pixels inside."""
 
     def spans(side: int) -> list[tuple[int, int]]:
         edges = sorted({edge for edge in (0, 1, 8, 15, 16, side // 2, side) if edge <= side})
@@ -50,7 +50,7 @@ def whole(data: torch.Tensor) -> torch.Tensor:
 
 
 def check_parts(data: torch.Tensor, *, decoded: bool) -> None:
-    """Compare every part, and see who decoded it.
+    """Compare every part, and see which decoder was used.
 
     Args:
         decoded: whether nvImageCodec decodes all parts but the whole.
@@ -100,12 +100,12 @@ BY_PARTS = {
 
 @pytest.mark.parametrize("name", SMALL)
 def test_every_format_has_its_parts(name: str) -> None:
-    """Those of a JPEG that nvImageCodec does not decode, and of other formats, from the whole."""
+    """Formats that nvImageCodec does not decode are cut from the whole image."""
     check_parts(SMALL[name], decoded=name in BY_PARTS)
 
 
 def verdict(decoder: Any, data: torch.Tensor, header: ImageHeader, box: Box) -> Any:
-    """The part, or the reason why the image is refused."""
+    """Return the part, or the reason why the image is refused."""
     try:
         return decoder.decode_part(data, header, box, None)
     except ValueError as error:
@@ -113,7 +113,7 @@ def verdict(decoder: Any, data: torch.Tensor, header: ImageHeader, box: Box) -> 
 
 
 def check_damaged(data: torch.Tensor) -> None:
-    """Whatever the damage: what torchvision shows of the whole, or why it refuses that."""
+    """Check that a damaged file gives torchvision's pixels of the whole, or its refusal."""
     try:
         header = probe(data)
     except ValueError:
@@ -135,12 +135,12 @@ def check_damaged(data: torch.Tensor) -> None:
 
 KINDS = ["jpeg 4:4:4", "jpeg 4:2:2", "jpeg 4:2:0", "jpeg restart markers", "jpeg grey"]
 SMALL["jpeg large"] = encode(photo(200, 240), quality=90)
-"""libjpeg reads the last 3 KB of a scan by other code than what is before them."""
+"""libjpeg reads the last 3 KB of a scan by different code."""
 
 
 @pytest.mark.parametrize("name", [*KINDS, "jpeg large"])
 def test_damage_is_judged_by_the_whole_image(name: str) -> None:
-    """A part above the damage is refused as well, and one below it shows what the whole shows."""
+    """A part above the damage is refused, too. A part below it shows what the whole shows."""
     good = SMALL[name]
     generator = np.random.default_rng(0)
     start = probe(good).scan_start  # type: ignore[attr-defined]
@@ -296,7 +296,7 @@ def test_a_forked_child_decodes_the_same() -> None:
 def test_only_libjpeg_prints_what_it_prints_for_the_whole(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """nvImageCodec has no line of its own for damage in the scan."""
+    """nvImageCodec prints nothing for damage in the scan."""
     for name in KINDS:
         check_parts(SMALL[name], decoded=True)
     assert capfd.readouterr() == ("", "")

@@ -1,4 +1,4 @@
-"""Decoders by name, and what happens where one is missing."""
+"""Decoders by name, and errors where one is missing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def forget() -> None:
 
 @pytest.fixture(autouse=True)
 def missing(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
-    """Packages that are not found as long as they are in this set; none at first."""
+    """Set of packages that are not found; empty at first."""
     absent: set[str] = set()
     find_spec = importlib.util.find_spec
 
@@ -104,7 +104,7 @@ def test_without_torchcodec_auto_is_torchvision(missing: set[str]) -> None:
 def test_a_torchcodec_that_cannot_be_loaded_is_not_available_and_says_why(
     missing: set[str],
 ) -> None:
-    """It is installed, but its libraries do not fit; that is no ImportError of Python's."""
+    """It is installed, but its libraries do not fit, which is no ImportError."""
     pytest.importorskip("torchcodec")
     missing.add("nvidia.nvimgcodec")
     assert available()[0] == "torchvision"
@@ -254,7 +254,7 @@ def test_a_batch_decoder_of_the_cpu_is_refused() -> None:
 
 @pytest.mark.processes
 def test_no_backend_is_imported_before_it_is_needed() -> None:
-    """torchcodec takes a second, and DALI starts with what CUDA finds; nvImageCodec takes 10 ms."""
+    """torchcodec takes a second, DALI starts with the CUDA that it finds."""
     code = (
         "import sys, torch, stateful_gpu_loader.decoders as d;"
         "print('torchcodec' in sys.modules);"

@@ -53,7 +53,7 @@ def test_one_uncommon_property_sends_an_image_to_the_cpu() -> None:
 
 
 def test_progressive_ones_stay_with_the_workers_where_the_gpu_takes_them_one_by_one() -> None:
-    """And the route of each backend travels to the workers."""
+    """The route of each backend travels to the workers."""
     pytest.importorskip("nvidia.dali")
     pytest.importorskip("torchcodec")
     for name in BATCH_DECODERS:

@@ -1,4 +1,4 @@
-"""One rule, the same pixels from every backend."""
+"""One rule: every backend gives the same pixels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.decoders.variants import Variant, variants
 
 VARIANTS = dict(variants())
 TOLERANCE = {"jpeg": 2, "png": 0, "webp": 0}
-"""Levels between builds of a library: libjpeg-turbo's may differ in rounding."""
+"""Allowed difference in levels between builds of a library: libjpeg-turbo's rounding may differ."""
 
 
 @pytest.fixture(params=available())
@@ -28,7 +28,7 @@ def as_array(decoder: Decoder, data: torch.Tensor) -> npt.NDArray[np.uint8]:
 def test_every_format_gives_the_pixels_of_the_rule(
     decoder: Decoder, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The whole grid, against Pillow (and against arithmetic for 16 bits).
+    """The whole grid is compared with Pillow, and with arithmetic for 16 bits.
 
     The bytes do not change, and nothing is printed (warnings are errors here).
     """
@@ -59,7 +59,7 @@ def test_a_plain_jpeg_is_not_copied_after_decoding(decoder: Decoder) -> None:
 
 
 def test_16_bits_become_8_by_the_rule_for_every_value() -> None:
-    """Libpng rounds in integers, so does to_8_bits; both equal the formula."""
+    """Libpng and to_8_bits round in integers; both equal the formula."""
     values = torch.arange(65536, dtype=torch.int32)
     expected = (values.double() * 255 / 65535).round().to(torch.uint8)
     assert torch.equal(to_8_bits(values.to(torch.uint16)), expected)

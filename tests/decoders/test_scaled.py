@@ -1,4 +1,4 @@
-"""JPEGs at a smaller scale: which, how much smaller, and nothing else of the rule changes."""
+"""JPEGs at a smaller scale: which images, at which scale, and that the rest of the rule stays."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_no_part_is_smaller_than_it_will_be(decoder: ScaledDecoder) -> None:
 
 
 def difference(found: torch.Tensor, data: torch.Tensor, box: Box) -> float:
-    """Mean difference from averages over the pixels of the whole decode, in levels."""
+    """Return the mean difference from averages over the pixels of the whole decode, in levels."""
     expected = adaptive_avg_pool2d(part_of(whole(data), box).float(), found.shape[1:])
     return float((found.float() - expected).abs().mean())
 
@@ -109,7 +109,7 @@ def verdict(data: torch.Tensor, decoder: Any, box: Box, least: Size) -> str | No
 
 @pytest.mark.parametrize("name", ["jpeg 4:2:0", "jpeg progressive", "jpeg restart markers"])
 def test_damage_is_judged_by_the_whole_decode(decoder: ScaledDecoder, name: str) -> None:
-    """At any scale, so that no epoch takes for bad what another delivers."""
+    """At any scale, so that an image is bad in every epoch or in none."""
     good = SMALL[name]
     height, width = probe(good).height, probe(good).width
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""torchvision's and torchcodec's decoders for GPUs, around operators that stand in for nvJPEG."""
+"""torchvision's and torchcodec's GPU decoders, with operators that stand in for nvJPEG."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from tests.decoders.variants import variants
 NAMES = ("torchvision", "torchcodec")
 COMMON = {name: data for name, (data, _) in variants() if is_common_jpeg(probe(data))}
 FOR_CUDA = ["jpeg progressive", "jpeg grey progressive", "jpeg tall"]
-"""Those of them that no engine of an H100 takes."""
+"""Variants of these that no engine of an H100 takes."""
 FOR_ENGINES = {name: data for name, data in COMMON.items() if name not in FOR_CUDA}
 
 
 class Operator:
-    """``decode_jpegs_cuda``: all or nothing, as stored; what it was called with."""
+    """``decode_jpegs_cuda``: all or nothing, as stored; records its arguments."""
 
     def __init__(self, stub: CudaStub) -> None:
         self.events = stub.events
@@ -95,7 +95,7 @@ def test_every_common_variant_shows_the_pixels_of_the_rule(
 def test_torchcodec_gets_images_for_cuda_one_a_call(
     operator: Operator, stub: CudaStub, capability: tuple[int, int]
 ) -> None:
-    """Of two in one call it may mix the coefficients (seen with 0.17 on an H100)."""
+    """It may mix the coefficients of two images in one call (seen with 0.17 on an H100)."""
     pytest.importorskip("torchcodec")
     stub.capability = capability
     decode(make_batch_decoder("torchcodec", DEVICE), list(COMMON.values()))
@@ -124,7 +124,7 @@ def test_the_operator_gets_rgb_and_the_device(decoder: BatchDecoder, operator: O
 
 
 def test_the_operator_always_gets_an_index(operator: Operator) -> None:
-    """torchvision makes its one decoder anew for another device, as "cuda" is beside "cuda:3"."""
+    """torchvision rebuilds its one decoder for another device, as "cuda" is after "cuda:3"."""
     decode(make_batch_decoder("torchvision", torch.device("cuda")), [COMMON["jpeg grey"]])
     ((_, _, device),) = operator.calls
     assert device == torch.device("cuda", 3)
@@ -148,7 +148,7 @@ def test_torchvision_on_two_gpus_of_a_process_warns_once(
 
 def test_torchcodec_is_given_no_exif(operator: Operator) -> None:
     pytest.importorskip("torchcodec")
-    """It would apply the orientation by its own reading, and we once more."""
+    """torchcodec would apply the orientation by its own reading, and the package again."""
     decode(make_batch_decoder("torchcodec", DEVICE), [COMMON["jpeg orientation 6"]])
     (((data,), _, _),) = operator.calls
     assert b"Exif" not in data.numpy().tobytes()

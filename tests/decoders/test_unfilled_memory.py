@@ -1,4 +1,4 @@
-"""Memory that torch does not fill: for every thread that decodes, and the user's setting after."""
+"""Memory is left unfilled for every thread that decodes; the user's setting returns afterwards."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Decoding:
 
     def __init__(self) -> None:
         self.is_filled: list[bool] = []
-        """The setting at the end of the call."""
+        """The setting at the end of each call."""
         self._is_inside, self._may_end = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._decode, daemon=True)
         self._thread.start()
@@ -81,7 +81,7 @@ def test_a_setting_that_the_user_makes_meanwhile_stays() -> None:
 
 
 def _in_a_child() -> int:
-    """Fork, and return the bits of the settings that the child finds: outside, inside, after."""
+    """Fork, and return the child's settings as bits: outside, inside, after."""
     child = os.fork()
     if child == 0:
         outside = SETTING.fill_uninitialized_memory

@@ -1,4 +1,4 @@
-"""One small real image in every variant of every format, and what it shall decode to."""
+"""A small real image in every variant of every format, and its expected pixels."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from tests.decoders.png_files import as_tensor, chunk, write_png
 from tests.images import encode, photograph
 
 Variant = tuple[torch.Tensor, npt.NDArray[np.uint8]]
-"""The encoded bytes, and the RGB pixels [height, width, 3] that the rule asks for."""
+"""The encoded bytes, and the RGB pixels [height, width, 3] that the rule requires."""
 
 ORIENTATIONS = range(1, 9)
 
 
 def by_pillow(data: torch.Tensor) -> npt.NDArray[np.uint8]:
-    """The first frame as Pillow shows it, orientation applied, alpha dropped."""
+    """Return the first frame as Pillow shows it, orientation applied, alpha dropped."""
     image = Image.open(io.BytesIO(data.numpy().tobytes()))
     upright = ImageOps.exif_transpose(image)
-    # Pillow asks for this step in a warning; the colours under transparent pixels stay.
+    # Pillow's warning asks for this step; the colours under transparent pixels stay.
     if "transparency" in upright.info:
         upright = upright.convert("RGBA")
     return np.asarray(upright.convert("RGB"))
 
 
 def photo(height: int = 47, width: int = 61) -> Image.Image:
-    """A piece of a photograph, of odd sizes so that partial blocks occur."""
+    """Return a piece of a photograph. Odd sizes give partial blocks."""
     return photograph("chelsea").crop((150, 100, 150 + width, 100 + height))
 
 
 def with_alpha(image: Image.Image) -> Image.Image:
-    """Alpha from 0 to 255, from left to right; colours stay under what is transparent."""
+    """Add alpha from 0 to 255, left to right; colours stay under transparent pixels."""
     ramp = np.linspace(0, 255, image.width).round().astype(np.uint8)
     translucent = image.copy()
     translucent.putalpha(Image.fromarray(np.tile(ramp, (image.height, 1))))
@@ -45,7 +45,7 @@ def with_alpha(image: Image.Image) -> Image.Image:
 
 
 def exif(orientation: int) -> Image.Exif:
-    """What a camera writes: several tags, the orientation among them."""
+    """Return the EXIF block of a camera: several tags, the orientation among them."""
     tags = Image.Exif()
     tags[0x010F] = "Maker"
     tags[0x0112] = orientation
@@ -54,7 +54,7 @@ def exif(orientation: int) -> Image.Exif:
 
 
 def pillow_variants() -> dict[str, torch.Tensor]:
-    """What Pillow can write; what it reads is what shall be read."""
+    """Return the variants that Pillow can write, with its own pixels as expected values."""
     image, grey = photo(), photo().convert("L")
     palette = image.quantize(200)
     frames = [photo(40, 56), photograph("coffee").crop((0, 0, 56, 40))]
@@ -113,7 +113,7 @@ def pillow_variants() -> dict[str, torch.Tensor]:
 
 
 def variants() -> Iterator[tuple[str, Variant]]:
-    """Every variant by name: Pillow's, and the PNGs that are written by hand."""
+    """Return every variant by name: Pillow's, and the PNGs that are written by hand."""
     for name, data in pillow_variants().items():
         yield name, (data, by_pillow(data))
     image = np.asarray(photo()).astype(np.int64)
@@ -146,7 +146,7 @@ def variants() -> Iterator[tuple[str, Variant]]:
 
 
 def _as_ycck(cmyk: torch.Tensor) -> torch.Tensor:
-    """The same coefficients under an Adobe marker that says YCCK."""
+    """Return the same coefficients under an Adobe marker that says YCCK."""
     data = cmyk.clone()
     data[data.numpy().tobytes().index(b"Adobe") + 11] = 2
     return data
@@ -158,7 +158,7 @@ def _with_segments(jpeg: torch.Tensor, *segments: tuple[int, bytes]) -> torch.Te
 
 
 def _offset_animation() -> torch.Tensor:
-    """An animation whose first frame lies in the middle of a larger canvas."""
+    """Return an animation whose first frame lies in the middle of a larger canvas."""
     still = encode(photo(20, 30), "webp", lossless=True).numpy().tobytes()
 
     def bits24(*numbers: int) -> bytes:
@@ -184,7 +184,7 @@ _IN_TORCH = (
     "line 291"
 )
 WITHOUT_CAUSE = (_IN_TORCH, f"{_IN_TORCH}\nException raised from throw_exception")
-"""What torchcodec says under torch 2.11 where nothing could be allocated."""
+"""torchcodec's messages under torch 2.11 when an allocation fails."""
 
 NO_MEMORY = (
     "[enforce fail at alloc_cpu.cpp:127] data. DefaultCPUAllocator: can't allocate memory: you "
@@ -194,6 +194,6 @@ NO_MEMORY = (
     "Out of memory",
     "std::bad_alloc",
 )
-"""The same from torch 2.13 on, from libjpeg, from libpng, and from C++."""
+"""Messages for want of memory: torch from 2.13 on, libjpeg, libpng, and C++."""
 
 WITH_CAUSE = f"shape '[3]' is invalid for input of size 4 (originally from {_IN_TORCH})"

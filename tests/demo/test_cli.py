@@ -1,4 +1,4 @@
-"""The command line of the demo: friendly errors, exit statuses."""
+"""Errors and exit statuses of the demo's command line."""
 
 from __future__ import annotations
 

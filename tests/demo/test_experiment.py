@@ -1,4 +1,4 @@
-"""A real process, killed with SIGKILL and resumed on other workers, is the same run."""
+"""A real process, killed with SIGKILL and resumed on other workers, gives the same run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_killed_run_resumed_on_other_workers_is_the_undisturbed_run(
 
 
 def test_epochs_and_batches_are_all_different(runs: dict[str, Runs]) -> None:
-    """What is compared would not be equal by chance."""
+    """Otherwise the compared values could be equal by chance."""
     steps = runs[OURS].undisturbed.steps
     assert len({step.pixels for step in steps}) == PLAN.num_steps
     assert len({step.loss for step in steps}) == PLAN.num_steps

@@ -1,4 +1,4 @@
-"""The demo's data set: reproducible, and varied enough to be worth a demonstration."""
+"""The demo's data set is reproducible and varied."""
 
 from __future__ import annotations
 

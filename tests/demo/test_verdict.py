@@ -1,4 +1,4 @@
-"""The demo's judgement, from what processes told: exact, another run, or not shown at all."""
+"""The demo's verdict from the processes' reports: exact, another run, or not shown."""
 
 from __future__ import annotations
 

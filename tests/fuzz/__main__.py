@@ -1,4 +1,4 @@
-"""``python -m tests.fuzz --seed S --cases N``: play cases, shrink what fails, and print it."""
+"""``python -m tests.fuzz --seed S --cases N``: play cases, shrink failures, and print them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A case: a configuration and a life, known by a seed and a number; played, and shrunk."""
+"""A case: a configuration and a life, given by a seed and a number; played, and shrunk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.fuzz.player import Player
 from tests.patience import seconds
 
 TRIALS = 80
-"""Cases that are played to shrink one."""
+"""Number of cases played to shrink one."""
 _SIMPLER: dict[str, tuple[Any, ...]] = {
     "changes": ({},),
     "through": ("as it is",),
@@ -29,18 +29,16 @@ _SIMPLER: dict[str, tuple[Any, ...]] = {
     "batches_ago": (0,),
     "keep_iterator": (False,),
 }
-"""Of the arguments of actions."""
+"""Simpler values for the arguments of actions."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong."""
-
     text: str
 
     @property
     def kind(self) -> str:
-        """By which two failures are the same: the sort of error."""
+        """Sort of error, by which two failures are compared."""
         return self.text.partition(":")[0]
 
     def __str__(self) -> str:
@@ -49,7 +47,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Case:
-    """What is played."""
+    """A configuration and a life."""
 
     configuration: Configuration
     life: Life
@@ -65,7 +63,7 @@ class Case:
         return "\n".join([f"  {dict(self.configuration.options)}", *lines])
 
     def play(self) -> Failure | None:
-        """What went wrong, if anything did."""
+        """Return the failure, or None."""
         player: Any = None
         try:
             with warnings.catch_warnings(), _time_limit():
@@ -88,7 +86,7 @@ class Case:
         return Failure(text)
 
     def shrunk(self, failure: Failure) -> tuple[Case, Failure]:
-        """Actions and options are left out as long as it fails in the same way."""
+        """Drop actions and options while the case still fails in the same way."""
         best, left = (self, failure), TRIALS
         is_done = False
         while not is_done and left > 0:
@@ -104,7 +102,7 @@ class Case:
         return best
 
     def _smaller(self) -> Iterator[Case]:
-        """With an action, an option or an argument less."""
+        """Yield the case with one action, option or argument less."""
         c, life = self.configuration, self.life
         for i in range(len(life)):
             yield Case(c, life[:i] + life[i + 1 :])
@@ -121,7 +119,7 @@ class Case:
 
 @contextmanager
 def _time_limit() -> Iterator[None]:
-    """A case that hangs has failed."""
+    """Fail a case that hangs."""
 
     def hang(*_: Any) -> None:
         raise TimeoutError("the case hangs")

@@ -1,4 +1,4 @@
-"""What a loader is made of: options by name, drawn at random, and the loader that they describe."""
+"""Configuration of a loader: options by name, drawn at random, and the loader built from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.fuzz.data import DATA, FUNCTIONS, IMAGES, LANES, MAPS, MOST, STATEFUL
 from tests.fuzz.orders import BATCH_SAMPLERS, ORDERS, OWN, SAMPLERS, STATEFUL_ORDERS
 
 PROCESSES_OF_TWO = "process of two threads"
-"""``worker_type`` of so many processes, each of two threads."""
+"""``worker_type`` of processes with two threads each."""
 CHOICES: dict[str, list[Any]] = {
     "data": list(DATA),
     "n": [13, 1, 2, 5, 6, 8, 12, MOST],
@@ -40,9 +40,9 @@ CHOICES: dict[str, list[Any]] = {
     "persistent_workers": [False, True],
     "beside": [False, True],
 }
-"""The first is what an option is where nothing is said of it."""
+"""Values of each option. The first is the default."""
 LIKELY = {"data": 1.0, "n": 0.6, "order": 0.7, "batch_size": 0.6, "num_workers": 0.4}
-"""How likely an option is drawn; 0.2 for the others."""
+"""Probability that an option is drawn; 0.2 for the others."""
 THEMES: list[dict[str, list[Any]]] = [
     {},
     {"data": sorted(STATEFUL)},
@@ -55,9 +55,9 @@ THEMES: list[dict[str, list[Any]]] = [
     {"beside": [True], "data": ["content", "images", "tars"], "order": [None, "sequential"]},
     {"num_replicas": [2, 3], "data": [*MAPS, *sorted(LANES)], "order": list(OWN)},
 ]
-"""Options that meet rarely by chance: what is worth to be drawn together."""
+"""Options drawn together, because they rarely meet by chance."""
 EXECUTION = ("num_workers", "worker_type", "prefetch_factor", "persistent_workers")
-"""Who makes the batches: free to change."""
+"""Options of the execution, which may change at any time."""
 
 
 def noise(sample: Any) -> Any:
@@ -76,7 +76,7 @@ def blend(batch: Any) -> Any:
 
 
 def refusing(bad: tuple[int, ...], then: Any, sample: Any) -> Any:
-    """A transform for which some samples are bad."""
+    """A transform that refuses some samples."""
     index = sample
     while isinstance(index, (dict, tuple)):
         index = next(iter(index.values())) if isinstance(index, dict) else index[0]
@@ -87,13 +87,13 @@ def refusing(bad: tuple[int, ...], then: Any, sample: Any) -> Any:
 
 @dataclass(frozen=True)
 class Configuration:
-    """Options that differ from the first of their ``CHOICES``."""
+    """Options that differ from the defaults in ``CHOICES``."""
 
     options: Mapping[str, Any]
 
     @classmethod
     def drawn(cls, rng: random.Random) -> Configuration:
-        """A random one, without contradictions."""
+        """Draw a configuration without contradictions."""
         drawn = {
             name: rng.choice(choices)
             for name, choices in CHOICES.items()
@@ -104,7 +104,7 @@ class Configuration:
         return cls(drawn).settled()
 
     def settled(self) -> Configuration:
-        """Without options that contradict each other, or that the data has no use for."""
+        """Drop options that contradict each other, or that the data has no use for."""
         o = dict(self.options)
 
         def drop(*names: str) -> None:
@@ -117,7 +117,7 @@ class Configuration:
             if not (has_choice and order == "sequential"):
                 drop("order")
         if data not in MAPS and (data in TIED or data in FUNCTIONS):
-            drop("num_replicas")  # the user's to divide
+            drop("num_replicas")  # dividing is up to the user
         if data in ("function of batches", "function of images"):
             o["batch_size"] = None
         if o.get("order") in BATCH_SAMPLERS:
@@ -139,12 +139,13 @@ class Configuration:
         if data == "once":
             drop("num_workers")
         if data == "caching":
-            # A sample that comes twice in an epoch is that of the first time, whichever that is.
+            # A sample that comes twice in an epoch counts as its first occurrence, which may
+            # differ.
             drop("bad", "num_replicas")
             if order not in ("sequential", "blocks"):
                 drop("order")
         if data == "stateful":
-            drop("in_order")  # each sample tells what its worker gave before, whichever that is
+            drop("in_order")  # each sample contains what its worker gave before, which may differ
         if o.get("batch_size", 4) is None:
             drop("drop_last", "num_replicas", "collate_fn")
         if not o.get("num_workers"):
@@ -152,15 +153,15 @@ class Configuration:
         if not o.get("bad"):
             drop("on_bad_sample")
         elif o.get("on_bad_sample", "raise") == "raise" or data in LANES:
-            # Which batches fail is known where they come in order, on one rank, and once: those
-            # behind a snapshot are made again.
+            # Failing batches are known only in order, on one rank, and once: batches after a
+            # snapshot are made again.
             drop("in_order", "num_replicas")
-            # A failure that comes again looks like one of the next epoch.
+            # A repeated failure looks like one of the next epoch.
             drop("on_epoch_boundary")
             if data in STATEFUL:
                 drop("snapshot_every_n_steps")
         elif data in STATEFUL:
-            drop("num_replicas")  # each rank's object has read what that rank's bad ones needed
+            drop("num_replicas")  # each rank's object has read what the rank's bad samples needed
         if not o.get("in_order", True):
             drop("num_replicas")  # ranks whose batches overtake each other have no common steps
         if o.get("worker_type") in ("thread", PROCESSES_OF_TWO) and data == "function of images":
@@ -195,12 +196,12 @@ class Configuration:
         return self.options.get(name, CHOICES[name][0])
 
     def but(self, **changes: Any) -> Configuration:
-        """The same with other options."""
+        """Return the same configuration with other options."""
         return Configuration({**self.options, **changes})
 
     @property
     def order(self) -> str:
-        """The name of its order; "none" where the data has its own."""
+        """Name of its order; "none" where the data has its own."""
         if self["data"] not in MAPS:
             return "none"
         return self["order"] or "shuffled"
@@ -217,7 +218,7 @@ class Configuration:
 
     @property
     def has_state(self) -> bool:
-        """Whether objects of the user's have one."""
+        """Whether the user's objects have a state."""
         return self["data"] in STATEFUL or self.order in STATEFUL_ORDERS
 
     @property
@@ -226,7 +227,7 @@ class Configuration:
 
     @property
     def is_flat(self) -> bool:
-        """Whether a sample is the same in whatever batch it comes."""
+        """Whether a sample is the same in every batch."""
         return (
             self["data"] in MAPS
             and self["data"] not in ("stateful", "fetched in batches")
@@ -237,7 +238,7 @@ class Configuration:
         )
 
     def build(self, *, rank: int = 0) -> StatefulGPULoader[Any]:
-        """A new loader, of objects of its own; one rank of several."""
+        """Return a new loader with its own objects; one rank of several."""
         data, order, n = self["data"], self.order, self["n"]
         options = {name: self[name] for name in CHOICES}
         dataset = DATA[data](options)

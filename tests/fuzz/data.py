@@ -1,4 +1,4 @@
-"""The datasets of the cases: of every kind that a loader takes. All samples tell their index."""
+"""Datasets of the cases, of every kind that a loader takes. Each sample contains its index."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.user_objects import (
 
 Options = Mapping[str, Any]
 MOST = 18
-"""Samples of the largest dataset."""
+"""Number of samples of the largest dataset."""
 
 
 class Content(Indices):
@@ -48,7 +48,7 @@ class Content(Indices):
 
 
 class RarelyNoisy(Indices):
-    """Draws for a few of its samples alone."""
+    """Draws for a few of its samples only."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         draws = (random.random(), float(torch.rand(()))) if index % 5 == 3 else (0.0, 0.0)
@@ -56,7 +56,7 @@ class RarelyNoisy(Indices):
 
 
 class Unseeded:
-    """A transform with a private generator that nothing seeds, and of which no sample tells."""
+    """A transform with a private, unseeded generator, which no sample shows."""
 
     def __init__(self) -> None:
         self.generator = random.Random()
@@ -78,7 +78,7 @@ class Composed(Indices):
 
 
 class RepeatingIterator(CountingIterator):
-    """State on an iterator that begins anew behind its end, and draws."""
+    """Has its state on an iterator that starts again after its end, and draws."""
 
     def __next__(self) -> Any:
         if self.i >= self.length:
@@ -88,7 +88,7 @@ class RepeatingIterator(CountingIterator):
 
 
 class Once(PlainIterable):
-    """Goes on where the pass before has stopped: what was read does not come again."""
+    """Continues where the previous pass stopped: samples already read do not come again."""
 
     def __init__(self, lengths: list[int]) -> None:
         super().__init__(lengths)
@@ -100,7 +100,7 @@ class Once(PlainIterable):
 
 @functools.cache
 def photos() -> tuple[Path, ...]:
-    """Small JPEG files, and one that cannot be decoded behind them."""
+    """Write small JPEG files, and one after them that cannot be decoded."""
     paths = write_photo_folder(kept_folder() / "photos", num_classes=1, per_class=MOST + 2)
     broken = paths[0].with_name("photo_999.jpg")
     broken.write_bytes(paths[0].read_bytes()[:200])
@@ -118,7 +118,7 @@ def _images(options: Options) -> FolderSource:
 
 
 def _prepared_images(options: Options) -> PreparedSource:
-    """In a directory that the cases fill and share, as jobs do."""
+    """Prepare images in a directory that the cases fill and share, as jobs do."""
     source = _images(options)
     name = f"{options['n']} without {options['bad']}"
     return PreparedSource(source, kept_folder() / "prepared" / name, [T.Resize(48)])
@@ -130,7 +130,7 @@ def _mixture(options: Options) -> MixedDataset:
 
 
 def _parts(options: Options) -> list[int]:
-    """Of an iterable: as many samples in all, in uneven parts for the workers."""
+    """Split an iterable's samples into uneven parts for the workers."""
     n = options["n"]
     return [n // 4, n - n // 4 - n // 3, n // 3]
 
@@ -172,12 +172,12 @@ ITERABLES: dict[str, Callable[[Options], Any]] = {
 DATA = {**MAPS, **ITERABLES}
 
 PRIVATE = {"composed, unseeded": "dataset.transform.transforms[0].generator"}
-"""Paths of the private generators that the loader has to warn of."""
+"""Paths of the private generators that the loader must warn of."""
 STATEFUL = {"stateful", "stateful iterable", "stateful iterator", "own iterator", "called iterator"}
-"""Objects of the user's have a state: a pass that was broken off is followed by a load alone."""
+"""Data whose objects have a state. After a broken-off pass, only a load may follow."""
 TIED = {*STATEFUL, "iterable", "once"}
-"""Batches depend on the number of workers."""
+"""Data whose batches depend on the number of workers."""
 FUNCTIONS = {"function", "function of batches", "function of images"}
 LANES = {"shards", "tars"}
 IMAGES = {"images", "prepared images", "function of images", "tars"}
-"""The loader decodes them; a sample's second leaf is its index."""
+"""Data that the loader decodes. A sample's second leaf is its index."""

@@ -1,6 +1,6 @@
-"""What happens to a loader: a sequence of actions, each a name and its arguments.
+"""A loader's life: a sequence of actions, each a name and its arguments.
 
-Any part of a life is a life, too: an action that has no meaning where it stands does nothing.
+Any part of a life is a life: an action without a meaning in its place does nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.fuzz.data import FUNCTIONS, IMAGES, MAPS
 from tests.fuzz.orders import BATCH_SAMPLERS
 
 MOST_PLACES = 20_000
-"""Bytecodes of the package that a first ``next()`` runs, and more; few interrupts come so late."""
+"""Latest bytecode for an interrupt: later than a first ``next()`` ends."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ Life = list[Action]
 
 
 def drawn_life(configuration: Configuration, rng: random.Random) -> Life:
-    """Some batches, then saves, breaks, kills and resumes, and batches behind each."""
+    """Draw a life: some batches, then saves, breaks, kills and resumes, with batches after each."""
     life = [_save(rng)] if rng.random() < 0.4 else []
     life.append(_take(rng))
     for _ in range(rng.randint(2, 6)):
@@ -53,7 +53,7 @@ def _happening(c: Configuration, rng: random.Random) -> Action:
         "redeal": 1,
     }
     if not (c.raises or c["data"] == "once" or c.order == "in place"):
-        # An interrupt may take the place of an exception, and what is read once is lost.
+        # An interrupt may replace an exception, and samples that are read only once are lost.
         weights["interrupt"] = 6
     (name,) = rng.choices(list(weights), list(weights.values()))
     if name == "save":
@@ -95,7 +95,7 @@ def _save(rng: random.Random) -> Action:
 
 
 def allowed_changes(c: Configuration, rng: random.Random) -> dict[str, Any]:
-    """Options under which the stream has to go on as it was."""
+    """Return options under which the stream must continue unchanged."""
     changes: dict[str, Any] = {"prefetch_factor": rng.choice([None, 1, 4])}
     if not c.is_tied:
         changes["num_workers"] = rng.choice([0, 0, c["num_workers"], 1, 2])
@@ -116,7 +116,7 @@ def allowed_changes(c: Configuration, rng: random.Random) -> dict[str, Any]:
 
 
 def forbidden_change(c: Configuration, rng: random.Random) -> dict[str, Any]:
-    """One option, under which a state has to be refused."""
+    """Return an option under which a state must be refused."""
     changes: dict[str, Any] = {}
     if c["seed"] is not None:
         changes["seed"] = 5

@@ -1,8 +1,8 @@
-"""What has to come: an undisturbed run, and what can be said of it without this package.
+"""Expected batches: an undisturbed run, and facts known without this package.
 
-A *unit* is what the comparison counts in: a sample where samples are the same in whatever batch
-they come (``Configuration.is_flat``), so that a life may change the batch size and the ranks; else
-the batches that all ranks deliver in one step.
+Comparison counts in *units*. Where samples are the same in every batch (``Configuration.is_flat``),
+a unit is a sample, so that a life may change the batch size and the ranks. Otherwise a unit is the
+batches that all ranks deliver in one step.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ PLAIN = {
     "images",
     "prepared images",
 }
-"""Datasets of which each index is one sample."""
+"""Datasets in which each index is one sample."""
 
 
 ENDED = record_of(None)
-"""In the place of the batch of a rank that has ended before the others."""
+"""Stands for the batch of a rank that has ended before the others."""
 
 
 class Difference(AssertionError):
-    """The loader did what no undisturbed run does."""
+    """The loader differs from the undisturbed run."""
 
 
 class Oracle:
-    """The units of each epoch of a fresh loader that nothing happens to.
+    """The units of each epoch of a fresh, undisturbed loader.
 
-    Made by the user's own thread, on one rank and with every tail, unless the batches depend on
-    that: so a life on workers and ranks is compared with a run on none.
+    The user's own thread makes them, on one rank and with every tail, unless the batches depend on
+    these. So a life on workers and ranks is compared with a run without them.
     """
 
     def __init__(self, configuration: Configuration) -> None:
@@ -75,7 +75,7 @@ class Oracle:
         self._loaders = []
 
     def _check(self, epoch: int, units: list[Record]) -> None:
-        """What needs no loader of this package to be known."""
+        """Check facts that are known without a loader of this package."""
         c = self._configuration
         if c["data"] not in PLAIN or c["bad"] or self._run["num_replicas"] > 1:
             return
@@ -105,7 +105,7 @@ class Oracle:
 
 
 def _units(loaders: list[StatefulGPULoader[Any]], *, is_flat: bool) -> list[Record]:
-    """One epoch of all ranks."""
+    """Return the units of one epoch of all ranks."""
     units: list[Record] = []
     ranks = [iter(loader) for loader in loaders]
     while True:
@@ -116,7 +116,7 @@ def _units(loaders: list[StatefulGPULoader[Any]], *, is_flat: bool) -> list[Reco
 
 
 def next_of(ranks: list[Any]) -> list[Any] | None:
-    """The next batch of each rank, or what it raised; None behind the end of all."""
+    """Return the next batch of each rank, or the exception it raised; None after the end of all."""
     found = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -135,7 +135,7 @@ def is_bad_sample(error: Exception) -> bool:
 
 
 def units_of(step: list[Any], *, is_flat: bool) -> list[Record]:
-    """What a step of all ranks delivered: positions go round robin over the ranks."""
+    """Return the units of one step of all ranks: positions go round robin over the ranks."""
     if not is_flat:
         return [tuple(failure_of(b) if isinstance(b, Exception) else record_of(b) for b in step)]
     _demand(None not in step, "a rank has ended before the others")
@@ -145,18 +145,18 @@ def units_of(step: list[Any], *, is_flat: bool) -> list[Record]:
 
 
 def indices_of(c: Configuration, unit: Record) -> list[int]:
-    """Of the samples of a unit, on all ranks."""
+    """Return the indices of a unit's samples, on all ranks."""
     batches = [unit] if c.is_flat else [part for part in unit if part != ENDED]
     return [number for batch in batches for number in numbers_of(index_of(c, batch))]
 
 
 def index_of(c: Configuration, unit: Record) -> Any:
-    """The leaf that tells the index, which is behind the pixels of an image."""
+    """Return the leaf with the index, which comes after the pixels of an image."""
     return leaves(unit)[1 if c["data"] in IMAGES else 0]
 
 
 def _alone(c: Configuration, epoch: int) -> list[int] | None:
-    """The indices of an epoch, of orders that are known without a loader."""
+    """Return the indices of an epoch, for orders that are known without a loader."""
     if c.order == "sequential":
         return list(range(c["n"]))
     if c.order not in BY_THEMSELVES:

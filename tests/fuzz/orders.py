@@ -27,7 +27,7 @@ def seven() -> torch.Generator:
 
 
 class Lazy(LazySampler):
-    """Draws its indices, and how many, as they are asked for."""
+    """Draws its indices, and their number, only when asked."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -47,7 +47,7 @@ OWN: dict[str, Sampler] = {
     "subset": lambda n: SubsetSampler(range(0, n, 2)),
     "repeated": lambda n: RepeatedSampler(range(n), 2),
 }
-"""Known by position: they resume in constant time, and are divided among ranks."""
+"""Orders known by position: they resume in constant time, and are divided among ranks."""
 SAMPLERS: dict[str, Sampler] = {
     "list": lambda n: list(range(n))[::-1],
     "torch's random": lambda n: RandomSampler(range(n)),
@@ -71,9 +71,9 @@ ORDERS = {**OWN, **SAMPLERS, **BATCH_SAMPLERS}
 PERMUTATIONS = {"shuffled", "sequential", "blocks", "list", "torch's random", "in place"}
 PERMUTATIONS |= {"torch's random, generator", "counting", "own generator"}
 PERMUTATIONS |= {"stateful iterator", "torch's batches", "stateful batches"}
-"""Give every index once an epoch; the stateful sampler steps by 7, so not for multiples of it."""
+"""Orders with every index once an epoch (the stateful sampler: unless 7 divides the size)."""
 BY_THEMSELVES = {"list", "torch's random, generator", "torch's weighted", "counting"}
 BY_THEMSELVES |= {"own generator", "stateful", "stateful iterator"}
 BY_THEMSELVES |= {"stateful batches", "torch's batches", "listed batches"}
-"""Draw from no global generator: iterated alone they give the same indices."""
+"""Orders that draw from no global generator: iterated alone they give the same indices."""
 STATEFUL_ORDERS = {"stateful", "stateful iterator", "stateful batches"}

@@ -1,4 +1,4 @@
-"""Plays a life, and compares every batch with what the oracle says of its place."""
+"""Plays a life, and compares every batch with the oracle."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from tests.generators import generators
 from tests.interrupts import interrupt_at
 
 LAST_EPOCH = 3
-"""No life goes further."""
+"""The last epoch that a life reaches."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a stream stands: what of an epoch was delivered."""
+    """Place in a stream: the delivered part of an epoch."""
 
     epoch: int = 0
     done: tuple[int, ...] = ()
-    """The units; in order, those before the next one."""
+    """Delivered units; in order, those before the next one."""
     again: tuple[int, ...] = ()
-    """Failed ones at its end: a loader that was resumed here may try them again."""
+    """Failed units at its end, which a resumed loader may try again."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """States of all ranks, and the place that they speak of."""
+    """States of all ranks, and their place."""
 
     states: list[dict[str, Any]]
     place: Place
@@ -51,7 +51,7 @@ class Saved:
 
 
 class Player:
-    """A loader, or one for each rank, and the place where its stream has to stand."""
+    """A loader, or one for each rank, and the expected place of its stream."""
 
     def __init__(self, configuration: Configuration) -> None:
         self._stream = configuration
@@ -65,26 +65,27 @@ class Player:
         self._saved: list[Saved] = []
         self._is_resumed = False
         self._retries: tuple[int, ...] = ()
-        """Failed units that may come again, as the stream goes on from behind them."""
+        """Failed units that may come again, because the stream continues after them."""
         self._has_begun = False
         self._began_at = self._place, self._retries
-        """Where a new iterator begins again, if the present one has moved nothing."""
+        """Place of a new iterator, if the present one has moved nothing."""
         self._has_moved = False
         self._has_delivered = False
         self._is_lost = False
         self._is_over = False
-        """Whether nothing is promised any more."""
+        """Whether nothing is guaranteed any more."""
         self._interrupt: tuple[int, Literal["line", "opcode"]] | None = None
-        """Number and kind of the place of the package where the next step is interrupted."""
+        """Number and kind of the place in the package where the next step is interrupted."""
         self._next_epoch: int | None = None
-        """Of the pass behind one that was broken off, of which the state still speaks."""
+        """Epoch of the pass after a broken-off one, which the state still describes."""
         self._broken_off: Place | None = None
-        """Where that one was, while the pass behind it has delivered nothing."""
+        """Place of the broken-off pass, until the pass after it has delivered a batch."""
 
     def play(self, life: Life) -> None:
-        """
+        """Play the life.
+
         Raises:
-            Difference: something came that must not have come, or did not come.
+            Difference: an unexpected batch came, or an expected one did not.
         """
         for number, action in enumerate(life):
             if self._is_over:
@@ -94,7 +95,7 @@ class Player:
                 getattr(self, action.name)(**action.arguments)
             except StateMismatch as error:
                 if self._stream.order == "in place" and error.field in ("sampler", "ahead"):
-                    return  # no other object can do again what its list went through
+                    return  # no other object can repeat what its list went through
                 if self._stream["data"] == "once" and error.field == "iterable":
                     return  # it was read, and the digest has noticed
                 raise
@@ -105,7 +106,7 @@ class Player:
                 self._demand(generators() == before, f"{action} drew from the caller's generators")
 
     def play_beside_draws(self, life: Life) -> None:
-        """Play the life in a thread, while this one draws from the global generators.
+        """Play the life in a thread, while this thread draws from the global generators.
 
         Raises:
             Difference: as :meth:`play`, or this thread drew a number twice.
@@ -130,7 +131,7 @@ class Player:
     # The actions.
 
     def take(self, batches: int) -> None:
-        """Go on with the present iterator, over the end of an epoch if need be."""
+        """Continue with the present iterator, past the end of an epoch if necessary."""
         for _ in range(batches):
             if self._is_lost or self._place.epoch > LAST_EPOCH:
                 return
@@ -139,7 +140,7 @@ class Player:
             if not self._has_begun:
                 self._begin()
             if self._stream["data"] == "caching" and self._place.epoch:
-                self._is_over = True  # what was kept depends on which samples were read before
+                self._is_over = True  # the content depends on which samples were read before
                 return
             step = self._next_step()
             if self._is_over:
@@ -148,7 +149,7 @@ class Player:
             self._compare(units)
 
     def interrupt(self, at: int, by: Literal["line", "opcode"]) -> None:
-        """Raise KeyboardInterrupt in the next step of each rank, and go on after it."""
+        """Raise KeyboardInterrupt in the next step of each rank, and continue after it."""
         self._interrupt = at, by
         self.take(1)
         self._interrupt = None
@@ -167,7 +168,7 @@ class Player:
             except KeyboardInterrupt:
                 where = interrupt.where
                 if where is not None and not where.callers and where.opcode.startswith("RETURN"):
-                    # The loader has delivered the batch, and nothing can bring it back.
+                    # The loader has delivered the batch, and it cannot be recovered.
                     self._is_over = True
                     return None
                 if self._has_moved and self._expected():
@@ -178,7 +179,7 @@ class Player:
         return None if all(batch is None for batch in step) else step
 
     def save(self, batches_ago: int) -> None:
-        """Keep a state, as of some batches ago."""
+        """Save a state, as of some batches ago."""
         if batches_ago > len(self._history):
             return
         if batches_ago and self._stream["data"] in LANES and self._ranks[1:]:
@@ -188,13 +189,13 @@ class Player:
             present = self._broken_off
         place = self._history[-batches_ago] if batches_ago else present
         if self._stream["data"] == "once" and place.epoch:
-            return  # nobody can tell a fresh one that it was read
+            return  # a fresh loader cannot know that it was read
         states = [loader.state_dict(batches_ago=batches_ago) for loader in self._ranks]
         again = [loader.state_dict(batches_ago=batches_ago) for loader in self._ranks]
         self._demand(states == again, "state_dict() has changed something")
         if self._stream["data"] not in LANES:
             self._demand(states[0]["epoch"] == place.epoch, "the state is of another epoch")
-            # But for the record of bad samples, of which each rank meets its own.
+            # Except for the record of bad samples, which each rank keeps by itself.
             alike = [{**state, "bad_samples": None} for state in states]
             self._demand(all(state == alike[0] for state in alike), "ranks' states differ")
         self._saved.append(Saved(copy.deepcopy(states), place, self._present))
@@ -208,14 +209,14 @@ class Player:
         keep_iterator: bool,
         changes: dict[str, Any],
     ) -> None:
-        """Go on from one of the states, in this loader or another."""
+        """Resume from one of the states, in this loader or another."""
         if not self._saved:
             return
         saved = self._saved[-1 - which % len(self._saved)]
         is_used = used if into == "used" else into == "same" and self._has_delivered
         changes_itself = self._stream["data"] == "once" or self._stream.order == "in place"
         if changes_itself and is_used and set(saved.place.done) <= set(saved.place.again):
-            return  # nothing was read before the place, but for failures, that could be compared
+            return  # before the place only failures were read, which cannot be compared
         if into != "same":
             self._iterators, self._has_moved = None, False
             self._present = self._present.but(**changes).settled()
@@ -225,7 +226,7 @@ class Player:
                 steps = [next_of(self._iterators) for _ in range(used)]
                 self._has_moved = steps[0] is not None
                 if steps[-1] is None:
-                    self._iterators = None  # an iterator that has ended stays so
+                    self._iterators = None  # an ended iterator stays ended
         self._has_delivered = False
         older, coming = None, []
         if self._has_moved or not keep_iterator:
@@ -238,7 +239,7 @@ class Player:
         self._has_begun = self._has_moved = False
         self._next_epoch = self._broken_off = None
         self._history.clear()
-        # Ranks that have no common length end by themselves, and the states of all tell which have.
+        # Ranks without a common length end by themselves; the states of all show which have.
         has_lanes = self._stream["data"] in LANES
         state = merge_state_dicts(saved.states) if has_lanes else saved.states[-1]
         for loader in self._ranks:
@@ -254,7 +255,7 @@ class Player:
             self._demand(before == after, "an older iterator has moved the state")
 
     def redeal(self, which: int, changes: dict[str, Any]) -> None:
-        """Shards on other ranks, or in other batches: each sample of the epoch comes once."""
+        """Change the ranks or the batch size of shards: each sample of the epoch comes once."""
         c = self._stream
         if c["data"] not in LANES or c["bad"] or c["drop_last"] or not self._saved:
             return
@@ -274,7 +275,7 @@ class Player:
         found = [*(units[i] for i in saved.place.done), *found]
         got, wanted = ([i for unit in each for i in indices_of(c, unit)] for each in (found, units))
         if c["num_replicas"] > 1 or len(others) > 1:
-            got, wanted = list(set(got)), list(set(wanted))  # some come again, so that all end
+            got, wanted = list(set(got)), list(set(wanted))  # some repeat, so that all end
         self._demand(sorted(got) == sorted(wanted), f"dealt anew, samples {got}, not {wanted}")
 
     def leave(self) -> None:
@@ -290,14 +291,15 @@ class Player:
 
     @property
     def _is_of_the_users(self) -> bool:
-        """Whether an object of the user's has moved on with what was asked of it: a sampler's draws
-        are its own, torch's RandomSampler draws from its generator at its end once more."""
+        """Whether an object of the user's has moved on with the request: a sampler's draws are
+        its own, and torch's RandomSampler draws from its generator once more at its end.
+        """
         has_sampler = self._stream.order not in (*OWN, "none")
         return self._stream.has_state or has_sampler or self._stream["data"] == "once"
 
     @property
     def _moves_by_failing(self) -> bool:
-        """Whether a batch that raises moves the loader: an object of the user's has gone on."""
+        """Whether a batch that raises moves the loader, because a user's object has moved on."""
         return self._is_of_the_users or self._stream.is_tied
 
     def kill(self, worker: int) -> None:
@@ -309,7 +311,7 @@ class Player:
                 workers[worker % len(workers)].join()
 
     def set_epoch(self, epoch: int) -> None:
-        """Between two passes, the next one is told its epoch."""
+        """Set the epoch of the next pass, between two passes."""
         is_between = self._iterators is None and not self._is_resumed
         has_own = self._stream.has_own_order or self._stream.order == "none"
         if (
@@ -325,7 +327,7 @@ class Player:
                 self._next_epoch = epoch
 
     def refuse(self, changes: dict[str, Any], after: int) -> None:
-        """A state of another loader changes nothing."""
+        """Refuse a state of another loader, which must change nothing."""
         foreign = self._present.but(**changes, prefetch_factor=None, persistent_workers=False)
         if foreign["beside"] and foreign.may_draw:
             return
@@ -352,7 +354,7 @@ class Player:
     # The comparison.
 
     def _begin(self) -> None:
-        """A new pass, which is that of the next epoch where nothing is left and so asked for."""
+        """Begin a pass. If nothing of the epoch is left, it is a pass of the next epoch."""
         self._has_begun = True
         self._broken_off = None
         if self._next_epoch is not None:
@@ -367,7 +369,7 @@ class Player:
         return self._expected_at(self._place)
 
     def _expected_at(self, place: Place) -> list[tuple[int, Record]]:
-        """The next step's units and their numbers; behind the last of the epoch they repeat."""
+        """Return the next step's units and their numbers; past the end of the epoch they repeat."""
         units, done = self._oracle.units(place.epoch), place.done
         if not self._stream.is_flat:
             left = [(i, unit) for i, unit in enumerate(units) if i not in done]
@@ -382,12 +384,12 @@ class Player:
 
     def _compare(self, found: list[Record]) -> None:
         if self._retries:
-            # From one of them on, as the state may be of a place between them.
+            # From one of them on, since the state may be of a place between them.
             units = self._oracle.units(self._place.epoch)
             while self._retries:
                 again, self._retries = units[self._retries[0]], self._retries[1:]
                 if found[:1] == [again]:
-                    # Of two failures that are alike nobody can tell which one came.
+                    # Of two equal failures, it is unknown which one came.
                     self._is_over = again in [unit for _, unit in self._expected()]
                     self._has_moved |= self._moves_by_failing
                     return
@@ -396,7 +398,7 @@ class Player:
         if not found or not wanted:
             self._check(found, [unit for _, unit in wanted])
             self._iterators, self._place = None, Place(place.epoch + 1)
-            # Of a rest that is empty nothing is read, so the next epoch can still be.
+            # Nothing is read of an empty rest, so it can still be the next epoch.
             self._is_lost = self._is_resumed and self._stream["data"] == "once"
             self._has_begun = self._has_moved = self._is_resumed = False
             states = [loader.state_dict() for loader in self._ranks]
@@ -424,9 +426,9 @@ class Player:
         self._place = Place(place.epoch, done, again)
 
     def _padding(self, unit: Record) -> Any:
-        """What a unit that comes once more, so that all ranks have as many, shares with the first.
+        """Return what a repeated unit, which pads the ranks to equal length, shares with the first.
 
-        It has draws of its own; and in the place of a bad sample it has another one.
+        Its draws differ, and a bad sample has another replacement.
         """
         return None if self._stream["bad"] else index_of(self._stream, unit)
 
@@ -448,7 +450,7 @@ class Player:
 
 
 def _pairs(wanted: list[Any], found: list[Record]) -> list[Any]:
-    """Each unit that came, with its number; surplus ones too, so that they are noticed."""
+    """Return each delivered unit with its number, surplus units included."""
     surplus = [(0, None)] * (len(found) - len(wanted))
     return list(zip([*wanted, *surplus], found, strict=False))
 
@@ -461,7 +463,7 @@ def _build(configuration: Configuration) -> list[StatefulGPULoader[Any]]:
 
 
 def _demand_warning(configuration: Configuration) -> None:
-    """Demand that the first batch warns of a private generator, if the data has one."""
+    """Require that the first batch warns of a private generator, if the data has one."""
     path = PRIVATE.get(configuration["data"])
     if path is None:
         return
@@ -476,7 +478,7 @@ def _demand_warning(configuration: Configuration) -> None:
 
 
 def _carried(state: dict[str, Any], through: str) -> dict[str, Any]:
-    """The state as another process reads it from a file."""
+    """Return the state as another process reads it from a file."""
     carried: dict[str, Any] = copy.deepcopy(state)
     if through == "json":
         carried = json.loads(json.dumps(state))

@@ -1,4 +1,4 @@
-"""Batches as plain values that can be compared, kept, and shown in a line."""
+"""Batches as plain values that can be compared, kept, and printed in a line."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 Record = Any
-"""Nested tuples that end in leaves ``(type, shape, bytes)``: equal only if bit for bit equal."""
+"""Nested tuples that end in leaves ``(type, shape, bytes)``; equal only if bit for bit equal."""
 
 
 def record_of(batch: Any) -> Record:
-    """A copy of a batch, or of a part of it, which nothing delivered later can change."""
+    """Return a copy of a batch, or of a part of it, which later batches cannot change."""
     if isinstance(batch, torch.Tensor):
         batch = batch.detach().cpu().contiguous()
         return str(batch.dtype), tuple(batch.shape), batch.numpy().tobytes()
@@ -28,23 +28,23 @@ def record_of(batch: Any) -> Record:
 
 
 def samples_of(batch: Any) -> list[Record]:
-    """The samples of a batch that ``default_collate`` made, one record for each."""
+    """Return the samples of a batch from ``default_collate``, one record for each."""
     return [record_of(_sample(batch, i)) for i in range(_size(batch))]
 
 
 def failure_of(error: Exception) -> Record:
-    """An exception in a batch's place, known by its type and by the sample that it names."""
+    """Return the record of an exception in a batch's place: its type, and its sample."""
     named = re.search(r"no sample \d+|photo_\d+", str(error))
     return "raised", (), f"{type(error).__name__} {named and named[0]}".encode()
 
 
 def is_failure(record: Record) -> bool:
-    """Whether it is one, or that of the only rank."""
+    """Return whether it is a failure, or the failure of the only rank."""
     return record[0] == "raised" or (len(record) == 1 and is_failure(record[0]))
 
 
 def leaves(record: Record) -> list[tuple[str, tuple[int, ...], bytes]]:
-    """The leaves of a record, in order."""
+    """Yield the leaves of a record, in order."""
     if len(record) == 3 and isinstance(record[2], bytes):
         return [record]
     parts = (part[1] if isinstance(part[0], str) and len(part) == 2 else part for part in record)
@@ -52,7 +52,7 @@ def leaves(record: Record) -> list[tuple[str, tuple[int, ...], bytes]]:
 
 
 def numbers_of(leaf: tuple[str, tuple[int, ...], bytes]) -> list[int]:
-    """The integers of a leaf: indices of samples."""
+    """Return the integers of a leaf: indices of samples."""
     name, _, data = leaf
     if name == "int":
         return [int(data)]
@@ -60,7 +60,7 @@ def numbers_of(leaf: tuple[str, tuple[int, ...], bytes]) -> list[int]:
 
 
 def shown(record: Record) -> str:
-    """For a person: short leaves by their values, others by a digest."""
+    """Return a readable form: short leaves by their values, others by a digest."""
     if record is None:
         return "nothing"
     found = []

@@ -16,7 +16,7 @@ IN_ONE_TEST = 5
 @pytest.mark.fuzz
 @pytest.mark.parametrize("first", range(0, CASES, IN_ONE_TEST))
 def test_random_lives_are_those_of_an_undisturbed_run(first: int) -> None:
-    """As many as FUZZ_CASES, of the seed FUZZ_SEED."""
+    """Plays FUZZ_CASES lives, with the seed FUZZ_SEED."""
     for number in range(first, min(first + IN_ONE_TEST, CASES)):
         case = Case.drawn(SEED, number)
         failure = case.play()

@@ -36,7 +36,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
-    """The name of each decoder that is installed."""
+    """Name of each decoder that is installed."""
     name: str = request.param
     try:
         make_batch_decoder(name, torch.device("cuda"))
@@ -47,13 +47,13 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=CPU_AND_CUDA)
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """The CPU, where it shows that the test itself runs, and the GPU."""
+    """The CPU, which shows that the test itself runs, and the GPU."""
     return torch.device(request.param)
 
 
 @pytest.fixture(autouse=True)
 def _memory_as_before() -> Iterator[None]:
-    """What a failing test has set does not reach the next one."""
+    """Restore settings of memory after a failing test."""
     yield
     if torch.cuda.is_available():
         torch.cuda.set_per_process_memory_fraction(1.0)

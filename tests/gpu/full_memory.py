@@ -1,7 +1,7 @@
-"""A program: memory is filled for real, and the loader goes on once it is free again.
+"""A program that fills the GPU's memory; the loader continues once the memory is free again.
 
-Run in a process of its own, because libraries beside torch may not outlive a full GPU:
-``python -m tests.gpu.full_memory FOLDER BACKEND``.
+Run in a separate process, because libraries beside torch may not survive a full GPU: ``python -m
+tests.gpu.full_memory FOLDER BACKEND``.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from tests.conformance import same
 from tests.gpu.photos import make_loader
 
 _LEFT = 8 * 2**20
-"""Bytes that stay free: less than the libraries take for a batch."""
+"""Bytes that stay free: fewer than the libraries take for a batch."""
 
 
 def main() -> None:
-    """Print ``refused`` and ``the same`` where all is as it should be."""
+    """Print ``refused`` and ``the same`` on success."""
     root, backend = Path(sys.argv[1]), sys.argv[2]
     expected = [[part.cpu() for part in batch] for batch in make_loader(root, decoder=backend)]
     loader = make_loader(root, decoder=backend, num_workers=2)
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _fill() -> list[torch.Tensor]:
-    """All but a little of the GPU's memory, in pieces of every size."""
+    """Fill all but a little of the GPU's memory, in pieces of every size."""
     pieces, size = [], 2**36
     while size >= 2**20:
         free, _ = torch.cuda.mem_get_info()

@@ -19,15 +19,15 @@ HOW = {
     "interrupt": (-signal.SIGINT, 128 + signal.SIGINT, 1),
     "processes": (0,),
 }
-"""How the program ends, and the exit codes that it may have then.
+"""Ways for the program to end, and their allowed exit codes.
 
-Python ends with 1 after an interrupt if anything has run text as code since, such as the compiler
-of a kernel in another thread.
+Python exits with 1 after an interrupt if any text has run as code since, such as a kernel's
+compiler in another thread.
 """
 
 
 def main() -> None:
-    """Print ``one batch`` and go, with batches in flight."""
+    """Print ``one batch`` and exit, with batches in flight."""
     root, how = Path(sys.argv[1]), sys.argv[2]
     worker_type = "process" if how == "processes" else "auto"
     loader = make_loader(root, num_workers=2, prefetch_factor=4, worker_type=worker_type)

@@ -1,4 +1,4 @@
-"""Files and loaders of the GPU tests, and the batches that a loader owes, made one by one."""
+"""Files and loaders of the GPU tests, and their expected batches, made one by one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.images import encode, photograph, write_photo_folder
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 RECIPES = [T.RandomResizedCrop(48), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD)]
-"""What most people ask for: one launch on the GPU."""
+"""The most common recipes: one launch on the GPU."""
 
 COLORFUL = [
     T.RandomResizedCrop(48),
@@ -33,7 +33,7 @@ SEED = 42
 
 
 def make_loader(root: Path, **changes: Any) -> StatefulGPULoader[Any]:
-    """Shuffled batches of 6 on the GPU; ``changes`` are arguments."""
+    """Return a loader of shuffled batches of 6 on the GPU; ``changes`` are arguments."""
     arguments: dict[str, Any] = {
         "batch_size": 6,
         "shuffle": True,
@@ -54,10 +54,10 @@ def owed_batches(
     epoch: int = 0,
     recipes: list[T.Recipe] | None = None,
 ) -> list[list[torch.Tensor]]:
-    """The batches of an epoch of :func:`make_loader`, one after the other.
+    """Return the expected batches of an epoch of :func:`make_loader`, made one after the other.
 
-    The device is waited for before and after every step, so that no order of streams and no memory
-    taken twice can be wrong.
+    The host waits for the device before and after every step, so that neither the order of streams
+    nor reused memory can be wrong.
 
     Args:
         decoder: a BatchDecoder, or for the CPU a Decoder.
@@ -102,7 +102,7 @@ def _wait(device: torch.device) -> None:
 
 
 def write_mixed_folder(root: Path) -> None:
-    """Two classes of ten images: what nvJPEG decodes and what it does not, side by side."""
+    """Write two classes of ten images: some that nvJPEG decodes and some that it does not."""
     write_photo_folder(root, num_classes=2, per_class=6)
     china = photograph("china").resize((160, 120))
     variants = {

@@ -1,4 +1,4 @@
-"""CPU and GPU: the same draws, nearly the same pixels, and a state that tells them apart."""
+"""CPU and GPU: the same draws, nearly the same pixels, and a state that names the device."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from tests.gpu.photos import MEAN, STD, make_loader
 pytestmark = pytest.mark.gpu
 
 MEAN_LEVELS = 3.0
-"""By how many of 255 levels an image may differ on average: nvJPEG's own inverse transform, and
-its chroma without interpolation. Another crop, flip or sample differs by tens of levels."""
+"""Allowed mean difference of an image in levels of 255: nvJPEG's own inverse transform, and its
+chroma without interpolation. Another crop, flip or sample differs by tens of levels.
+"""
 
 
 def _levels(images: torch.Tensor) -> torch.Tensor:
@@ -24,7 +25,7 @@ def _levels(images: torch.Tensor) -> torch.Tensor:
 
 
 def _difference(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Mean over each image of the difference in levels, float32 [n]."""
+    """Return the mean difference of each image in levels, float32 [n]."""
     return (_levels(one) - _levels(other)).abs().mean(dim=(1, 2, 3))
 
 

@@ -1,4 +1,4 @@
-"""batch_transform on the GPU: keyed, resumed, and the caller's generators put back."""
+"""batch_transform on the GPU: keyed, resumed, and the caller's generators restored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 
 
 def noisy(batch: Any) -> Any:
-    """Draws from torch's generator of the CPU and of the GPU."""
+    """Draw from torch's generators of the CPU and of the GPU."""
     images, targets = batch
     noise = torch.randn(images.shape, device=images.device) * torch.rand(())
     return [images + noise, targets]
@@ -55,7 +55,7 @@ def test_the_callers_generators_are_put_back(photos: Path) -> None:
 
 
 def test_the_callers_generators_do_not_matter(photos: Path) -> None:
-    """A batch is a pure function of its keys, drawn on the GPU too; each has draws of its own."""
+    """A batch is a pure function of its keys, on the GPU too; batches have different draws."""
     expected, _ = uninterrupted(make_loader(photos, batch_transform=noisy), 1)
     torch.cuda.manual_seed(77)
     plain, _ = uninterrupted(make_loader(photos), 1)
@@ -67,7 +67,7 @@ def test_the_callers_generators_do_not_matter(photos: Path) -> None:
 
 
 def test_mixed_labels_are_those_of_the_cpu(photos: Path) -> None:
-    """The same partners and the same share, whatever the device."""
+    """The same partners and the same share on any device."""
     arguments: dict[str, Any] = {"batch_transform": T.CutMix(num_classes=3)}
     on_cpu = make_loader(photos, device=None, decoder="torchvision", **arguments)
     on_gpu = make_loader(photos, decoder="torchvision", **arguments)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 def test_a_graph_is_captured_and_replayed_while_batches_are_made(
     photos: Path, backend: str
 ) -> None:
-    """Neither breaks the other: each capture allocates, and so do the readers and the stage.
+    """Each capture allocates, and so do the readers and the stage. Neither may break the other.
 
     Threads of nvImageCodec and DALI would break a capture in global mode (docs/gpu.md).
     """
@@ -24,7 +24,7 @@ def test_a_graph_is_captured_and_replayed_while_batches_are_made(
     given = {"decoder": backend, "batch_size": 2}
     (expected,), _ = uninterrupted(make_loader(photos, **given), 1)
     weights = torch.rand(64, 64, device="cuda")
-    torch.tanh(weights @ weights).sum()  # outside a capture cuBLAS may set up what it needs
+    torch.tanh(weights @ weights).sum()  # outside a capture, cuBLAS may allocate its workspace
     found, sums = [], []
     for batch in make_loader(photos, num_workers=2, prefetch_factor=8, **given):
         graph = torch.cuda.CUDAGraph()

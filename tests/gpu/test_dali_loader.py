@@ -1,4 +1,4 @@
-"""A DALI pipeline on a GPU as a loader: outputs stay there, and the rest is exact."""
+"""A DALI pipeline on a GPU as a loader: outputs stay there, and the resume is exact."""
 
 from __future__ import annotations
 

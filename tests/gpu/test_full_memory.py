@@ -1,4 +1,4 @@
-"""A GPU whose memory is full: said with the sizes, and nothing is lost."""
+"""A full GPU gives an error with the sizes, and no batch is lost."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).parents[2]
 
 LARGE = [T.RandomResizedCrop(1024), T.Normalize([0.5] * 3, [0.5] * 3)]
-"""Batches of 72 MiB: more than the allocator has left over from anything else."""
+"""Batches of 72 MiB, more than the allocator has free."""
 
 _NEARLY_NOTHING = 1e-5
-"""Of the GPU's memory: 1.4 MB of 141 GB."""
+"""Fraction of the GPU's memory: 1.4 MB of 141 GB."""
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_batch_that_does_not_fit_is_made_once_it_does(photos: Path, num_workers: int) -> None:
-    """With torch's own limit, so that only torch's allocator finds no room."""
+    """With torch's own limit, so that only torch's allocator runs out of memory."""
     expected = [[part.cpu() for part in batch] for batch in make_loader(photos, transform=LARGE)]
     loader = make_loader(photos, transform=LARGE, num_workers=num_workers)
     batches = iter(loader)
-    held = [next(batches)]  # whatever is free again would be taken for the next batch
+    held = [next(batches)]  # any memory that is freed would be used for the next batch
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(_NEARLY_NOTHING)
@@ -55,7 +55,7 @@ def test_a_batch_that_does_not_fit_is_made_once_it_does(photos: Path, num_worker
 
 
 def test_memory_that_somebody_else_has_filled(photos: Path, backend: str) -> None:
-    """Then the decoder's library finds none either; whatever it says, no batch is lost."""
+    """The decoder's library runs out of memory, too. Whatever it reports, no batch is lost."""
     command = [sys.executable, "-m", "tests.gpu.full_memory", str(photos), backend]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -63,7 +63,7 @@ def test_memory_that_somebody_else_has_filled(photos: Path, backend: str) -> Non
 
 
 def test_a_model_that_does_not_fit_is_none_of_the_loaders_business(photos: Path) -> None:
-    """The caller's own error passes through untouched."""
+    """The caller's own error passes through unchanged."""
     batches = iter(make_loader(photos, num_workers=2))
     next(batches)
     with pytest.raises(torch.OutOfMemoryError) as raised:

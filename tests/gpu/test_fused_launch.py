@@ -1,4 +1,4 @@
-"""The one launch: equal to the torch path on the same GPU, and to torchvision's floats."""
+"""The fused launch equals the torch path on the same GPU, and torchvision's floats."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GEOMETRY = {
 
 
 def _images(device: torch.device, n: int = 12) -> list[torch.Tensor]:
-    """uint8 [3, H, W] on the device, of many sizes, every second one a view of HWC memory."""
+    """Return uint8 [3, H, W] on the device, of many sizes; every second is a view of HWC memory."""
     generator = np.random.default_rng(0)
     images = []
     for number in range(n):
@@ -56,7 +56,7 @@ def test_the_launch_equals_the_torch_path(
     memory_format: torch.memory_format,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Values within a level of 255 before normalising, and nearly all of them equal."""
+    """Values differ by at most one level of 255 before normalising, and nearly all are equal."""
     tail = [] if dtype is torch.uint8 else [T.Normalize(MEAN, STD), T.ToDtype(dtype)]
     recipes = T.Compose([*geometry, *tail, T.ToMemoryFormat(memory_format)])
     images = _images(torch.device("cuda"))

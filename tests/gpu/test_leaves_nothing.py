@@ -1,4 +1,4 @@
-"""However a loop ends, neither memory nor threads nor a hanging process stay behind."""
+"""However a loop ends, it leaves no memory, no threads and no hanging process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).parents[2]
 
 WARM_UP = 2
-"""Libraries and kernels take memory at their first use, and keep it."""
+"""Passes before memory is compared: libraries and kernels keep memory from their first use."""
 
 _SECONDS_TO_END = 45
 
@@ -67,7 +67,7 @@ def test_the_next_pass_after_a_break_has_nothing_stale(photos: Path, backend: st
 
 @pytest.fixture(scope="module")
 def ended(photos: Path) -> dict[str, tuple[int, str, str]]:
-    """Exit code, output and errors of a program for each way to end; they run side by side."""
+    """Exit code, output and errors for each way to end. The programs run in parallel."""
     command = [sys.executable, "-X", "faulthandler", "-m", "tests.gpu.leaving_early", str(photos)]
     running = {
         how: subprocess.Popen(

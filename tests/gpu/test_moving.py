@@ -18,14 +18,14 @@ pytestmark = pytest.mark.gpu
 
 
 class Point(NamedTuple):
-    """A named tuple, as some datasets have it."""
+    """A named tuple, as in some datasets."""
 
     place: torch.Tensor
     name: str
 
 
 class Nested(Indices):
-    """Tensors in dicts, lists and named tuples, and what is no tensor."""
+    """Tensors in dicts, lists and named tuples, and values that are no tensors."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {
@@ -63,7 +63,7 @@ def _to_cpu(batch: Any) -> Any:
 
 
 def make_nested(**changes: Any) -> StatefulGPULoader[Any]:
-    """Shuffled batches of 4 of :class:`Nested` on the GPU."""
+    """Return a loader of shuffled batches of 4 of :class:`Nested` on the GPU."""
     arguments: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 3, "device": "cuda"}
     return StatefulGPULoader(Nested(20), **{**arguments, **changes})
 

@@ -1,4 +1,4 @@
-"""Shards, functions and moving targets on a GPU, resumed from every batch."""
+"""Shards, functions, and boxes that move with the pixels, resumed on a GPU from every batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The yardstick of the other tests here: a loader delivers the batches it owes."""
+"""Checks of the expected batches that the other GPU tests compare with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEVEL = 1 / (255 * min(STD))
 
 
 def test_what_is_owed_is_what_a_loader_on_the_cpu_delivers(photos: Path) -> None:
-    """To a level of rounding: there the images are resized one by one, in whole numbers."""
+    """Within a level of rounding: on the CPU images are resized one by one, in integers."""
     owed = owed_batches(photos, make_decoder("torchvision"), device=torch.device("cpu"))
     delivered = list(make_loader(photos, device=None, decoder="torchvision"))
     for (wanted, wanted_targets), (images, targets) in zip(owed, delivered, strict=True):
@@ -30,7 +30,7 @@ def test_what_is_owed_is_what_a_loader_on_the_cpu_delivers(photos: Path) -> None
 def test_a_batch_is_what_its_bytes_and_keys_give(
     mixed: Path, backend: str, num_workers: int, cpu_share: float
 ) -> None:
-    """Decoded alone, one by one, with the device waited for at every step."""
+    """Decoded alone, one by one; the host waits for the device at every step."""
     device = torch.device("cuda", torch.cuda.current_device())
     given = {"decoder": backend, "num_workers": num_workers, "cpu_share": cpu_share}
     for recipes in (RECIPES, COLORFUL):

@@ -1,4 +1,4 @@
-"""Every recipe on a batch, on the GPU: the CPU's pixels, no wait, no launch a sample."""
+"""Every recipe on a batch on the GPU: the CPU's pixels, no wait, no launch per sample."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ SIDE = 96
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One recipe, and what is allowed to differ between CPU and GPU."""
+    """A recipe, and the differences allowed between CPU and GPU."""
 
     recipe: T.Recipe
     share: float
-    """Of the values, those that may differ by more than one level of 255. Coordinates that are
-    rounded to a pixel, and hues at the edge of a sextant, may fall to either side."""
+    """Share of values that may differ by more than one level of 255. Coordinates rounded to a
+    pixel, and hues at the edge of a sextant, may fall to either side.
+    """
 
 
 CASES = {
@@ -79,7 +80,7 @@ GLOBAL_SETTINGS: dict[str, Callable[[], None]] = {
 
 
 def _images(n: int, dtype: torch.dtype) -> torch.Tensor:
-    """[n, 3, SIDE, SIDE] on the CPU, photographs; floats from 0 to 1."""
+    """Return photographs [n, 3, SIDE, SIDE] on the CPU; floats from 0 to 1."""
     crops = [
         torch.from_numpy(np.array(photograph(PHOTOGRAPHS[i % len(PHOTOGRAPHS)])))
         .permute(2, 0, 1)[:, 8 * i : 8 * i + SIDE, 16 * i % 200 :][:, :, :SIDE]
@@ -96,7 +97,7 @@ def _numbers(recipe: T.Recipe, n: int) -> np.ndarray:
 
 
 def _share_off(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Of values that differ by more than one level; anything else that differs is an error."""
+    """Return the share of values that differ by over a level; refuse any other difference."""
     assert (one.shape, one.dtype) == (other.shape, other.dtype)
     levels = 1.0 if one.dtype is torch.uint8 else 255.0
     return float(((one.float() - other.float()).abs() * levels > 1.001).float().mean())
@@ -105,7 +106,7 @@ def _share_off(one: torch.Tensor, other: torch.Tensor) -> float:
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", [*FLOATS, *BYTES_ONLY])
 def test_pixels_are_what_the_cpu_makes_of_each_image(name: str) -> None:
-    """Bytes, where the recipe keeps them bytes, and floats, where it takes them."""
+    """Bytes if the recipe keeps them, and floats if it takes them."""
     case = FLOATS.get(name) or BYTES_ONLY[name]
     for dtype in (torch.uint8, torch.float32)[: 1 if name in BYTES_ONLY else 2]:
         if dtype is torch.uint8 and case.recipe.dtype_after(dtype) is not torch.uint8:
@@ -141,11 +142,11 @@ def _num_kernels(recipe: T.Recipe, images: torch.Tensor, numbers: np.ndarray) ->
 @pytest.mark.parametrize("case", (CASES | BYTES_ONLY).values(), ids=CASES | BYTES_ONLY)
 def test_nothing_waits_and_a_batch_twice_as_large_takes_no_more_launches(case: Case) -> None:
     images, numbers = _images(16, torch.uint8).cuda(), _numbers(case.recipe, 16)
-    once = _num_kernels(case.recipe, images, numbers)  # what is loaded at the first call may wait
+    once = _num_kernels(case.recipe, images, numbers)  # the first call may wait for libraries
     with _no_waiting():
         case.recipe.apply_batch(images, numbers)
     twice = _num_kernels(case.recipe, images.repeat(2, 1, 1, 1), np.concatenate([numbers] * 2))
-    assert twice - once < 4  # a larger sum may be made in two steps; sixteen samples more are not
+    assert twice - once < 4  # a larger sum may take two steps; samples must add no launches
 
 
 @pytest.mark.gpu
@@ -185,7 +186,7 @@ def _settings_restored() -> Iterator[None]:
 def test_the_users_settings_change_no_pixel(
     change: Callable[[], None], device: torch.device
 ) -> None:
-    """A batch is a function of the configuration, of which these are no part."""
+    """A batch is a function of the configuration, which excludes these settings."""
     calls = [
         (case.recipe, _images(4, dtype).to(device), _numbers(case.recipe, 4))
         for case in FLOATS.values()

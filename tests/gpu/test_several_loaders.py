@@ -1,4 +1,4 @@
-"""Several loaders, streams, threads and GPUs at once: none notices the others."""
+"""Several loaders, streams, threads and GPUs at once do not affect each other."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_two_loaders_in_turn(photos: Path, backend: str) -> None:
 
 
 def test_two_loaders_in_two_threads(photos: Path, backend: str) -> None:
-    """Each thread on a stream of its own; the second loader decodes with another library."""
+    """Each thread uses a private stream; the second loader decodes with another library."""
     names = (backend, "torchvision")
     alone = [uninterrupted(make_loader(photos, decoder=name), 4)[0] for name in names]
     found: dict[int, bool] = {}
@@ -51,7 +51,7 @@ def test_two_loaders_in_two_threads(photos: Path, backend: str) -> None:
 
 
 def test_a_training_and_a_validation_loader(mixed: Path, photos: Path) -> None:
-    """A pass over the second in the middle of one over the first."""
+    """A pass over the second loader in the middle of one over the first."""
     expected, _ = uninterrupted(make_loader(mixed), 1)
     wanted, _ = uninterrupted(make_loader(photos, shuffle=False), 1)
     training = make_loader(mixed, num_workers=2)

@@ -1,7 +1,7 @@
 """Memory on a GPU is safe whatever the consumer's stream does with it.
 
-The consumer's stream is kept busy, so that what it reads lies long in the past of the host: the
-batch was freed there, and the loader has gone on decoding.
+The consumer's stream is kept busy, so that it reads a batch long after the host has freed it and
+the loader has gone on decoding.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from tests.gpu.photos import make_loader, owed_batches
 pytestmark = pytest.mark.gpu
 
 CYCLES = 4_000_000
-"""Some 2 ms of a GPU's time, queued before a batch is read."""
+"""About 2 ms of GPU time, queued before a batch is read."""
 PASSES = 60
 LAG = 6
-"""Batches by which the host may be ahead of the consumer's stream."""
+"""Number of batches that the host may be ahead of the consumer's stream."""
 
 
 def _wrong_values(
@@ -38,7 +38,7 @@ def _wrong_values(
     passes: int = PASSES,
     lag: int | None = LAG,
 ) -> tuple[int, int]:
-    """How many values differ from what is owed, and how many batches lay where another had lain."""
+    """Return the number of wrong values, and of batches in reused memory."""
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
     addresses: list[int] = []
     behind: deque[torch.cuda.Event] = deque()
@@ -51,7 +51,7 @@ def _wrong_values(
                 torch.cuda._sleep(CYCLES)
                 images, targets = batch[0].clone(), batch[1].clone()
                 addresses.append(batch[0].data_ptr())
-                batch.clear()  # from here on only the consumer's stream knows of the batch
+                batch.clear()  # from here on only the consumer's stream uses the batch
                 wrong += (images != owed[number][0]).sum() + (targets != owed[number][1]).sum()
                 number += 1
                 event = torch.cuda.Event()
@@ -97,7 +97,7 @@ def test_full_memory_makes_blocks_change_hands_safely(photos: Path, backend: str
 def test_without_the_record_of_the_consumers_stream_it_would_fail(
     photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The control: this load does find a stage that forgets who reads."""
+    """The control: this load detects a stage that does not record the consumer's stream."""
 
     def forget(place: CudaPlace, mark: torch.cuda.Event, tensors: list[torch.Tensor]) -> None:
         torch.cuda.current_stream(place.device).wait_event(mark)
@@ -109,7 +109,7 @@ def test_without_the_record_of_the_consumers_stream_it_would_fail(
 
 
 def test_the_streams_of_a_place_are_its_own() -> None:
-    """They are none of torch's, and do not wait for the default stream."""
+    """They are not from torch's pool, and do not wait for the default stream."""
     places = [CudaPlace(torch.device("cuda")) for _ in range(20)]
     for place in places:
         place.open()
@@ -126,7 +126,7 @@ def test_the_streams_of_a_place_are_its_own() -> None:
                     place.settle()
         return found
 
-    copies()  # an allocation may wait for the device, so the second time needs none
+    copies()  # an allocation may wait for the device; the second run needs none
     torch.cuda.synchronize()
     torch.cuda._sleep(500 * CYCLES)  # a second
     found = copies()
@@ -145,7 +145,7 @@ def test_a_loader_for_each_epoch_takes_no_more_memory(photos: Path) -> None:
 
 
 def test_delivered_batches_are_never_written_again(photos: Path, backend: str) -> None:
-    """Whoever keeps them keeps them: three epochs at once, each in memory of its own."""
+    """Three epochs are kept at once; each batch has separate memory."""
     loader = make_loader(photos, decoder=backend, num_workers=2, prefetch_factor=4)
     kept, copies = [], []
     for _ in range(3):

@@ -17,7 +17,7 @@ _AT_ONCE = 2000
 
 
 class _Part(NamedTuple):
-    """Inputs of one kind that a process takes on at once."""
+    """Inputs of one kind that a process reads in one go."""
 
     name: str
     seed: int

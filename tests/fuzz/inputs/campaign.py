@@ -1,4 +1,4 @@
-"""Reads the inputs of one kind by their numbers, and shrinks what is found."""
+"""Reads the inputs of one kind by their numbers, and shrinks findings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.fuzz.inputs.kind import Kind
 
 MakeKind = Callable[[Path], Kind]
 MOST_CPU_SECONDS = 5.0
-"""Of processor time for one input."""
+"""Processor time allowed for one input."""
 _IN_ONE_CHILD = 5000
 _SHRINKING_SECONDS = 20.0
 
@@ -32,14 +32,14 @@ class Finding:
 
 @dataclass
 class Tally:
-    """What came of many inputs of one kind."""
+    """Results of many inputs of one kind."""
 
     read: int = 0
     refused: int = 0
     findings: list[Finding] = field(default_factory=list)
-    """The first of each fault."""
+    """The first finding of each fault."""
     faults: Counter[str] = field(default_factory=Counter)
-    """How often each came."""
+    """Number of findings of each fault."""
 
     def add(self, finding: Finding) -> None:
         """Count a finding."""
@@ -49,7 +49,7 @@ class Tally:
         self.faults[fault] += 1
 
     def merge(self, other: Tally) -> None:
-        """Count what another one has."""
+        """Add the counts of another tally."""
         self.read, self.refused = self.read + other.read, self.refused + other.refused
         self.findings += [one for one in other.findings if one.outcome.fault not in self.faults]
         self.faults += other.faults
@@ -59,7 +59,7 @@ class Tally:
 
 
 def read_inputs(make: MakeKind, seed: int, numbers: Sequence[int]) -> Tally:
-    """Read inputs in children, each of which goes on behind the one that ended the one before."""
+    """Read inputs in children. Each child continues after the input that ended the previous one."""
     tally = Tally()
     while tally.read < len(numbers):
         part = numbers[tally.read : tally.read + _IN_ONE_CHILD]
@@ -67,7 +67,7 @@ def read_inputs(make: MakeKind, seed: int, numbers: Sequence[int]) -> Tally:
         if ended.death is None:
             tally.merge(ended.value)
             continue
-        # What was found before it died is lost with it: it is read again up to there.
+        # A dead child's findings are lost, so the inputs up to the fatal one are read again.
         if ended.place:
             tally.merge(read_inputs(make, seed, part[: ended.place]))
         tally.add(Finding(part[ended.place], Outcome(fault=ended.death, details=ended.said)))
@@ -88,12 +88,12 @@ def _read(kind: Kind, seed: int, numbers: Sequence[int], note: Note) -> Tally:
 
 
 def observed(kind: Kind, drawn: Input) -> Outcome:
-    """Read an input, and look at what it cost and said."""
+    """Read an input; check its cost and its output."""
     return observed_content(kind, drawn.content(kind), drawn)
 
 
 def observed_content(kind: Kind, content: Any, drawn: Input) -> Outcome:
-    """As :func:`observed`, of a content that was made of an input."""
+    """Read a content made of an input; check its cost and its output."""
     said, peak, began = _said(), _peak(), time.process_time()
     outcome = outcome_of(kind, content, drawn.example, is_changed=bool(drawn.steps))
     if outcome.fault is not None:
@@ -109,12 +109,12 @@ def observed_content(kind: Kind, content: Any, drawn: Input) -> Outcome:
 
 
 def shrunk(make: MakeKind, seed: int, number: int, fault: str) -> tuple[Input, str]:
-    """The fewest changes, then the fewest bytes, that have the same fault; and these as text."""
+    """Return the fewest changes, then the fewest bytes, with the same fault; and both as text."""
     ended = in_child(lambda folder, note: _shrunk(make(folder), seed, number, fault, note))
     if ended.death is None:
         found: tuple[Input, str] = ended.value
         return found
-    # It ends the process: one child for each attempt.
+    # The input ends the process: one child for each attempt.
     drawn, content = in_child(lambda folder, note: _made(make(folder), seed, number, None)).value
     is_shorter = True
     while is_shorter:

@@ -26,7 +26,7 @@ _TEXTS = (
 
 
 def changed(random: Random, content: bytes) -> bytes:
-    """The content with one change."""
+    """Return the content with one change."""
     return random.choice(_CHANGES)(random, content)
 
 
@@ -93,7 +93,7 @@ def _zeros(random: Random, content: bytes) -> bytes:
 
 
 def _range(random: Random, content: bytes) -> tuple[int, int]:
-    """Mostly a short one."""
+    """Return a range, mostly a short one."""
     start = random.randrange(len(content) + 1)
     longest = len(content) - start
     return start, start + random.randint(0, min(longest, random.choice((8, 64, 512, longest))))

@@ -14,25 +14,27 @@ import torch
 from tests.fuzz.inputs import changed_bytes
 
 DEEP = "\U0010ffff deep"
-"""Stands in JSON for a value that Python's own encoder would not write: :func:`to_json`."""
+"""Stands in JSON for a nesting that Python's own encoder would not write: :func:`to_json`."""
 
 Path = tuple[Any, ...]
 
 
 def changed(random: Random, value: Any, *, plain: bool = False) -> Any:
-    """A copy of the value with one change.
+    """Return a copy of the value with one change.
 
     Args:
-        value: of dicts with any keys, lists, tuples and leaves.
-        plain: whether only what JSON holds is put in.
+        value: dicts with any keys, lists, tuples and leaves.
+        plain: whether to insert only JSON values.
     """
     path = random.choice(list(_paths(value, ())))
     return _at(value, path, lambda node: _changed_node(random, node, plain))
 
 
 def to_json(value: Any) -> bytes:
-    """The value as JSON with NaN and surrogates as Python writes them, and nesting in place of
-    :data:`DEEP`."""
+    """Return the value as JSON, with NaN and surrogates as Python writes them.
+
+    :data:`DEEP` becomes deep nesting.
+    """
     return json.dumps(value).encode().replace(json.dumps(DEEP).encode(), b"[" * 5000 + b"]" * 5000)
 
 
@@ -46,7 +48,7 @@ def _paths(value: Any, path: Path) -> Iterator[Path]:
 
 
 def _at(value: Any, path: Path, act: Callable[[Any], Any]) -> Any:
-    """A copy in which the node of a path is another; what does not lead there is shared."""
+    """Return a copy with another node at the path; nodes beside the path are shared."""
     if not path:
         return act(value)
     inner = _at(value[path[0]], path[1:], act)

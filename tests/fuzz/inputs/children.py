@@ -1,4 +1,4 @@
-"""Processes in which inputs are read, so that a crash, a hang or a want of memory is a finding."""
+"""Processes that read inputs, so that a crash, a hang or a want of memory is a finding."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ import torch
 from tests.fuzz.inputs.kind import MIB
 
 MOST_SECONDS = 20.0
-"""Of processor time for one input."""
+"""Processor time allowed for one input, in seconds."""
 _TO_BEGIN = 60.0
-"""The same for the examples."""
+"""Processor time allowed for the examples, in seconds."""
 _ASLEEP = 1000.0
-"""Seconds after which a child that uses no processor is ended, whatever else the machine does."""
+"""Seconds after which an idle child is ended, however loaded the machine is."""
 _ADDRESS_SPACE = 3072 * MIB
-"""That a child may take beside what it has when it begins."""
+"""Bytes that a child may allocate beyond those it has at its start."""
 _PLACE = struct.Struct("<q")
 
 Note = Callable[[int], None]
-"""Notes the place at which a child is, in memory that outlives it."""
+"""Records the child's place in memory that outlives it."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a child has ended."""
+    """Result of a child."""
 
     value: Any = None
-    """What its task returned."""
+    """Return value of its task."""
     place: int = -1
-    """What it noted last."""
+    """The last place that it recorded."""
     death: str | None = None
     """Why it returned nothing."""
     said: str = ""
-    """The end of what it wrote to its standard error."""
+    """The end of its standard error."""
 
 
 def in_child(task: Callable[[Path, Note], Any]) -> Ended:
-    """What a task returns in a forked child; the task is given a folder of its own.
+    """Run a task in a forked child, in a folder of its own; return the result.
 
     Raises:
-        RuntimeError: it failed before it had noted a place.
+        RuntimeError: the task failed before it recorded a place.
     """
     shared = mmap.mmap(-1, _PLACE.size)
 
@@ -87,7 +87,7 @@ def in_child(task: Callable[[Path, Note], Any]) -> Ended:
 
 
 def _run(task: Callable[[Path, Note], Any], folder: Path, note: Note, answer: int) -> None:
-    """The child; it never returns."""
+    """Run the task in the child; never return."""
     code = 70
     try:
         faulthandler.enable()
@@ -107,7 +107,7 @@ def _run(task: Callable[[Path, Note], Any], folder: Path, note: Note, answer: in
 
 
 def _wait(pid: int, place: Callable[[], int]) -> tuple[bool, int]:
-    """Whether the child had to be ended because it came no further, and its status."""
+    """Return whether the child had to be ended for lack of progress, and its status."""
     last, used, since = -1, 0.0, time.monotonic()
     while True:
         found, status = os.waitpid(pid, os.WNOHANG)
@@ -126,7 +126,7 @@ def _wait(pid: int, place: Callable[[], int]) -> tuple[bool, int]:
 
 
 def _processor_seconds(pid: int) -> float:
-    """What a child has used so far, or 0 if it has just ended."""
+    """Return the processor time that a child has used, or 0 if it has just ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

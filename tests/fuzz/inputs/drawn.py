@@ -1,4 +1,4 @@
-"""One input: the example it begins with, and the changes to it; and what reading it comes to."""
+"""An input: the example it begins with, the changes to it, and the outcome of reading it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PACKAGE = Path(stateful_gpu_loader.__file__).parent
 
 @dataclass(frozen=True)
 class Input:
-    """An input that is made anew from these few numbers."""
+    """An input, defined by these few numbers."""
 
     example: int
     steps: tuple[int, ...]
@@ -28,7 +28,7 @@ class Input:
 
     @classmethod
     def of(cls, kind: Kind, seed: int, number: int) -> Input:
-        """The input of a number; one in fifty is an example as it is."""
+        """Return the input with a number; one in fifty is an unchanged example."""
         random = Random(f"{seed}/{kind.name}/{number}")
         example = random.randrange(len(kind.examples))
         count = 0
@@ -45,24 +45,24 @@ class Input:
         return content
 
     def shorter(self) -> Iterator[Input]:
-        """The same with one change less."""
+        """Yield the input with one change less."""
         for i in range(len(self.steps)):
             yield replace(self, steps=self.steps[:i] + self.steps[i + 1 :])
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What reading an input came to."""
+    """Outcome of reading an input."""
 
     is_refused: bool = False
     fault: str | None = None
-    """What is wrong, in a line that is the same for the same fault; None if nothing is."""
+    """The fault in one line, equal for equal faults; None if there is none."""
     details: str = ""
     """The traceback."""
 
 
 def outcome_of(kind: Kind, content: Any, example: int, *, is_changed: bool = True) -> Outcome:
-    """Read a content, and judge what comes."""
+    """Read a content, and judge the outcome."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for category in kind.warns:
@@ -83,7 +83,7 @@ def _judged(kind: Kind, error: Exception, *, is_changed: bool) -> Outcome:
 
 
 def _fault_of(kind: Kind, error: Exception, *, is_changed: bool) -> str | None:
-    """What is wrong with an error, if anything is."""
+    """Return the fault of an error, or None."""
     if type(error) is Broken:
         return str(error)
     if type(error) not in kind.refusals:
@@ -103,7 +103,7 @@ def _fault_of(kind: Kind, error: Exception, *, is_changed: bool) -> str | None:
 
 
 def _place(error: Exception) -> str:
-    """The innermost line of the package, or of the kind, that the error came through."""
+    """Return the innermost line of the package, or of the kind, in the traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if _PACKAGE in Path(frame.filename).parents]
     last = (own or frames)[-1]
@@ -112,6 +112,6 @@ def _place(error: Exception) -> str:
 
 
 def is_the_packages(error: BaseException) -> bool:
-    """Whether code of the package itself raised it, and neither a library nor the tests."""
+    """Return whether code of the package raised it, and not a library or the tests."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return _PACKAGE in Path(last.filename).parents

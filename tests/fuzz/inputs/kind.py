@@ -1,4 +1,4 @@
-"""What a kind of input defines: valid examples, how they are changed, and how they are read."""
+"""Interface of a kind of input: valid examples, changes to them, and reading."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ MIB = 1 << 20
 
 
 class Broken(Exception):
-    """A reader has broken its contract without raising anything itself."""
+    """A reader broke its contract without raising an error."""
 
 
 class Kind(ABC):
-    """A kind of input; an object of it lives in the process that reads.
+    """A kind of input; an instance lives in the process that reads.
 
     Args:
-        folder: its own, in which it may write.
+        folder: private folder that it may write to.
     """
 
     name: ClassVar[str]
     refusals: ClassVar[tuple[type[Exception], ...]] = (ValueError,)
-    """Exactly these types may be raised; a subclass counts as another type."""
+    """Types that may be raised. A subclass counts as another type."""
     names_remedy: ClassVar[bool] = True
-    """Whether the text of each refusal says what to do."""
+    """Whether the text of each refusal names a remedy."""
     warns: ClassVar[tuple[type[Warning], ...]] = ()
     """Warnings that the reader's documentation announces."""
     writes: ClassVar[bool] = False
-    """Whether a library that reads it writes its own warnings to the standard error."""
+    """Whether a library writes its own warnings to the standard error while reading."""
     memory: ClassVar[int] = 128 * MIB
-    """By how many bytes the peak of the process may grow through one input."""
+    """Bytes by which one input may raise the peak memory of the process."""
     share: ClassVar[float] = 1.0
-    """How many of all inputs are of this kind, relative to the others."""
+    """Share of inputs of this kind, relative to the others."""
 
     examples: Sequence[Any]
     """Valid contents, in an order that is the same in every process."""
@@ -45,17 +45,17 @@ class Kind(ABC):
         self.folder = folder
 
     def change(self, random: Random, content: Any) -> Any:
-        """The content with one change; what it was given stays as it is."""
+        """Return the content with one change; the argument stays unchanged."""
         return changed_bytes.changed(random, content)
 
     @abstractmethod
     def read(self, content: Any, example: int) -> None:
-        """Read the content as a user's program would, and check what comes.
+        """Read the content as a user's program would, and check the result.
 
         Args:
             content: made of the example of this number.
 
         Raises:
-            Exception: of the types of ``refusals`` where the content is refused.
-            Broken: what was read is wrong, or something was changed by a refusal.
+            Exception: of the types of ``refusals``, if the content is refused.
+            Broken: the result is wrong, or a refusal changed something.
         """

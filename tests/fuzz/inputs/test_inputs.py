@@ -1,4 +1,4 @@
-"""Every kind of input in small, and that the fuzzer finds what is planted; docs/robustness.md."""
+"""A few inputs of every kind, and planted faults that must be found; docs/robustness.md."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.fuzz.inputs.kinds import KINDS
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "120"))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 NEVER_REFUSED = {"checkpoint, folder", "kept index"}
-"""Another file is read in place of a damaged one, or a damaged one is made anew."""
+"""Kinds that read another file in place of a damaged one, or build it again."""
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_damaged_inputs_are_read_or_refused_by_name(name: str) -> None:
-    """As many as FUZZ_INPUTS of each kind, of the seed FUZZ_SEED."""
+    """Reads FUZZ_INPUTS of each kind, with the seed FUZZ_SEED."""
     tally = read_inputs(KINDS[name], SEED, range(INPUTS))
     assert tally.read == INPUTS
     assert tally.refused or name in NEVER_REFUSED, "nothing was damaged"
@@ -36,7 +36,7 @@ def test_damaged_inputs_are_read_or_refused_by_name(name: str) -> None:
 
 
 class Planted(Kind):
-    """Refuses what is not its example, and goes wrong where a byte of it is 0x80 or more."""
+    """Refuses all but its example, and fails where a byte is 0x80 or more."""
 
     name = "planted"
     memory = 16 * MIB
@@ -120,7 +120,7 @@ def test_what_refuses_a_sound_example_is_found() -> None:
 
 
 def test_the_same_inputs_are_made_in_another_process() -> None:
-    """By their seed and number, so that a finding can be played again."""
+    """A seed and a number determine an input, so that a finding can be repeated."""
     task: Callable[[Path, children.Note], list[object]] = lambda folder, note: [  # noqa: E731
         campaign.Input.of(KINDS["tar member"](folder), 7, number) for number in range(20)
     ]

@@ -51,7 +51,7 @@ def _checkpoint_of(values: dict[str, Any]) -> Checkpoint:
 
 
 class CheckpointFiles(Kind):
-    """The bytes of a file, whose checksum no damage escapes."""
+    """The bytes of a file, whose checksum finds any damage."""
 
     name = "checkpoint"
     share = 6
@@ -82,11 +82,11 @@ class CheckpointFiles(Kind):
 
 
 class ForgedCheckpoints(CheckpointFiles):
-    """The same with a checksum that fits, as another program may write it."""
+    """The same with a valid checksum, as another program may write it."""
 
     name = "checkpoint, forged"
     share = 2
-    # That the state is of another decoder's version.
+    # Warns that the state is of another decoder's version.
     warns = (UserWarning,)
 
     def change(self, random: Random, content: bytes) -> bytes:
@@ -119,11 +119,11 @@ class ForgedCheckpoints(CheckpointFiles):
 
 
 class CheckpointFolders(CheckpointFiles):
-    """The newest file of a pattern, of which another one is whole."""
+    """The newest file of a pattern, of which another file is whole."""
 
     name = "checkpoint, folder"
     share = 1
-    # Of the files that are passed over.
+    # Warns of the files that are passed over.
     warns = (UserWarning,)
 
     def __init__(self, folder: Path) -> None:
@@ -156,7 +156,7 @@ class TypedJson(JsonTexts):
         try:
             value = typed_json.decode(typed_json.parse(content))
         except UnicodeDecodeError as error:
-            # A ValueError, as decode() of bytes raises it.
+            # A ValueError, raised by decode() of bytes.
             raise ValueError("no UTF-8") from error
         except json.JSONDecodeError as error:
             raise ValueError("no JSON") from error
@@ -169,12 +169,12 @@ def _check_same(found: Any, saved: Any) -> None:
 
 
 def _text(value: Any) -> str:
-    """Equal for values that are equal to the last bit."""
+    """Return a text that is equal for values equal to the last bit."""
     return typed_json.write(typed_json.encode(value))
 
 
 def forged(head: bytes, rest: bytes) -> bytes:
-    """A checkpoint of a head and what follows it, with the length and checksum of that."""
+    """Return a checkpoint of a head and a body, with the body's length and checksum."""
     before, _, after = head.partition(b'"length": ')
     start = before + f'"length": {len(rest)}'.encode()
     digest = hashlib.sha256(start + rest).hexdigest().encode()

@@ -1,4 +1,4 @@
-"""Encoded images through ``probe`` and the decoder that is always there."""
+"""Encoded images through ``probe`` and the default decoder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
 
 
 class _Images(Kind):
-    names_remedy = False  # BadSample, which the loader makes of it, adds one.
+    names_remedy = False  # BadSample, which the loader makes of the error, adds one.
     memory = 768 * MIB  # A header may claim 8192 pixels a byte, some 25 million here.
     is_checked = False
     """Whether the format has checksums over the pixels."""
@@ -54,7 +54,7 @@ class _Images(Kind):
 
 
 def _is_turned(image: torch.Tensor, sound: torch.Tensor) -> bool:
-    """Whether it is the image in any orientation, of which there may be no checksum."""
+    """Return whether it is the image in any orientation, which may lack a checksum."""
     turned = [sound, sound.flip(-1), sound.flip(-2), sound.flip(-1, -2)]
     return any(torch.equal(image, each) for each in (*turned, *(x.transpose(1, 2) for x in turned)))
 

@@ -1,4 +1,4 @@
-"""Indices that were built and kept beside a file: a damaged one is built anew."""
+"""Indices that are kept beside a file: a damaged index is built again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.fuzz.inputs.kinds.records import _frames
 
 
 class KeptIndices(Kind):
-    """Of a tar, a TFRecord file and a RecordIO file: bytes, and arrays in a sound container."""
+    """Indices of tar, TFRecord and RecordIO files: bytes, and arrays in a sound container."""
 
     name = "kept index"
     share = 0.4

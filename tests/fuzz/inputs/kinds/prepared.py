@@ -1,4 +1,4 @@
-"""Directories of prepared images: what is damaged is made anew, or refused."""
+"""Directories of prepared images: damage is repaired, or refused."""
 
 from __future__ import annotations
 

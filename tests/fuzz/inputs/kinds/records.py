@@ -1,4 +1,4 @@
-"""Files of framed records, TFRecord and RecordIO, their indices, and the messages in records."""
+"""Files of framed records (TFRecord and RecordIO), their indices, and the messages in records."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class RecordIOs(_Framed):
 
 
 class _Indexed(Kind):
-    """A sound file and a text that says where its records lie."""
+    """A sound file, and a text with the offsets of its records."""
 
     framing: ClassVar[str]
     source: ClassVar[Any]
@@ -132,9 +132,9 @@ class RecordIOIndices(_Indexed):
 
 
 class _Messages(Kind):
-    """What a record holds, of a file whose frames are sound."""
+    """Messages in records of a file whose frames are sound."""
 
-    names_remedy = False  # The source's error, which is made of it, has one.
+    names_remedy = False  # The source's error, made of this one, has one.
 
 
 class Examples(_Messages):

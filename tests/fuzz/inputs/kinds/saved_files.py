@@ -28,8 +28,9 @@ from tests.fuzz.inputs.kinds.json_texts import JsonTexts
 from tests.tools.checkpoints import after, write_all
 
 _LONGEST_WORD = 20_000
-"""Bytes without a blank. Where a name is longer, torch, which refuses it, searches its own message
-for a time that grows with the square of the length: half a minute at 100,000."""
+"""Longest run of bytes without a blank. torch refuses longer names, but takes quadratic time to
+search its own message: half a minute at 100,000 bytes.
+"""
 
 
 class _Inspected(Kind):
@@ -46,7 +47,7 @@ class _Inspected(Kind):
             self._look(path)
 
     def _look(self, path: Path) -> None:
-        """What the commands do with a file."""
+        """Run the commands on a file."""
         for found in search(path).states:
             description = describe(found.state)
             json.dumps(description.to_dict())
@@ -58,7 +59,7 @@ class _Inspected(Kind):
 
 
 class TorchFiles(_Inspected):
-    """Of ``torch.save``, of scripts and of Lightning, as zips and as bare pickles."""
+    """Files of ``torch.save``, of scripts and of Lightning, as zips and as bare pickles."""
 
     name = "torch.save"
     share = 2
@@ -135,7 +136,7 @@ class DistributedFiles(_Inspected):
     """Folders of ``torch.distributed.checkpoint``: their index, and the bytes that it names."""
 
     name = "DCP"
-    writes = True  # CPython's unpickler, of a bytearray that is cut off: a SystemError that is lost
+    writes = True  # CPython's unpickler writes a lost SystemError for a truncated bytearray
     share = 1
 
     def __init__(self, folder: Path) -> None:
@@ -173,7 +174,7 @@ def _part(folder: Path) -> Path:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads an index, which may have been changed before, into DCP's own objects."""
+    """Reads an index, which may be damaged already, into DCP's own objects."""
 
     def find_class(self, module: str, name: str) -> Any:
         is_torchs = (module, name) in (("torch", "Size"), ("torch.serialization", "_get_layout"))
@@ -185,7 +186,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _changed_index(random: Random, content: bytes) -> bytes | None:
-    """The index with one value changed; None where it can be read no more."""
+    """Return the index with one value changed; None if it is unreadable."""
     try:
         index = _Unpickler(io.BytesIO(content)).load()
         changes: list[Callable[[], Any]] = [
@@ -207,7 +208,7 @@ def _any(random: Random, value: Any) -> Any:
 
 
 def _places(random: Random, places: dict[Any, Any]) -> dict[Any, Any]:
-    """With another offset, length or name of a file in one of the places."""
+    """Yield indices with another offset, length or file name in one of the places."""
     place = random.choice(list(places))
     field = random.choice(("relative_path", "offset", "length"))
     other = _any(random, getattr(places[place], field))

@@ -28,7 +28,7 @@ _TESTS = Path(__file__).parents[3]
 
 
 def loaders() -> list[tuple[Any, Any]]:
-    """A loader of each kind of stream, and its state after some batches."""
+    """Return a loader of each kind of stream, and its state after some batches."""
     found = []
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(0)
@@ -51,7 +51,7 @@ class LoaderStates(Kind):
     name = "loader state"
     share = 4
     refusals = (StateMismatch,)
-    # That another decoder's version, or another batch size, is used from now on.
+    # Warns that another decoder's version, or another batch size, is used from now on.
     warns = (UserWarning,)
 
     def __init__(self, folder: Path) -> None:
@@ -97,7 +97,7 @@ class JsonStates(LoaderStates):
 
 
 class GeneratorStates(Kind):
-    """Through ``RNG.load_state_dict`` and ``RNG.set_state``."""
+    """States through ``RNG.load_state_dict`` and ``RNG.set_state``."""
 
     name = "RNG state"
     share = 1
@@ -128,7 +128,7 @@ class GeneratorStates(Kind):
 
 
 def load_and_check(loader: Any, state: Any) -> None:
-    """Load a state; a refusal changes nothing, and what was taken is a state that loads again."""
+    """Load a state. A refusal must change nothing; an accepted state must load again."""
     before = loader.state_dict()
     try:
         loader.load_state_dict(state)
@@ -148,8 +148,8 @@ def load_and_check(loader: Any, state: Any) -> None:
     except LoaderError:
         pass
     except Exception as error:
-        # A dataset or sampler whose own state was changed may fail in its own way, or give torch
-        # what it cannot collate.
+        # A dataset or sampler with a changed state may fail in its own way, or give torch values
+        # that it cannot collate.
         if is_the_packages(error):
             raise
     loader.load_state_dict(before)
@@ -159,11 +159,11 @@ def _is_same(one: Any, other: Any) -> bool:
     try:
         return same(one, other)
     except (RecursionError, NotImplementedError):
-        return True  # of a user's object, which may hold any nesting, and tensors without values
+        return True  # a user's object may hold any nesting, and tensors without values
 
 
 def _is_of_the_tests(error: BaseException) -> bool:
-    """Whether a dataset or sampler of the tests raised it, to which a state was given."""
+    """Return whether a dataset or sampler of the tests raised the error."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return _TESTS in Path(last.filename).parents
 

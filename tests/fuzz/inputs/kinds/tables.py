@@ -30,7 +30,7 @@ def _table() -> Any:
 
 
 class ParquetFiles(Kind):
-    """By row group, as a stream, and as whole records."""
+    """Read by row group, as a stream, and as whole records."""
 
     name = "Parquet"
     share = 0.6
@@ -71,7 +71,7 @@ class ParquetFiles(Kind):
 
 
 class Lmdbs(Kind):
-    """Whole environments of Caffe's and of Caffe2's records."""
+    """Whole environments with Caffe's and Caffe2's records."""
 
     name = "LMDB"
     share = 1
@@ -85,7 +85,7 @@ class Lmdbs(Kind):
         self._count = 0
 
     def read(self, content: bytes, example: int) -> None:
-        # Another name each time: what is known of a file is kept by its number.
+        # Another name each time: facts about a file are cached by its inode.
         self._count += 1
         path = self.folder / f"{self._count}.mdb"
         path.write_bytes(content)

@@ -36,7 +36,7 @@ def _tars() -> list[bytes]:
 
 
 class Tars(Kind):
-    """By their headers, through :class:`TarSource`, and as streams."""
+    """Read by their headers, through :class:`TarSource`, and as streams."""
 
     name = "tar"
     share = 1
@@ -67,7 +67,7 @@ class Tars(Kind):
 
 
 class CompressedTars(Kind):
-    """Streams whose formats have a checksum of all that they hold."""
+    """Streams in formats with a checksum of their whole content."""
 
     name = "tar, compressed"
     share = 3
@@ -138,11 +138,11 @@ class TarIndices(Kind):
 
 
 class MemberValues(Kind):
-    """What the bytes of a member mean, by its extension."""
+    """Values of a member, decoded by its extension."""
 
     name = "tar member"
     share = 8
-    names_remedy = False  # The error of the tar, which is made of it, has one.
+    names_remedy = False  # The tar's error, made of this one, has one.
     _extensions = ("cls", "json", "txt", "npy", "npy", "npy")
 
     def __init__(self, folder: Path) -> None:

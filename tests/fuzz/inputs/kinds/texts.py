@@ -1,4 +1,4 @@
-"""Texts that say what images there are: COCO's annotations, counts of shards, lists of files."""
+"""Texts that list images: COCO's annotations, counts of shards, lists of files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.fuzz.inputs.kinds.json_texts import JsonTexts
 
 
 class CocoFiles(JsonTexts):
-    """Boxes and masks, but not the images."""
+    """COCO's boxes and masks, without the images."""
 
     name = "COCO annotations"
     share = 1
-    warns = (UserWarning,)  # Annotations may be of images that are not listed.
+    warns = (UserWarning,)  # Annotations may name images that are not listed.
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

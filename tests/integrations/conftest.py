@@ -1,4 +1,4 @@
-"""What the tests of DALI's pipelines share."""
+"""Shared fixtures of the tests of DALI's pipelines."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Arguments]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _leave_no_pipeline() -> Iterator[None]:
-    """Other tests of this process fork, and a live pipeline's threads would stay behind."""
+    """Leave no live pipeline: other tests of this process fork, and its threads would remain."""
     yield
     gc.collect()

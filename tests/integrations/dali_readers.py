@@ -18,14 +18,14 @@ from tests.datasets.tar.tar_files import write_tar
 from tests.images import write_photo_folder
 
 N = 11
-"""Samples of each dataset: no batch size of these tests divides it."""
+"""Number of samples of each dataset. No batch size of these tests divides it."""
 READERS = ("file", "caffe", "caffe2", "webdataset", "tfrecord", "mxnet", "coco", "numpy")
 Arguments = dict[str, Any]
 Make = Callable[..., DALILoader]
 
 
 def write_datasets(root: Path) -> dict[str, Arguments]:
-    """The photographs in each format; the arguments of each reader."""
+    """Write the photographs in each format; return the arguments of each reader."""
     folder = root / "photos"
     photos = write_photo_folder(folder, num_classes=1, per_class=N, seed=3)
     images = [path.read_bytes() for path in photos]
@@ -84,7 +84,7 @@ def write_datasets(root: Path) -> dict[str, Arguments]:
 
 @cache
 def augmented() -> Any:
-    """A pipeline of a reader with random crops, rotations and flips; ``[images, labels]``."""
+    """Return a pipeline of a reader with random crops, rotations and flips; [images, labels]."""
     from nvidia.dali import fn, pipeline_def
 
     @pipeline_def(num_threads=2, device_id=None)  # type: ignore[untyped-decorator]
@@ -112,7 +112,7 @@ def augmented() -> Any:
 
 @cache
 def numbers() -> Any:
-    """A pipeline of the labels alone, and of random numbers."""
+    """Return a pipeline of labels and random numbers, without images."""
     from nvidia.dali import fn, pipeline_def
 
     @pipeline_def(num_threads=1, device_id=None)  # type: ignore[untyped-decorator]
@@ -123,7 +123,7 @@ def numbers() -> Any:
 
 
 def read(reader: str, arguments: Arguments) -> tuple[Any, Any]:
-    """The encoded image, and something that numbers it."""
+    """Return the encoded image, and an output that numbers it."""
     from nvidia.dali import fn, tfrecord
 
     arguments = {"name": "reader", **arguments}
@@ -150,11 +150,11 @@ def loader(
     options: Arguments | None = None,
     **made: Any,
 ) -> DALILoader:
-    """A loader of a pipeline.
+    """Return a loader of a pipeline.
 
     Args:
         definition: :func:`augmented` or :func:`numbers`.
-        options: of the loader.
+        options: arguments of the loader.
         made: arguments of the pipeline.
     """
     made = {"batch_size": 3, "seed": 5, **made}
@@ -163,7 +163,7 @@ def loader(
 
 
 def piped(outputs: Callable[[], Any], *names: str, **options: Any) -> DALILoader:
-    """A loader of a pipeline with these outputs, in batches of two."""
+    """Return a loader of a pipeline with these outputs, in batches of two."""
     from nvidia.dali import pipeline_def
 
     made = pipeline_def(outputs)
@@ -179,6 +179,6 @@ def after_two_batches(loaded: DALILoader) -> dict[str, Any]:
 
 
 def assert_refused(loaded: DALILoader, state: dict[str, Any], field: str) -> None:
-    """It names the field, and nothing is changed."""
+    """Check that the refusal names the field, and changes nothing."""
     error = refusal(loaded, state, field)
     assert error.saved != error.present

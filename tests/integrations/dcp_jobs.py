@@ -1,4 +1,4 @@
-"""What the processes of the tests of torch.distributed.checkpoint do with their loaders."""
+"""Jobs with loaders, for the processes of the tests of torch.distributed.checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.user_objects import StatefulSampler
 Loader = StatefulGPULoader[Any]
 GLOBAL_BATCH = 4
 Samples = list[list[tuple[int, str]]]
-"""Of each batch of a rank, the number of each sample and a digest of its pixels."""
+"""The number of each sample and a digest of its pixels, for each batch of a rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +35,12 @@ class Job:
     way: str = "value"
     load: Path | None = None
     steps: int | None = None
-    """Batches to deliver before saving; None: to the end of the epoch, and the whole next one."""
+    """Batches to deliver before saving. None: to the end of the epoch, and the whole next one."""
     save: Path | None = None
 
 
 class Ledger(Dataset[Any]):
-    """Its state has all that DCP takes apart: dicts in lists, int keys, tuples, a tensor."""
+    """Has a state with dicts in lists, int keys, tuples and a tensor, which DCP takes apart."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -67,7 +67,7 @@ class Ledger(Dataset[Any]):
 
 
 class App:
-    """An application's state around a loader's, as DCP's tutorial has it."""
+    """An application's state around a loader's, as in DCP's tutorial."""
 
     def __init__(self, loader: Loader) -> None:
         self.loader = loader
@@ -82,7 +82,7 @@ class App:
 
 
 def datasets(folder: Path) -> dict[str, Any]:
-    """By the names that jobs have; files are written here, before processes read them."""
+    """Return the jobs' datasets by name. Files are written here, before processes read them."""
     return {
         "map": photos(folder / "photos"),
         "lanes": tars(folder / "tars"),
@@ -94,7 +94,7 @@ def datasets(folder: Path) -> dict[str, Any]:
 
 
 def build(job: Job) -> Loader:
-    """Of this rank of the group there is; the global batch is 4 on any number of ranks."""
+    """Return a loader of this rank; the global batch is 4 on any number of ranks."""
     ranked = {"batch_size": GLOBAL_BATCH // dist.get_world_size(), "num_replicas": "auto"}
     if job.data in ("map", "lanes"):
         return image_loader(job.dataset, **ranked)
@@ -105,7 +105,7 @@ def build(job: Job) -> Loader:
 
 
 def run_all(rank: int, jobs: list[Job]) -> list[Samples]:
-    """Of each job what this rank delivered."""
+    """Run jobs; return the samples that this rank delivered in each."""
     return [run(job) for job in jobs]
 
 
@@ -124,12 +124,12 @@ def run(job: Job) -> Samples:
         pending = save(loader, job.way, job.save)
     if pending is not None:
         pending.result()
-    # What came behind the save only shows that the save is of its own moment.
+    # Batches after the save only show that it did not include them.
     return seen[: job.steps]
 
 
 def batches_of(loader: Loader, steps: int | None) -> Iterator[Any]:
-    """Two more than are asked for; None: the rest of the first epoch, and the second."""
+    """Return two batches more than asked for. None: the rest of the first epoch, and the second."""
     if steps is None:
         while loader.state_dict()["epoch"] < 2:
             yield from loader
@@ -141,7 +141,7 @@ def batches_of(loader: Loader, steps: int | None) -> Iterator[Any]:
 
 
 def save(loader: Loader, way: str, path: Path | None) -> Any:
-    """The future of an asynchronous save, else None."""
+    """Save; return the future of an asynchronous save, else None."""
     if path is None:
         return None
     if way == "async":
@@ -171,7 +171,7 @@ def load(loader: Loader, way: str, path: Path) -> None:
 
 
 def refused(rank: int, job: Job) -> tuple[str, str, bool]:
-    """The error of loading: its type, its text; and whether the loader stayed as it was."""
+    """Return the type and text of the load's error, and whether the loader is unchanged."""
     loader = build(job)
     before = loader.state_dict()
     try:
@@ -183,7 +183,7 @@ def refused(rank: int, job: Job) -> tuple[str, str, bool]:
 
 
 def save_of_rank_0(rank: int, job: Job) -> dict[str, Any]:
-    """Only rank 0 saves; each returns its state."""
+    """Save on rank 0 only; return each rank's state."""
     loader = build(job)
     next(iter(loader))
     if rank == 0:

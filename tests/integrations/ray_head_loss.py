@@ -1,7 +1,7 @@
 """``python -m tests.integrations.ray_head_loss``: a loader loses the head of its cluster.
 
-It goes on from its state in another cluster, in the same process. Ray itself would end the process,
-so this is one of its own.
+It resumes from its state in another cluster, in the same process. Ray itself would end the process,
+so this is a separate program.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tests.map_datasets import Noisy
 from tests.ray_clusters import add_node, running_cluster
 
 FURTHER = 5
-"""Batches that are taken in the other cluster."""
+"""Number of batches read in the other cluster."""
 
 
 def make(**given: Any) -> StatefulGPULoader[Any]:
-    """Of more samples than are delivered before the loss is noticed."""
+    """Return a loader of more samples than are delivered before the loss is noticed."""
     return StatefulGPULoader(Noisy(1_000_000), 4, shuffle=True, seed=6, **given)
 
 

@@ -1,4 +1,4 @@
-"""A training loop for Ray's workers as docs/trainers/ray.md has it, and what its steps were given.
+"""A training loop for Ray's workers as in docs/trainers/ray.md, and the record of its steps.
 
 Each step takes a batch of photographs and one of lanes, so that one run shows both.
 """
@@ -28,7 +28,7 @@ NUM_EPOCHS, NUM_IMAGES = 2, 32
 GLOBAL_BATCH = 8
 
 Step: TypeAlias = dict[str, list[list[Any]]]
-"""By kind, what each rank was given: numbers and a digest of each image."""
+"""Numbers of the samples and a digest of each image, by kind and rank."""
 
 
 def loaders_of(
@@ -39,14 +39,14 @@ def loaders_of(
 
 
 def beside_this_trainer() -> dict[str, Any]:
-    """Two workers of a loader as actors on the node of this process, outside of its resources."""
+    """Return arguments for two workers as actors on this node, outside the job's resources."""
     here = ray.get_runtime_context().get_node_id()
     scheduling = NodeAffinitySchedulingStrategy(here, soft=False)
     return {"num_workers": 2, "worker_type": RayWorkers(num_cpus=0.1, scheduling=scheduling)}
 
 
 def train(config: dict[str, Any]) -> list[Any]:
-    """Two epochs with a checkpoint after every second step; the weights at the end."""
+    """Train two epochs with a checkpoint after every second step; return the final weights."""
     context = ray.train.get_context()
     workers = beside_this_trainer() if config.get("with_actors") else {}
     loaders = loaders_of(config["data"], context.get_world_size(), **workers)
@@ -92,7 +92,7 @@ def train(config: dict[str, Any]) -> list[Any]:
 
 
 def trained(name: str, folder: Path, data: dict[str, Any], num_workers: int, **config: Any) -> Any:
-    """Ray's result of one job; what its steps were given lies in its own folder."""
+    """Run one job; return Ray's result. The record of its steps is in its folder."""
     (folder / name).mkdir()
     given = {"data": data, "written": str(folder / name), **config}
     return trainer_of(train, given, num_workers, folder / "ray", name).fit()
@@ -115,7 +115,7 @@ def trainer_of(
 
 
 def steps_in(folder: Path) -> dict[int, dict[int, list[dict[str, Any]]]]:
-    """By step and rank, what was written, once for each time that the step was made."""
+    """Return the records by step and rank, one for each time that the step was made."""
     steps: dict[int, dict[int, list[dict[str, Any]]]] = {}
     for path in sorted(folder.glob("rank-*.jsonl")):
         for line in path.read_text().splitlines():
@@ -125,12 +125,12 @@ def steps_in(folder: Path) -> dict[int, dict[int, list[dict[str, Any]]]]:
 
 
 def of_ranks(steps: dict[int, dict[int, Any]], step: int, kind: str) -> list[Any]:
-    """The global batch of a step as it was made last: numbers and digests of all ranks."""
+    """Return the last global batch of a step: numbers and digests of all ranks."""
     return sorted(pair for given in steps[step].values() for pair in given[-1][kind])
 
 
 def what_prepare_makes(config: dict[str, Any]) -> dict[str, Any]:
-    """Ray's own rebuild, and the loader's batches before and after it."""
+    """Return Ray's own rebuild, and the loader's batches before and after it."""
     num_workers = ray.train.get_context().get_world_size()
     data, prepare = config["data"], ray.train.torch.prepare_data_loader
     found: dict[str, Any] = {}
@@ -169,10 +169,10 @@ def _bare(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _kill_here(config: dict[str, Any], step: int, rank: int) -> None:
-    """Once, rank 1 does what the kernel does to a job without memory."""
+    """Kill rank 1 once, as the kernel does when memory runs out."""
     mark = Path(config["written"], "killed")
     if (step, rank) == (config.get("kill_at"), 1) and not mark.exists():
-        ray.train.get_all_reported_checkpoints()  # which waits until Ray has taken the last one
+        ray.train.get_all_reported_checkpoints()  # waits until Ray has taken the last one
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,7 +1,7 @@
 """``python -m tests.integrations.ray_trainer ADDRESS FILE``: one of two trainers on a Ray cluster.
 
-It takes some batches of each kind of stream as rank 1, saves them and its states, and dies in the
-middle of the epoch, as a trainer does that loses its machine.
+As rank 1 it takes some batches of each kind of stream, saves them and its states, and dies in the
+middle of the epoch, like a trainer that loses its machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GLOBAL_BATCH = 8
 SIZES = (9, 14, 6, 11)
 NUM_SAMPLES = sum(SIZES)
 STEPS = 2
-"""Steps that are made by two trainers."""
+"""Steps that two trainers make."""
 KINDS = ("order", "lanes")
 
 
@@ -36,7 +36,7 @@ def make(kind: str, rank: int = 0, num_replicas: int = 1, **given: Any) -> State
 
 
 def trained(rank: int) -> tuple[dict[str, tuple[list[Any], dict[str, Any]]], Any]:
-    """By kind, the batches of the first steps and the state behind them; and the last iterator."""
+    """Return the first steps' batches and the state after them by kind, and the last iterator."""
     workers = {"num_workers": 2, "worker_type": RayWorkers(num_cpus=0.5)}
     done = {}
     for kind in KINDS:
@@ -52,7 +52,7 @@ def main() -> None:
     done, batches = trained(1)
     torch.save(done, path)
     os.kill(os.getpid(), signal.SIGKILL)
-    del batches  # whose workers are at work until then
+    del batches  # its workers run until then
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Runs in_dynamic_mode/ in a process of its own.
+"""Runs in_dynamic_mode/ in a separate process.
 
-The threads that dynamic mode starts stay for the rest of a process, and other tests fork theirs.
+The threads that dynamic mode starts stay until the process ends, and other tests fork theirs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DALI's own checkpoints, the bytes and the file, go on in a DALILoader."""
+"""DALI's own checkpoints, as bytes and as files, resume in a DALILoader."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ POLICIES = list(LastBatchPolicy)
 
 
 def of_dali_alone(reader: str, arguments: Arguments, runs: int, **made: Any) -> Any:
-    """A pipeline that DALI alone has run so many times."""
+    """Return a pipeline that DALI alone has run so many times."""
     pipeline = augmented()(reader, arguments, enable_checkpointing=True, **(MADE | made))
     pipeline.build()
     for _ in range(runs):
@@ -61,7 +61,7 @@ def endless(loaded: DALILoader) -> Iterator[Any]:
 def test_the_loader_goes_on_where_dali_was(
     reader: str, tmp_path: Path, datasets: dict[str, Arguments]
 ) -> None:
-    """What DALI itself gives next, from its bytes and from its file, at any batch.
+    """DALI's own next batches, from its bytes and from its file, at any batch.
 
     Under FILL without padding, every batch of a pipeline is one of the loader's.
     """
@@ -83,7 +83,7 @@ def test_the_loader_goes_on_where_dali_was(
 def test_it_is_in_the_epoch_that_the_checkpoint_is_of(
     policy: LastBatchPolicy, sticks: bool, datasets: dict[str, Arguments]
 ) -> None:
-    """Compared with a loader that made the same batches; a resumed epoch has its remainder."""
+    """Compared with a loader that made the same batches. A resumed epoch has its remainder."""
     shards = {"num_shards": 3, "shard_id": 1, "stick_to_shard": sticks}
     for padding in (False, True):
         arguments = {**datasets["file"], **READING, **shards, "pad_last_batch": padding}
@@ -137,7 +137,7 @@ CHANGES: dict[str, tuple[Arguments, Arguments, str]] = {
 @pytest.mark.dali
 @pytest.mark.parametrize("change", CHANGES)
 def test_another_pipeline_is_refused(change: str, datasets: dict[str, Arguments]) -> None:
-    """As far as it can be known: DALI goes on in the last four without a word."""
+    """Only where it can be known: DALI silently resumes in the last four."""
     made, present, field = CHANGES[change]
     arguments = {**datasets["file"], **READING}
     pipeline = of_dali_alone("file", arguments, 5, **made)
@@ -156,7 +156,7 @@ def test_another_pipeline_is_refused(change: str, datasets: dict[str, Arguments]
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path, datasets: dict[str, Arguments]) -> None:
-    """And an altered one neither waits for ever nor goes on elsewhere."""
+    """An altered checkpoint neither hangs nor resumes elsewhere."""
     loaded = loader(numbers(), "numpy", datasets["numpy"])
     pipeline = of_dali_alone("numpy", datasets["numpy"], 3)
     for damaged in (b"", b"{}", json.dumps(loaded.state_dict()).encode(), b"\x0a\x00"):
@@ -170,7 +170,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path, datasets: dict[str, Ar
 
 
 def test_an_altered_reader_is_refused(datasets: dict[str, Arguments]) -> None:
-    """Of some such states DALI never comes back, as it has no checksum."""
+    """DALI has no checksum, and never returns from some of these states."""
     arguments = {**datasets["numpy"], **READING}
     pipeline = of_dali_alone("numpy", arguments, 3)
     checkpoint = pipeline.checkpoint()
@@ -207,9 +207,9 @@ def pool_of(loaded: DALILoader) -> Any:
 @pytest.mark.processes
 @pytest.mark.parametrize("state_of", ["nothing", "a batch", "DALI"])
 def test_workers_that_wait_serve_the_pipeline_that_is_built(state_of: str) -> None:
-    """They are forked before the GPU is touched, and a state is loaded after."""
+    """They are forked before the GPU is used, and a state is loaded afterwards."""
     waiting = make_parallel()
-    start_workers(waiting)  # before DALI has threads, which are not to be forked
+    start_workers(waiting)  # before DALI has threads, which must not be forked
     whole = make_parallel()
     expected = [[copy_of(batch) for batch in whole] for _ in range(2)]
     saved = make_parallel()
@@ -243,7 +243,7 @@ def test_a_refused_state_leaves_the_workers_waiting() -> None:
 
 
 def test_no_worker_is_forked_behind_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only those that would be."""
+    """Only workers that would be forked."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(LoaderError, match="CUDA"):
         start_workers(make_parallel())
@@ -252,7 +252,7 @@ def test_no_worker_is_forked_behind_cuda(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.processes
 def test_pipelines_of_dali_start_their_workers_too() -> None:
-    """As DALI says of several: before any of them is built."""
+    """Before any of them is built, as DALI requires for several."""
     pipeline = make_parallel()._pipeline(enable_checkpointing=True)
     start_workers(pipeline)
     (pid,) = pipeline._py_pool.pids()
@@ -264,7 +264,7 @@ def test_pipelines_of_dali_start_their_workers_too() -> None:
 
 
 class Inherited:
-    """Tells in which processes it was taken apart."""
+    """Records the processes in which it was deleted."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.itself = folder, self

@@ -1,4 +1,4 @@
-"""A DALI pipeline as a loader: after any batch, the rest is what it would have been."""
+"""A DALI pipeline as a loader: after any batch, the rest equals the uninterrupted run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_every_reader_resumes_after_every_batch(
 def test_the_images_of_these_tests_are_augmented_and_shuffled(
     datasets: dict[str, Arguments],
 ) -> None:
-    """Else an exact rest would prove nothing."""
+    """Otherwise an exact rest would prove nothing."""
     loaded = loader(augmented(), "file", {**datasets["file"], **SHUFFLED})
     epochs = [list(loaded) for _ in range(3)]
     orders = [torch.cat([batch["images"] for batch in epoch]) for epoch in epochs]
@@ -61,7 +61,7 @@ def test_the_images_of_these_tests_are_augmented_and_shuffled(
 def test_a_pipeline_that_draws_its_seed_resumes(
     datasets: dict[str, Arguments], shuffle_after_epoch: bool
 ) -> None:
-    """The generators' states are in the state, whatever seeds they had."""
+    """The state holds the generators' states, whatever their seeds."""
     arguments = (
         {**datasets["file"], "shuffle_after_epoch": True}
         if shuffle_after_epoch
@@ -104,7 +104,7 @@ def test_batches_computed_ahead_never_count(
 
 
 def test_batches_keep_their_values(datasets: dict[str, Arguments]) -> None:
-    """What is delivered is the caller's: no later batch is written over it."""
+    """A delivered batch is the caller's: no later batch overwrites it."""
     for exec_dynamic in (True, False):
         loaded = loader(
             augmented(), "file", datasets["file"], exec_dynamic=exec_dynamic, prefetch_queue_depth=1
@@ -134,7 +134,7 @@ def test_a_state_survives_files(datasets: dict[str, Arguments]) -> None:
 
 
 def test_it_registers_in_a_checkpoint(tmp_path: Path, datasets: dict[str, Arguments]) -> None:
-    """Beside anything else; a pipeline that differs is refused, and nothing is changed."""
+    """Beside other objects. A pipeline that differs is refused, and nothing is changed."""
     make = partial(loader, augmented(), "file", datasets["file"])
     loaded, rng = make(), random.Random(3)
     checkpoint = Checkpoint()
@@ -154,7 +154,7 @@ def test_it_registers_in_a_checkpoint(tmp_path: Path, datasets: dict[str, Argume
 
 
 def test_its_state_is_a_text_too(datasets: dict[str, Arguments]) -> None:
-    """What DALI's own Checkpoint asks objects for."""
+    """DALI's own Checkpoint asks objects for text."""
     loaded = loader(numbers(), "file", datasets["file"])
     batches = iter(loaded)
     next(batches)
@@ -165,7 +165,7 @@ def test_its_state_is_a_text_too(datasets: dict[str, Arguments]) -> None:
 
 
 def test_a_break_goes_on_with_the_epoch(datasets: dict[str, Arguments]) -> None:
-    """As DALI's iterator does: no sample is lost in silence."""
+    """No sample is silently lost, as with DALI's iterator."""
     expected = [copy_of(batch) for batch in loader(numbers(), "file", datasets["file"])]
     loaded = loader(numbers(), "file", datasets["file"])
     found = []
@@ -179,7 +179,7 @@ def test_a_break_goes_on_with_the_epoch(datasets: dict[str, Arguments]) -> None:
 
 
 def test_a_break_after_the_last_batch_begins_the_next_epoch(datasets: dict[str, Arguments]) -> None:
-    """Trainers count to len() and never ask for the end; a resumed rest is empty all the same."""
+    """Trainers count to len() and never reach the end. A resumed rest is empty all the same."""
     run = loader(numbers(), "file", datasets["file"])
     epochs = [[copy_of(batch) for batch in run] for _ in range(2)]
     loaded = loader(numbers(), "file", datasets["file"])
@@ -208,7 +208,7 @@ def test_an_iterator_under_way_finishes_its_own_stream(datasets: dict[str, Argum
 
 
 def test_a_failure_loses_no_batch(tmp_path: Path) -> None:
-    """DALI would go on without the batch that failed; its state is the last one delivered."""
+    """DALI would continue without the failed batch. The state is that of the last delivered one."""
     datasets = write_datasets(tmp_path)
     files = datasets["file"]["files"]
     make = partial(loader, augmented(), "file", datasets["file"])
@@ -230,7 +230,7 @@ def test_a_failure_loses_no_batch(tmp_path: Path) -> None:
 
 
 def test_nothing_is_built_before_it_is_needed(datasets: dict[str, Arguments]) -> None:
-    """A state starts nothing, and a fresh one begins at the beginning."""
+    """A state starts nothing, and a fresh one is at the beginning."""
     made: list[Any] = []
     plain = loader(numbers(), "file", datasets["file"])
     expected = [copy_of(batch) for batch in plain]

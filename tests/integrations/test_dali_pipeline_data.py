@@ -1,4 +1,4 @@
-"""Which data a state of a DALI pipeline belongs to: moved data is the same, other data not."""
+"""Data that a state of a DALI pipeline belongs to: moved data is the same, other data is not."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_files_that_no_reader_reads_do_not_count(
 def test_the_files_that_count_are_those_that_dali_reads(
     tmp_path: Path, datasets: dict[str, Arguments], added: str, reading: Arguments, is_read: bool
 ) -> None:
-    """A stray one would bar the resume for good. DALI takes hidden files, too."""
+    """A stray file would prevent every resume. DALI reads hidden files, too."""
     from nvidia.dali import fn, pipeline_def
 
     root = _photographs(tmp_path, datasets)
@@ -110,7 +110,7 @@ def test_other_data_of_the_same_length_may_be_accepted(
     datasets: dict[str, Arguments],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """By name, and it is said. Not more of them, where a position is another sample."""
+    """By name, with a warning. More data is refused, because positions are then other samples."""
     root = _photographs(tmp_path, datasets)
     reading = {"file_root": str(root)}
     run = loader(numbers(), "file", reading)
@@ -157,7 +157,7 @@ def test_other_files_of_the_same_number_are_refused(datasets: dict[str, Argument
 def test_a_renamed_file_is_refused(
     tmp_path: Path, datasets: dict[str, Arguments], reader: str
 ) -> None:
-    """The order of a folder is that of its names; DALI sees as many files as before."""
+    """The order of a folder is that of its names; the number of files is unchanged."""
     if reader == "file":
         original = Path(datasets["file"]["files"][0]).parents[1]
     else:
@@ -191,7 +191,7 @@ def test_another_list_in_a_file_is_refused(tmp_path: Path, datasets: dict[str, A
 def test_other_data_at_the_same_path_is_refused(
     tmp_path: Path, datasets: dict[str, Arguments], reader: str
 ) -> None:
-    """By the sizes and small contents of files; moved data is the same data."""
+    """By the sizes and small contents of files. Moved data is the same data."""
     moved = tmp_path / "moved"
     shutil.copytree(_root(datasets), moved)
     arguments = {
@@ -205,14 +205,14 @@ def test_other_data_at_the_same_path_is_refused(
     path = Path(changed)
     if path.is_dir():
         path /= "data.mdb"
-    # Behind its end, where no reader looks.
+    # After its end, where no reader looks.
     path.write_bytes(path.read_bytes() + (b" " if reader == "coco" else bytes(1024)))
     with pytest.raises(StateMismatch, check=differing(f"reader.{name}")):
         loader(numbers(), reader, arguments).load_state_dict(state)
 
 
 def _photographs(folder: Path, datasets: dict[str, Arguments]) -> Path:
-    """A class folder of copies."""
+    """Write a class folder of copies."""
     root = folder / "root"
     shutil.copytree(Path(datasets["file"]["files"][0]).parent, root / "photos")
     return root

@@ -1,4 +1,4 @@
-"""Epochs of a DALI pipeline: those of DALI's own iterator, and exact after any batch."""
+"""Epochs of a DALI pipeline equal those of DALI's own iterator, and are exact after any batch."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_the_policy_may_be_dalis_own(folder: Path, policy: str) -> None:
 
 
 def test_an_iterator_that_was_left_refuses_to_go_on(folder: Path) -> None:
-    """One of two would go on into the next epoch, where the other has ended this one."""
+    """One of two iterators would enter the next epoch after the other has ended this one."""
     run = numbered(folder, 7, 2, "partial", {})
     old, new = iter(run), iter(run)
     found = [next(old), next(new)]

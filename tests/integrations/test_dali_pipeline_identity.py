@@ -1,4 +1,4 @@
-"""What tells DALI pipelines apart: every field by itself, and what may be accepted."""
+"""Fields that identify DALI pipelines, each by itself, and changes that may be accepted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_operators_are_compared_before_what_follows_from_them() -> None:
 def test_an_operator_may_have_the_name_of_a_field(
     datasets: dict[str, Arguments], name: str
 ) -> None:
-    """And hides it not: another seed is another seed."""
+    """The field is still compared: another seed is another seed."""
     made = partial(loader, numbers(), "file", {**datasets["file"], "name": name})
     state = after_two_batches(made())
     made().load_state_dict(state)
@@ -47,7 +47,7 @@ def test_an_operator_may_have_the_name_of_a_field(
 
 
 def test_another_reader_that_ends_the_epochs_is_refused(datasets: dict[str, Arguments]) -> None:
-    """Its position would be another place; where the only reader is named, it is the same."""
+    """Its position would be another place. Naming the only reader changes nothing."""
     from nvidia.dali import fn
 
     def build(reader_name: str | None, names: str = "ab") -> DALILoader:
@@ -87,7 +87,7 @@ def test_a_nan_among_the_arguments_is_no_change(datasets: dict[str, Arguments]) 
 
 
 def test_an_operators_argument_may_be_accepted(datasets: dict[str, Arguments]) -> None:
-    """The crops are drawn as before, and cut to another size."""
+    """The crops are drawn as before, and resized to another size."""
     state = after_two_batches(loader(augmented(), "file", datasets["file"], size=12))
     other = loader(augmented(), "file", datasets["file"], size=16)
     accept = {"__RandomResizedCrop_1.size"}

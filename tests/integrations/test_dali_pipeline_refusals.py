@@ -64,7 +64,7 @@ CHANGES: list[tuple[Arguments, Arguments, str]] = [
 
 
 def test_another_pipeline_is_refused_by_the_field(datasets: dict[str, Arguments]) -> None:
-    """DALI goes on in most of these without a word."""
+    """DALI silently resumes most of these."""
     state = after_two_batches(make(datasets))
     for reading, made, field in CHANGES:
         assert_refused(make(datasets, reading, **made), state, field)
@@ -111,7 +111,7 @@ def test_operators_that_are_connected_otherwise_are_refused(
 
 
 def test_a_named_operator_that_is_missing_is_named(datasets: dict[str, Arguments]) -> None:
-    """Not the one that took its output, nor the outputs."""
+    """The error names neither the operator that took its output nor the outputs."""
     from nvidia.dali import fn
 
     def build(cuts: bool) -> DALILoader:
@@ -153,7 +153,7 @@ def test_what_changes_no_batch_is_not_compared(datasets: dict[str, Arguments]) -
 
 
 def test_a_large_pipeline_has_a_small_state(datasets: dict[str, Arguments]) -> None:
-    """Operators by their digests, readers as ever; a change is still found."""
+    """Operators are kept as digests, readers in full. A change is still found."""
     from nvidia.dali import fn
 
     def build(highest: float, reading: Arguments) -> DALILoader:
@@ -177,7 +177,7 @@ def test_a_large_pipeline_has_a_small_state(datasets: dict[str, Arguments]) -> N
 
 
 def test_another_line_of_source_is_the_same_pipeline(datasets: dict[str, Arguments]) -> None:
-    """DALI notes the file and the line of each operator in the graph."""
+    """DALI stores the file and the line of each operator in the graph."""
     from nvidia.dali import fn, pipeline_def
 
     texts = []
@@ -249,7 +249,7 @@ def test_arguments_are_checked(datasets: dict[str, Arguments]) -> None:
 
 
 def test_pipelines_that_are_no_loader_say_what_to_do(datasets: dict[str, Arguments]) -> None:
-    """Epochs need one end, samples one shape, and DALI cannot serialize what Python does."""
+    """Epochs need one end, samples one shape, and DALI cannot serialize Python operators."""
     from nvidia.dali import fn
 
     def read(name: str = "reader") -> Any:

@@ -1,4 +1,4 @@
-"""External sources of a DALI pipeline: exact where DALI can resume them, refused elsewhere."""
+"""External sources of a DALI pipeline: exact if DALI can resume them, otherwise refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Source = Callable[[Any], Any]
 
 
 def of_sample(info: Any) -> Any:
-    """The number of the sample, in another order each epoch."""
+    """Return the number of the sample, in another order each epoch."""
     if info.idx_in_epoch >= N - N % 3:
         raise StopIteration
     order = np.random.default_rng(info.epoch_idx).permutation(N)
@@ -29,7 +29,7 @@ def of_sample(info: Any) -> Any:
 
 
 def of_batch(info: Any) -> Any:
-    """Batches of 3, and a short one."""
+    """Yield batches of 3, and a short one."""
     rest = min(3, N - 3 * info.iteration)
     if rest <= 0:
         raise StopIteration
@@ -43,7 +43,7 @@ def of_number(iteration: int) -> Any:
 
 
 def make(source: Any, /, *, seed: int = 5, pipeline: Arguments | None = None, **given: Any) -> Any:
-    """A loader of what the source gives, and of random numbers."""
+    """Return a loader of the source's output, and of random numbers."""
 
     def outputs() -> Any:
         found = dali.fn.external_source(source, name="numbers", **given)
@@ -85,7 +85,7 @@ def test_an_epoch_is_what_the_source_gives() -> None:
 
 
 def test_a_source_has_all_its_epochs_though_none_is_asked_for_its_end() -> None:
-    """As a reader: `zip` stops at the last batch, and the next epoch is no empty one."""
+    """Readers behave the same: `zip` stops at the last batch, and the next epoch is not empty."""
 
     def first(batches: Any, count: int) -> list[int]:
         return [
@@ -189,7 +189,7 @@ def test_a_state_of_another_epoch_is_refused() -> None:
 
 
 def test_an_error_of_a_source_belongs_to_its_own_batch() -> None:
-    """The batches before it are delivered and counted, although it is asked ahead of them."""
+    """Earlier batches are delivered and counted, although the source is read ahead of them."""
 
     def failing(iteration: int) -> Any:
         if iteration == 3:
@@ -205,7 +205,7 @@ def test_an_error_of_a_source_belongs_to_its_own_batch() -> None:
 
 
 def test_an_interrupted_batch_is_delivered_after_the_resume() -> None:
-    """Ctrl-C anywhere inside DALI: the batch it was at is not delivered, and not lost."""
+    """Ctrl-C anywhere inside DALI: the batch in progress is neither delivered nor lost."""
     interrupts = [KeyboardInterrupt]
 
     def interrupted(iteration: int) -> Any:

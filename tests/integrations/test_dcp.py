@@ -22,10 +22,11 @@ WAYS = {
     "lanes": ("value", "async", "ranked"),
     "counted lanes": ("ranked",),
 }
-"""Lanes that know their number of samples deliver as many batches on each rank; to go on on
-another number of ranks, they need the states of all."""
+"""Lanes with known numbers of samples deliver equally many batches on each rank. To resume on
+another number of ranks, they need the states of all.
+"""
 Run: TypeAlias = list[Samples]
-"""What each rank delivered."""
+"""Samples of each rank."""
 Chains: TypeAlias = dict[tuple[str, str], list[Run]]
 
 
@@ -38,8 +39,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def everything(
     data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str, Samples], Chains]:
-    """One process undisturbed, and what the ranks of each number of processes delivered, one
-    number after the other."""
+    """Samples of an undisturbed process, and of the ranks of each number of processes in turn."""
     folder = tmp_path_factory.mktemp("chains")
     whole = [Job(data=name, dataset=data[name]) for name in WAYS]
     kinds = [(name, way) for name, ways in WAYS.items() for way in ways]
@@ -76,7 +76,7 @@ def chains(everything: tuple[dict[str, Samples], Chains]) -> Chains:
 
 
 def global_batches(run: Run) -> Samples:
-    """All ranks' samples of each step."""
+    """Return all ranks' samples of each step."""
     return [sorted_samples(parts) for parts in zip(*run, strict=True)]
 
 
@@ -108,7 +108,7 @@ def test_map_style_keeps_its_global_batches(
 def test_lanes_deliver_every_sample_once(
     way: str, chains: Chains, undisturbed: dict[str, Samples]
 ) -> None:
-    """With the pixels of one process; and the next epoch is the same."""
+    """With the pixels of one process. The next epoch is the same."""
     *runs, last = chains["lanes", way]
     (rest,) = last
     one_epoch = len(undisturbed["lanes"]) // 2
@@ -123,7 +123,7 @@ def test_lanes_deliver_every_sample_once(
 def test_lanes_of_known_length_deliver_every_sample(
     chains: Chains, undisturbed: dict[str, Samples]
 ) -> None:
-    """Ranks that deliver as many batches need the states of all to go on."""
+    """Ranks that deliver equally many batches need the states of all to resume."""
     *runs, last = chains["counted lanes", "ranked"]
     (rest,) = last
     one_epoch = len(undisturbed["counted lanes"]) // 2
@@ -134,7 +134,7 @@ def test_lanes_of_known_length_deliver_every_sample(
 def test_ranks_of_as_many_processes_go_on_each_by_itself(
     data: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Lanes that end before others, records of bad samples, states of objects of mine."""
+    """Lanes that end before others, records of bad samples, states of the user's objects."""
     kinds = [
         (name, steps)
         for name in ("lanes that end alone", "bad samples", "states")
@@ -143,7 +143,7 @@ def test_ranks_of_as_many_processes_go_on_each_by_itself(
     broken_off = [kind for kind in kinds if kind[1] is not None]
 
     def job(name: str, **given: Any) -> Job:
-        dataset = copy.deepcopy(data[name])  # which may have a state
+        dataset = copy.deepcopy(data[name])  # may have a state
         return Job(data=name, dataset=dataset, way="ranked", **given)
 
     def path(kind: tuple[str, int | None]) -> Path:

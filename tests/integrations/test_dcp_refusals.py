@@ -1,4 +1,4 @@
-"""States of distributed checkpoints that do not fit: refused with the numbers."""
+"""States of distributed checkpoints that do not fit are refused with the numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.trainer_data import image_loader
 
 
 def test_on_another_number_of_ranks_and_with_a_rank_missing(tmp_path: Path) -> None:
-    """States of own objects by both numbers, lanes by the name of the missing one."""
+    """States of user objects by both numbers, lanes by the name of the missing one."""
     data = datasets(tmp_path / "data")
 
     def job(name: str, way: str = "ranked", **arguments: Any) -> Job:
@@ -43,7 +43,7 @@ def test_on_another_number_of_ranks_and_with_a_rank_missing(tmp_path: Path) -> N
 
 
 def ranks_of(steps: int, size: int = 2, **arguments: Any) -> list[dict[str, Any]]:
-    """The states of so many ranks of lanes."""
+    """Return the states of so many ranks of lanes."""
     states = []
     for rank in range(size):
         loader = lanes(rank, size, **arguments)
@@ -73,7 +73,7 @@ GOOD = value_of(ranks_of(2))
 
 
 def test_another_batch_size_needs_the_states_of_all() -> None:
-    """A rank's own state cannot tell how many batches the largest rank has left."""
+    """A rank's own state does not say how many batches the largest rank has left."""
     wrapped = ranked(batch_size=1)
     wrapped.load_state_dict(GOOD)
     own = ranked()
@@ -83,7 +83,7 @@ def test_another_batch_size_needs_the_states_of_all() -> None:
 
 
 def test_the_records_of_bad_samples_become_one() -> None:
-    """Each rank keeps its own on as many ranks, and has all on another number."""
+    """Each rank keeps its own on the same number of ranks, and has all on another number."""
     states = ranks_of(2)
     for rank, state in enumerate(states):
         row = f'[{rank}, {rank}, 0, "ValueError: x", true]'
@@ -95,7 +95,7 @@ def test_the_records_of_bad_samples_become_one() -> None:
 
 
 def test_another_batch_size_where_states_cannot_be_merged() -> None:
-    """What the rank's own state was refused for is said."""
+    """The error says why the rank's own state was refused."""
     first, second = ranks_of(2)
     with pytest.raises(StateMismatch) as error:
         ranked(batch_size=1).load_state_dict(value_of([first, {**second, "position": 1}]))
@@ -103,7 +103,7 @@ def test_another_batch_size_where_states_cannot_be_merged() -> None:
 
 
 def test_states_of_different_steps_are_refused_on_another_number() -> None:
-    """Both numbers, and why."""
+    """Both numbers, and the reason."""
     wrapped = ranked(size=1)
     before = wrapped.loader.state_dict()
     with pytest.raises(StateMismatch) as error:
@@ -142,7 +142,7 @@ def test_what_is_no_such_state_changes_nothing(state: Any, field: str) -> None:
 
 
 def test_an_empty_state_is_none() -> None:
-    """As torchtitan has it: a checkpoint without a dataloader's state."""
+    """torchtitan means a checkpoint without a dataloader's state."""
     wrapped = ranked()
     before = wrapped.loader.state_dict()
     wrapped.load_state_dict({})

@@ -1,6 +1,6 @@
 """Ranks of a DeviceMesh: those of one tensor-parallel or pipeline group get the same batches.
 
-That other meshes go on from a state of theirs is shown in test_torchtitan.py.
+test_torchtitan.py shows that other meshes resume from their state.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from tests.rank_processes import on_ranks
 from tests.trainer_data import image_loader, photos, samples_of, tars
 
 Step: TypeAlias = list[tuple[int, str]]
-"""One batch, sample by sample: its number and a digest of its pixels."""
+"""A batch: each sample's number and a digest of its pixels."""
 
 KINDS = ("map-style", "lanes")
 MESHES = {"tp": ("dp", "tp"), "pp": ("pp", "dp")}
-"""The names of two dimensions of two ranks each, by the one that shares its batches."""
+"""Names of two dimensions of two ranks each, by the dimension that shares its batches."""
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
-    """What each of four ranks delivers: on both meshes, and other loaders on the first."""
+    """Batches of each of four ranks: on both meshes, and of other loaders on the first."""
     folder = tmp_path_factory.mktemp("photographs")
     photos(folder, 24)
     tars(folder / "tars", lengths=(6, 6, 6, 6))
@@ -59,7 +59,7 @@ def test_ranks_of_one_group_get_the_same_batches(
 
 
 def test_lanes_gathered_over_all_ranks_are_refused(ranks: list[dict[Any, Any]]) -> None:
-    """Each lane would be there twice; the numbers are named on every rank."""
+    """Each lane would be there twice. Every rank names the numbers."""
     for rank in ranks:
         assert rank["over all"] == ("lanes", "8 cursors in all", "4 different lanes")
 
@@ -86,7 +86,7 @@ def test_objects_that_do_not_tell_their_ranks_draw_by_the_worlds(
 def test_objects_that_tell_their_ranks_give_one_group_the_same(
     owner: str, ranks: list[dict[Any, Any]]
 ) -> None:
-    """By ``num_replicas`` and ``rank``; data-parallel groups still draw others."""
+    """By ``num_replicas`` and ``rank``. Data-parallel groups still draw differently."""
     of_rank = [rank[f"{owner}, told"] for rank in ranks]
     assert of_rank[0] == of_rank[1]
     assert of_rank[2] == of_rank[3]
@@ -148,7 +148,7 @@ def _photos(folder: Path) -> FolderSource:
 
 
 class _EveryOther(Sampler[int]):
-    """A sampler of one's own that divides by the mesh."""
+    """A user's sampler that divides by the mesh."""
 
     def __init__(self, length: int, dp_rank: int) -> None:
         self.indices = range(dp_rank, length, 2)
@@ -161,7 +161,7 @@ class _EveryOther(Sampler[int]):
 
 
 class _Noise(IterableDataset[Any]):
-    """An iterable of one's own that divides by the mesh, and draws."""
+    """A user's iterable that divides by the mesh, and draws."""
 
     def __init__(self, dp_rank: int) -> None:
         self.dp_rank = dp_rank

@@ -53,16 +53,16 @@ LOADERS: dict[str, Callable[[Path], Loader]] = {
         )
     },
 }
-"""The kinds of values that a state holds."""
+"""Kinds of values that a state holds."""
 
 
 def train(
     loader: Loader, path: Path, *, save_at: tuple[int, int] | None = None, resume: bool = False
 ) -> tuple[list[tuple[int, Any]], torch.nn.Module]:
-    """A training script: to its end, or saved behind so many batches of an epoch and broken off.
+    """Run a training script to its end, or save after so many batches of an epoch and break off.
 
     Args:
-        save_at: an epoch and a number of its batches; -1 is behind the loop over them.
+        save_at: an epoch and a number of its batches; -1 is after the loop over them.
         resume: from the file at ``path``.
 
     Returns:
@@ -102,7 +102,7 @@ def train(
 
 
 def brightness(batch: Any) -> torch.Tensor:
-    """float32 [1]: of all that a batch holds."""
+    """Return the mean of all pixels in a batch, float32 [1]."""
     parts = [part.to(torch.float32).mean() for part in tensors_of(batch)]
     return torch.stack(parts).mean().reshape(1) / 100
 
@@ -120,7 +120,7 @@ def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
 @pytest.mark.trainers
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_job_goes_on_exactly(kind: str, tmp_path: Path) -> None:
-    """In the first epoch, at its last batch, behind it, and in the second: samples and weights."""
+    """In the first epoch, at its last batch, after it, and in the second: samples and weights."""
     make, path = lambda: LOADERS[kind](tmp_path / "data"), tmp_path / "saved.pt"
     undisturbed, wanted = train(make(), path)
     length = sum(epoch == 0 for epoch, _ in undisturbed)

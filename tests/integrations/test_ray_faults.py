@@ -1,4 +1,4 @@
-"""What may happen to a Ray cluster beside losing a worker now and then, and who else may use it."""
+"""Faults of a Ray cluster beyond the loss of single workers, and its other users."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ WORKERS = RayWorkers(num_cpus=0.5)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """This process runs on a head without room for workers; one node has room."""
+    """Cluster whose head, with this process, has no room for workers; one node has room."""
     with running_cluster() as made:
         add_node(made, num_cpus=4)
         yield made
@@ -59,13 +59,13 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def two_nodes(cluster: Any) -> Any:
-    """Another node for the tests from the first one on that asks for it."""
+    """Cluster with a second node, from the first test on that asks for it."""
     add_node(cluster, num_cpus=4)
     return cluster
 
 
 def test_two_trainers_share_a_cluster_and_one_goes_on(cluster: Any, tmp_path: Path) -> None:
-    """Each is one of two ranks; one dies, and the other goes on alone at the same global batch."""
+    """Each is one of two ranks. One dies; the other continues alone at the same global batch."""
     path = tmp_path / "rank-1.pt"
     command = [sys.executable, "-m", "tests.integrations.ray_trainer", cluster.address, str(path)]
     other = subprocess.Popen(command)
@@ -73,7 +73,7 @@ def test_two_trainers_share_a_cluster_and_one_goes_on(cluster: Any, tmp_path: Pa
     assert other.wait(seconds(60)) == -signal.SIGKILL
     of_other = torch.load(path, weights_only=False)
     del batches
-    assert_none_is_left()  # those of the trainer that is dead included
+    assert_none_is_left()  # including those of the dead trainer
 
     for kind in ray_trainer.KINDS:
         of_ranks = [of_this[kind], of_other[kind]]
@@ -108,7 +108,7 @@ class Large(Dataset[torch.Tensor]):
 
 
 def test_a_full_object_store_changes_nothing(cluster: Any) -> None:
-    """The user's objects fill that of this node; the last batch is more than a whole store."""
+    """The user's objects fill this node's store; the last batch is more than a whole store."""
     held = [ray.put(np.full(OBJECT_STORE // 4, 7, np.uint8)) for _ in range(6)]
     indices = [range(first, first + 4) for first in range(0, 16, 4)] + [range(16, 32)]
     loader = StatefulGPULoader(
@@ -121,7 +121,7 @@ def test_a_full_object_store_changes_nothing(cluster: Any) -> None:
 
 
 class Deadly(Noisy):
-    """Each batch of four in order ends the worker that makes it first."""
+    """Each batch of four in order kills the worker that makes it first."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(16)
@@ -134,7 +134,7 @@ class Deadly(Noisy):
 
 
 class DeadlyLanes(NoisyShards):
-    """So does each whole batch of four in each shard."""
+    """Each whole batch of four in each shard does the same."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__((5, 8, 4), lanes=3)
@@ -150,7 +150,7 @@ DEADLY = {"order": Deadly, "lanes": DeadlyLanes}
 
 
 def die_once(mark: Path) -> None:
-    """End this process in its middle, as the kernel does that runs out of memory."""
+    """Kill this process once in the middle of a sample, as the kernel does out of memory."""
     if mark.parent.exists() and not mark.exists():
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -180,7 +180,7 @@ def test_an_actor_is_killed_at_every_batch(
 
 
 class Located(Noisy):
-    """Samples tell on which node they were made."""
+    """Samples contain the node on which they were made."""
 
     def __getitem__(self, index: int) -> Any:
         return {**super().__getitem__(index), "node": ray.get_runtime_context().get_node_id()}
@@ -205,7 +205,7 @@ def test_workers_are_where_they_are_asked_for(two_nodes: Any, means: str) -> Non
 
 
 def test_a_node_that_hangs_is_done_without(two_nodes: Any) -> None:
-    """All its processes are stopped; actors there exceed the timeout, and others do their work."""
+    """All its processes are stopped. Actors there exceed the timeout, and others do their work."""
     given = {"batch_size": 4, "seed": 1, "shuffle": True}
     expected = [copy_of(batch) for batch in StatefulGPULoader(Noisy(40), **given)]
     given |= {"num_workers": 2, "worker_type": WORKERS, "max_worker_restarts": 20}
@@ -241,7 +241,7 @@ def test_the_head_is_lost_and_another_cluster_goes_on() -> None:
 
 
 def test_a_head_is_lost_when_several_tries_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One try alone tells nothing, even if this process was stopped for long before it."""
+    """One try proves nothing, even if this process was stopped for long before it."""
     now = [0.0]
     clock = SimpleNamespace(monotonic=lambda: now[0])
     monkeypatch.setattr("stateful_gpu_loader.integrations.ray.time", clock)

@@ -1,4 +1,4 @@
-"""Ray Train with two workers, one that is killed, and other numbers of workers."""
+"""Ray Train with two workers, one of which is killed, and with other numbers of workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = FILTERS
 
 @pytest.fixture(scope="module", autouse=True)
 def _cluster() -> Iterator[None]:
-    folder = tempfile.mkdtemp(prefix="ray")  # its sockets' paths have to be short
+    folder = tempfile.mkdtemp(prefix="ray")  # its sockets' paths must be short
     ray.init(
         num_cpus=4,
         include_dashboard=False,
@@ -61,17 +61,17 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def undisturbed(folder: Path, data: dict[str, Any]) -> Any:
-    """Two workers, two epochs of four steps, and a checkpoint behind every second one."""
+    """Two workers, two epochs of four steps, and a checkpoint after every second one."""
     return trained("undisturbed", folder, data, 2)
 
 
 def test_a_killed_worker_changes_no_step(
     folder: Path, data: dict[str, Any], undisturbed: Any
 ) -> None:
-    """SIGKILL in the fourth step: Ray starts all workers again behind the second.
+    """SIGKILL in the fourth step: Ray restarts all workers after the second.
 
-    What each worker was given, in the steps that were made twice, too, and the weights; the loaders
-    have workers of their own, as actors, where those of the undisturbed run have none.
+    The batches of each worker are compared, also in repeated steps, and the weights. The loaders
+    have actors as workers; those of the undisturbed run have none.
     """
     name = "killed"
     result = trained(name, folder, data, 2, kill_at=3, with_actors=True)
@@ -88,7 +88,7 @@ def test_a_killed_worker_changes_no_step(
 def test_one_worker_goes_on_for_two_and_two_for_one(
     folder: Path, data: dict[str, Any], undisturbed: Any
 ) -> None:
-    """2 -> 1 -> 2 workers at one global batch; of lanes, each sample comes once an epoch."""
+    """2 -> 1 -> 2 workers at one global batch. Each sample of the lanes comes once an epoch."""
     assert undisturbed.checkpoint is not None
     two = {
         metrics["step"]: checkpoint for checkpoint, metrics in undisturbed.best_checkpoints or []
@@ -112,13 +112,13 @@ def test_one_worker_goes_on_for_two_and_two_for_one(
 
 
 def test_what_prepare_data_loader_makes(folder: Path, data: dict[str, Any]) -> None:
-    """Ray's own rebuild leaves a divided loader alone, and loses one that is not."""
+    """Ray's own rebuild leaves a divided loader alone, and replaces an undivided one."""
     config = {"data": data}
     found = trainer_of(what_prepare_makes, config, 2, folder / "ray", "prepare").fit().return_value
     for kind in KINDS:
         assert found[f"{kind} untouched"]
         assert found[f"{kind} same"]
-    # With move_to_device, Ray reads one batch ahead; behind the last, the loader has ended.
+    # With move_to_device, Ray reads one batch ahead; after the last, the loader has ended.
     assert found["ahead"] == [(2, 1), (3, 2), (4, 3)]
     assert found["behind the last"] == (1, 0)
     # An undivided loader becomes torch's, without a state.
@@ -136,7 +136,7 @@ def test_the_example_finds_a_killed_worker_without_effect(tmp_path: Path) -> Non
         timeout=seconds(40),
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    # Ray itself tells of the worker that died.
+    # Ray itself reports the worker that died.
     assert [line for line in done.stdout.splitlines() if "raylet" not in line] == [
         "a worker was killed in step 12: True",
         "18 batches of both workers the same",

@@ -33,7 +33,7 @@ RECIPES = [T.RandomResizedCrop(48), T.RandomHorizontalFlip(), T.Normalize([0.5] 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """This process runs on a head without room for workers; one node has room."""
+    """Cluster whose head, with this process, has no room for workers; one node has room."""
     with running_cluster() as made:
         add_node(made)
         yield made
@@ -41,13 +41,13 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def two_nodes(cluster: Any) -> Any:
-    """Another node for the tests from the first one on that asks for it."""
+    """Cluster with a second node, from the first test on that asks for it."""
     add_node(cluster)
     return cluster
 
 
 def assert_as_on_one_machine(kind: str, num_workers: int, workers: RayWorkers) -> None:
-    """Batches and states of two epochs."""
+    """Compare batches and states of two epochs."""
     given = {"num_workers": num_workers, "persistent_workers": True}
     expected, states = uninterrupted(KINDS[kind](**given, worker_type="process"), 2)
     found, of_found = uninterrupted(KINDS[kind](**given, worker_type=workers), 2)
@@ -58,7 +58,7 @@ def assert_as_on_one_machine(kind: str, num_workers: int, workers: RayWorkers) -
 
 @pytest.mark.parametrize("kind", ["shards", "plain iterable"])
 def test_actors_make_what_one_machine_makes(cluster: Any, kind: str) -> None:
-    """Every kind is tested with workers of a fake cluster, which are pickled as these are."""
+    """A fake cluster, which pickles its workers in the same way, tests every other kind."""
     assert_as_on_one_machine(kind, 2, WORKERS)
 
 
@@ -90,7 +90,7 @@ def make(**arguments: Any) -> StatefulGPULoader[Any]:
 
 
 def test_a_node_that_is_lost_and_one_that_is_added_change_nothing(cluster: Any) -> None:
-    """The only node with room is lost; the stream waits, and goes on when another one comes."""
+    """The only node with room is lost; the stream waits, and continues when another one comes."""
     expected = [copy_of(batch) for batch in make()]
     batches = iter(make(num_workers=2, worker_type=WORKERS))
     found = [copy_of(next(batches))]
@@ -106,7 +106,7 @@ def test_a_node_that_is_lost_and_one_that_is_added_change_nothing(cluster: Any) 
 
 
 class Refuses(Noisy):
-    """One sample cannot be read."""
+    """Cannot read one of its samples."""
 
     def __getitem__(self, index: int) -> Any:
         if index == 5:
@@ -115,7 +115,7 @@ class Refuses(Noisy):
 
 
 def test_an_exception_keeps_its_type_and_the_loader_goes_on(cluster: Any) -> None:
-    """And a pass that is broken off leaves no actor."""
+    """An interrupted pass leaves no actor."""
     loader = StatefulGPULoader(Refuses(40), batch_size=4, num_workers=1, worker_type=WORKERS)
     batches = iter(loader)
     first = next(batches)
@@ -130,7 +130,7 @@ def test_an_exception_keeps_its_type_and_the_loader_goes_on(cluster: Any) -> Non
 
 
 def test_what_a_node_cannot_make_is_named(cluster: Any) -> None:
-    """The dataset's class is of this process alone, and asks for what no other has."""
+    """The dataset's class exists in this process alone, and needs a resource that no node has."""
 
     class Local(torch.utils.data.Dataset[Any]):
         def __len__(self) -> int:

@@ -25,14 +25,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> FolderSource:
 
 
 class Explicit(StatefulGPULoader[Any]):
-    """Takes what it knows of by name."""
+    """Takes its known arguments by name."""
 
     def __init__(self, dataset: Any, batch_size: int = 1, shuffle: bool = False, **kwargs: Any):
         super().__init__(dataset, batch_size, shuffle, **kwargs)
 
 
 class Labelled(StatefulGPULoader[Any]):
-    """Has an argument of its own, kept as an attribute."""
+    """Has an additional argument, kept as an attribute."""
 
     def __init__(self, dataset: Any, *args: Any, label: str = "", **kwargs: Any):
         self.label = label
@@ -40,7 +40,7 @@ class Labelled(StatefulGPULoader[Any]):
 
 
 class Passing(StatefulGPULoader[Any]):
-    """Passes everything on."""
+    """Passes all arguments on."""
 
     def __init__(self, dataset: Any, **kwargs: Any):
         super().__init__(dataset, **kwargs)
@@ -103,7 +103,7 @@ DERIVED = "explicit", "labelled", "passing"
 
 @contextmanager
 def recorded() -> Iterator[None]:
-    """Lightning around the user's hooks: it writes down what loaders are built with."""
+    """Record how loaders are built, as Lightning does around the user's hooks."""
     with (
         fabric._replace_dunder_methods(DataLoader, "dataset"),
         fabric._replace_dunder_methods(BatchSampler),
@@ -128,15 +128,15 @@ def two_epochs(loader: Any) -> list[list[Seen]]:
 
 
 def assert_behaves_as(rebuilt: Any, original: Any) -> None:
-    """Type, arguments, batches and states; and each goes on from the other's state.
+    """Compare type, arguments, batches and states; resume each from the other's state.
 
     Args:
-        rebuilt: of another one like ``original``.
+        rebuilt: a rebuilt loader like ``original``.
         original: as the user built it.
     """
     assert type(rebuilt) is type(original)
     for name in [*NOTHING_DEFAULT, "dataset", "rank", "num_replicas"]:
-        if name != "shuffle":  # the sampler that is handed over says it
+        if name != "shuffle":  # the sampler that is passed on implies it
             assert getattr(rebuilt, name) == getattr(original, name), name
     assert vars(rebuilt).get("label") == vars(original).get("label")
     for loader in (rebuilt, original):
@@ -158,7 +158,7 @@ def assert_behaves_as(rebuilt: Any, original: Any) -> None:
 def test_rebuilt_by_lightning(
     data: FolderSource, rebuild: Callable[[Any], Any], is_recorded: bool, kind: str
 ) -> None:
-    """As when it replaces the sampler of a loader, of this class or one derived from it."""
+    """Lightning replaces the sampler of a loader of this class or a subclass in this way."""
     original = KINDS[kind](data)
     with recorded() if is_recorded else nullcontext():
         another = KINDS[kind](data)
@@ -177,8 +177,9 @@ def test_rebuilt_with_lanes(tmp_path_factory: pytest.TempPathFactory) -> None:
     ["plain", "in order", *DERIVED],
 )
 def test_rebuilt_for_predictions(data: FolderSource, kind: str) -> None:
-    """The batch sampler is wrapped, to note the indices; the batches stay, their state is that
-    of a user's batch sampler."""
+    """The batch sampler is wrapped to record the indices. The batches stay the same, and their
+    state is that of a user's batch sampler.
+    """
     rebuilt = for_predictions(KINDS[kind](data))
     batches = two_epochs(KINDS[kind](data))
     assert type(rebuilt) is type(KINDS[kind](data))
@@ -191,8 +192,9 @@ def test_rebuilt_for_predictions(data: FolderSource, kind: str) -> None:
 
 
 def test_a_divided_loader_is_refused_for_predictions(data: FolderSource) -> None:
-    """The wrapped sampler would not be divided, and nothing is ignored; Lightning divides an
-    undivided loader itself."""
+    """The wrapped sampler would not be divided, and nothing is ignored. Lightning itself divides
+    an undivided loader.
+    """
     with pytest.raises(ValueError, match="num_replicas"):
         for_predictions(KINDS["divided"](data))
 
@@ -201,13 +203,13 @@ def test_a_divided_loader_is_refused_for_predictions(data: FolderSource) -> None
 def test_a_class_without_the_loaders_arguments_is_refused(
     data: FolderSource, rebuild: Callable[[Any], Any]
 ) -> None:
-    """Lightning says so itself, of any DataLoader."""
+    """Lightning itself refuses any such DataLoader."""
     with pytest.raises(Exception, match="doesn't expose all its attributes"):
         rebuild(Closed(data))
 
 
 def test_seeds_that_are_not_given(data: FolderSource) -> None:
-    """What ``seed=None`` is to become is not drawn by rebuilding."""
+    """Rebuilding does not draw the seed of ``seed=None``."""
     unseeded = {**GIVEN, "seed": None}
     torch.manual_seed(5)
     expected = two_epochs(StatefulGPULoader(data, **unseeded))
@@ -218,7 +220,7 @@ def test_seeds_that_are_not_given(data: FolderSource) -> None:
 
 
 class _Named:
-    """A mixin that has nothing to do with loading."""
+    """A mixin unrelated to loading."""
 
 
 class _Mixed(_Named, StatefulGPULoader[Any]):
@@ -234,7 +236,7 @@ def test_a_subclass_with_a_mixin_names_the_loaders_arguments(data: FolderSource)
 
 
 def test_looking_at_all_attributes_is_harmless(data: FolderSource) -> None:
-    """Debuggers and mocks do."""
+    """Debuggers and mocks do so."""
     assert dict(inspect.getmembers(StatefulGPULoader(data)))["dataset"] is data
 
 

@@ -1,4 +1,4 @@
-"""An elastic job of torchrun that is killed with SIGKILL and goes on in another size."""
+"""An elastic job of torchrun that is killed with SIGKILL and resumes in another size."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Samples = list[tuple[int, str]]
 
 
 def torchrun(folder: Path, launch: int, size: int, deaths: dict[str, Any]) -> int:
-    """Start so many processes, again after each death but the last; torchrun's exit status."""
+    """Start so many processes, again after each death but the last; return the exit status."""
     restarts = max(0, len(deaths) - 1)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={size}", f"--max-restarts={restarts}"]
@@ -39,7 +39,7 @@ def torchrun(folder: Path, launch: int, size: int, deaths: dict[str, Any]) -> in
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
-        # Else processes that start again look for those that are gone (pytorch issue 135712).
+        # Otherwise restarted processes look for dead ones (pytorch issue 135712).
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
     with subprocess.Popen(
@@ -55,7 +55,7 @@ def torchrun(folder: Path, launch: int, size: int, deaths: dict[str, Any]) -> in
 
 
 def undisturbed(folder: Path, names: dict[str, list[str]]) -> tuple[list[Samples], Any]:
-    """Of one process: the samples of each step, and the weights after the last."""
+    """Samples of each step of one process, and the final weights."""
     loader = make_loader(FolderSource.from_paths(names["photos"]))
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -70,7 +70,7 @@ def undisturbed(folder: Path, names: dict[str, list[str]]) -> tuple[list[Samples
 
 
 def records(folder: Path) -> dict[int, list[dict[str, Any]]]:
-    """Of each step, what the ranks of the attempt that completed it were given."""
+    """Return for each step the batches of the ranks, from the attempt that completed it."""
     of_attempts: dict[int, dict[str, list[dict[str, Any]]]] = {}
     for path in sorted((folder / "seen").iterdir()):
         step, attempt, rank, _, size = path.stem.split("-")
@@ -82,8 +82,10 @@ def records(folder: Path) -> dict[int, list[dict[str, Any]]]:
 
 
 def test_killed_jobs_go_on_in_another_size(tmp_path: Path) -> None:
-    """4 processes, of which one is killed; 2, of which one is killed and torchrun
-    starts both again, then both are; 3: the batches of one process, each sample of the lanes."""
+    """4 processes, one of which is killed; then 2, of which first one and, after torchrun's
+    restart, both are killed; then 3. The batches equal those of one process, with each sample
+    of the lanes.
+    """
     paths = write_photo_folder(tmp_path / "photos", num_classes=1, per_class=NUM_PHOTOS)
     shards = tars(tmp_path / "tars", (5,) * 12)
     names = {"photos": [str(path) for path in paths], "tars": list(map(str, shards.paths))}

@@ -20,11 +20,11 @@ from tests.trainer_data import RECIPES, photos, samples_of, sorted_samples, tars
 
 GLOBAL_BATCH = 4
 STEPS = 10
-"""Of the whole run: more than the six of an epoch."""
+"""Steps of the whole run: more than the six of an epoch."""
 
 
 def build_dataloader(dataset: Any, dp_world_size: int, dp_rank: int) -> ParallelAwareLoader:
-    """As torchtitan's trainer calls it."""
+    """Build the dataloader as torchtitan's trainer does."""
     is_map = hasattr(dataset, "__len__")
     sampler = ShuffledSampler(dataset, num_samples=STEPS * GLOBAL_BATCH) if is_map else None
     loader = StatefulGPULoader(
@@ -43,8 +43,12 @@ def build_dataloader(dataset: Any, dp_world_size: int, dp_rank: int) -> Parallel
 def train(
     rank: int, data: list[Any], tp: int, stop_at: int | None, load: Path | None, save: Path | None
 ) -> list[tuple[int, Samples, bool]]:
-    """Steps of a trainer that iterates once: the data-parallel rank, its batches, and whether the
-    states of the ranks of its group merge into one that all of them have."""
+    """Run the steps of a trainer.
+
+    Returns:
+        The data-parallel rank, its batches, and whether the states of the group's ranks merge into
+        one that all of them have.
+    """
     mesh = init_device_mesh("cpu", (dist.get_world_size() // tp, tp), mesh_dim_names=("dp", "tp"))
     dp = mesh["dp"]
     found = []
@@ -68,8 +72,9 @@ def train(
 
 
 def test_degrees_of_parallelism_change(tmp_path: Path) -> None:
-    """2 x 2, 1 x 2, 4 x 1 processes of data and tensor parallelism: the batches
-    of one process, and the same one in each group of tensor parallelism."""
+    """2 x 2, 1 x 2, 4 x 1 processes of data and tensor parallelism: the batches of one process,
+    the same in each tensor-parallel group.
+    """
     data = [photos(tmp_path / "photos"), tars(tmp_path / "tars")]
     ((undisturbed,),) = [on_ranks(train, 1, data, 1, None, None, None)]
     stages = [(4, 2, 3), (2, 2, 2), (4, 1, None)]
@@ -94,7 +99,7 @@ def test_degrees_of_parallelism_change(tmp_path: Path) -> None:
 
 
 def test_the_contract() -> None:
-    """torchtitan iterates it, and takes an empty state for none."""
+    """torchtitan iterates it, and passes an empty state for none."""
     dataloader = build_dataloader_of_numbers()
     assert isinstance(dataloader, Stateful)
     assert len(dataloader) == 3
@@ -105,7 +110,7 @@ def test_the_contract() -> None:
 
 
 def test_the_state_of_torchtitan_s_own_dataloader_is_refused() -> None:
-    """It is a pickle, which nothing here reads."""
+    """It is a pickle, which this package never reads."""
     with pytest.raises(StateMismatch) as error:
         build_dataloader_of_numbers().load_state_dict({"dp_rank_0": b"", "world_size": 1})
     assert error.value.field == "keys"

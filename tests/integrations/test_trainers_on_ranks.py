@@ -1,6 +1,6 @@
 """Several processes of one gloo group under each trainer's adapter, resumed on another number.
 
-The loader is divided by nobody but the adapter.
+Only the adapter divides the loader.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ JOBS = {
     "Accelerate": "tests.integrations.hf_accelerate.loops",
     "transformers": "tests.integrations.hf_trainer.fits",
 }
-"""Each has a function ``job``: one rank's two epochs, of 8 samples a step of all ranks.
+"""Modules with a function ``job``: one rank's two epochs, of 8 samples a step of all ranks.
 
-It takes the dataset and a folder; ``save_at=`` a number of steps saves there and breaks off, by
-SIGKILL if it is ``killed=``; ``resume=`` that number goes on. It returns the samples of each step,
-and the weights.
+It takes the dataset and a folder. ``save_at=`` a number of steps saves there and breaks off, by
+SIGKILL with ``killed=``; ``resume=`` that number resumes. It returns the samples of each step, and
+the weights.
 """
 SAVED_AT = (2, 4)
 """Steps: in the middle of an epoch of 4, and at its last batch."""
@@ -31,7 +31,7 @@ Ran = tuple[list[list[Any]], list[float]]
 
 
 def whole_and_resumed(rank: int, trainer: str, dataset: Any, folder: Path) -> list[Ran]:
-    """An undisturbed job, and those that were saved and gone on with, on as many ranks."""
+    """Return an undisturbed job, and saved and resumed jobs on the same number of ranks."""
     job = importlib.import_module(JOBS[trainer]).job
     for step in SAVED_AT:
         job(dataset, folder, save_at=step)
@@ -50,7 +50,7 @@ def save_and_die(rank: int, trainer: str, dataset: Any, folder: Path) -> None:
 
 
 def together(ranks: list[list[Ran]], run: int) -> list[list[Any]]:
-    """The samples of all ranks in each step."""
+    """Return the samples of all ranks in each step."""
     steps = zip(*(rank[run][0] for rank in ranks), strict=True)
     return [sorted_samples(step) for step in steps]
 
@@ -58,7 +58,7 @@ def together(ranks: list[list[Ran]], run: int) -> list[list[Any]]:
 @pytest.mark.parametrize("kind", ["map-style", "lanes"])
 @pytest.mark.parametrize("trainer", JOBS)
 def test_two_processes_resume_on_two_one_and_four(trainer: str, kind: str, tmp_path: Path) -> None:
-    """The same global batches, and of lanes the same samples; behind a SIGKILL, too."""
+    """The same global batches, and the same samples of lanes; also after a SIGKILL."""
     dataset: Any = photos(tmp_path / "data", 32)
     if kind == "lanes":
         dataset = tars(tmp_path / "data", (8, 8, 8, 8))
@@ -80,5 +80,5 @@ def test_two_processes_resume_on_two_one_and_four(trainer: str, kind: str, tmp_p
         rest = together(others, 0)
         if kind == "map-style":
             assert rest == whole[step:]
-        # Lanes are dealt anew among another number of ranks.
+        # Lanes are divided again among another number of ranks.
         assert sorted_samples(rest) == sorted_samples(whole[step:])

@@ -17,7 +17,7 @@ CUDA_MAJOR = 13
 
 
 class Unavailable(Exception):
-    """The pretend GPU cannot be built here; the text says what is missing."""
+    """The pretend GPU cannot be built here; the text names what is missing."""
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -30,7 +30,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def build(folder: Path) -> None:
-    """Compile both libraries into ``folder``, in some two seconds.
+    """Compile both libraries into ``folder``, in about two seconds.
 
     Raises:
         Unavailable: there is no compiler, no header, or a torch for another CUDA.
@@ -41,7 +41,7 @@ def build(folder: Path) -> None:
     driver = ["-Wl,-soname,libcuda.so.1", str(SOURCES / "driver.c")]
     _run(_compiler("g++", "clang++"), *flags, *runtime, "-ldl")
     _run(_compiler("gcc", "clang"), *flags, *driver, "-o", str(folder / "libcuda.so.1"))
-    # A file that cannot be loaded, so that torch does not count the GPUs of this machine.
+    # An unloadable file, so that torch does not count the GPUs of this machine.
     (folder / "libnvidia-ml.so.1").touch()
 
 

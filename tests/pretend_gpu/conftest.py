@@ -50,7 +50,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def count(record_property: Callable[[str, Any], None]) -> Callable[[str, int, int], None]:
-    """Record how many batches were compared and how many were wrong, for the session's summary."""
+    """Record the numbers of compared and wrong batches, for the session's summary."""
 
     def record(what: str, compared: int, wrong: int) -> None:
         record_property("batches", (what, compared, wrong))
@@ -59,7 +59,7 @@ def count(record_property: Callable[[str, Any], None]) -> Callable[[str, int, in
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print how many batches were compared, and how many were wrong."""
+    """Print the numbers of compared and wrong batches."""
     totals: dict[str, tuple[int, int]] = {}
     for reports in terminalreporter.stats.values():
         for report in reports:

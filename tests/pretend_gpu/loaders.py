@@ -1,7 +1,7 @@
-"""Loaders for the pretend GPU, the batches that they owe, and a user who reads them late.
+"""Loaders for the pretend GPU, their expected batches, and a user who reads them late.
 
-No kernel runs there, so the decoder and the augmentation are played: with the real ones' calls of
-torch's allocator and streams, and with bytes that can be computed without a device.
+No kernel runs there, so the decoder and the augmentation are simulated, with the real ones' calls
+of torch's allocator and streams, and with bytes that can be computed without a device.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ Count = Callable[[str, int, int], None]
 EPOCHS = 6
 """Number of epochs that most tests read."""
 ENOUGH_RUNS = 30
-"""Runs of a control until it has failed."""
+"""Most runs of a control until it fails."""
 PIXELS = 9000
-"""Bytes of each image that a batch keeps; no image has fewer."""
+"""Bytes kept of each image of a batch; no image has fewer."""
 LATE = 64
-"""Bytes of each decoded image that are copied from its file, late."""
+"""Bytes of each decoded image that are copied late from its file."""
 
 Owed = list[list[torch.Tensor]]
 """The batches of an epoch, on the CPU."""
@@ -76,7 +76,7 @@ def damage(root: Path) -> list[Path]:
 class EagerDecoder:
     """Writes pixels when it is called, as JPEG engines do, and reads its input late.
 
-    Queued work of the stream does not hold it back. It refuses one JPEG in four, by its bytes.
+    It ignores queued work of the stream. It refuses one JPEG in four, by its bytes.
     """
 
     family = "eager-cuda"
@@ -117,7 +117,7 @@ class EagerDecoder:
         self.num_images += 1
         image = torch.empty(pixels.shape, dtype=torch.uint8, device="cuda")
         ctypes.memmove(image.data_ptr(), pixels.data_ptr(), pixels.nbytes)
-        # torch does not know of this copy, as it does not know how nvJPEG reads its input.
+        # torch does not know of this copy, nor of nvJPEG's reads of its input.
         status = self._runtime.cudaMemcpyAsync(
             *map(ctypes.c_void_p, (image.data_ptr(), data[-LATE:].data_ptr())),
             ctypes.c_size_t(LATE),
@@ -171,7 +171,7 @@ def make(root: Path, **changes: Any) -> StatefulGPULoader[Any]:
 
 
 def owed(root: Path, *, epoch: int = 0, cpu_share: float = 0.0, seed: int = SEED) -> Owed:
-    """Compute the batches of one epoch of :func:`make`, on the CPU."""
+    """Compute the expected batches of one epoch of :func:`make`, on the CPU."""
     source = FolderSource(root)
     n = len(source)
     order = Permutation(n, seed=seed, epoch=epoch)(np.arange(n)).tolist()
@@ -188,7 +188,7 @@ class _Numbered(FolderSource):
 def owed_with_replacements(root: Path, epochs: int) -> list[Owed]:
     """Compute some epochs of :func:`make` with ``on_bad_sample="replace"``, on the CPU.
 
-    A loader without a device tells which photographs come.
+    A loader without a device determines the photographs.
     """
     loader: StatefulGPULoader[Any] = StatefulGPULoader(
         _Numbered(root),
@@ -261,7 +261,7 @@ class LateReader:
         return len(self._copies) - before
 
     def wrong(self, owed: Owed) -> int:
-        """Wait for the reads, and return the number of batches that differ from what is owed."""
+        """Wait for the reads, and return the number of wrong batches."""
         self._stream.synchronize()
         pairs = zip(self._copies, owed, strict=True)
         return sum(not is_same(batch, other) for batch, other in pairs)
@@ -269,7 +269,7 @@ class LateReader:
 
 @contextmanager
 def held(stream: torch.cuda.Stream) -> Iterator[None]:
-    """Hold up a stream: what is queued after this point is done when the context ends."""
+    """Hold up a stream: work queued from here on runs when the context ends."""
     go_on = threading.Event()
     function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: go_on.wait() and None)
     status = ctypes.CDLL(None).cudaLaunchHostFunc(
@@ -284,7 +284,7 @@ def held(stream: torch.cuda.Stream) -> Iterator[None]:
 
 
 class PoolUser:
-    """A user's thread that copies numbers through the GPU, on streams of its own in turn.
+    """A user's thread that copies numbers through the GPU, on several private streams in turn.
 
     It frees the memory of each copy at once, as is allowed: the work that reads it is queued on the
     stream it was allocated on.
@@ -324,7 +324,7 @@ class PoolUser:
             self._pairs.append((source, target))
 
     def wrong(self) -> tuple[int, int]:
-        """Return how many copies were made, and how many are not what was copied."""
+        """Return the number of copies, and of wrong copies."""
         torch.cuda.synchronize()
         return len(self._pairs), sum(not torch.equal(*pair) for pair in self._pairs)
 
@@ -338,14 +338,14 @@ def wrong_batches(
     owed_epochs: Sequence[Owed],
     stream: torch.cuda.Stream | None = None,
 ) -> tuple[int, int]:
-    """Read some epochs of a new loader late; return how many batches came, and how many wrong."""
+    """Read some epochs of a new loader late; return the number of batches, and of wrong ones."""
     reader, loader = LateReader(stream), make_loader()
     compared = sum(reader.read(iter(loader)) for _ in owed_epochs)
     return compared, reader.wrong([batch for epoch in owed_epochs for batch in epoch])
 
 
 def until_wrong(read: Callable[[], tuple[int, int]]) -> tuple[int, int]:
-    """Call ``read`` until something is wrong, as a control of which one run may find nothing."""
+    """Call ``read`` until something is wrong; one run of a control may find nothing."""
     compared = wrong = 0
     for _ in range(ENOUGH_RUNS):
         found = read()

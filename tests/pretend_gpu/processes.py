@@ -1,6 +1,6 @@
 """Processes in which torch sees the pretend GPU, each for one test.
 
-A library is preloaded only where a process starts, and a new interpreter takes seconds to import
+A library is preloaded only when a process starts, and a new interpreter takes seconds to import
 torch. So a server starts once with the library, imports torch, and forks a process for each test
 before anything has touched CUDA. That process runs pytest on the one test, and its reports become
 those of the test session.
@@ -48,7 +48,7 @@ class PretendGpu:
             raise
 
     def run(self, item: pytest.Item) -> list[pytest.TestReport]:
-        """Run one test in a process of its own, and return its reports."""
+        """Run one test in a separate process, and return its reports."""
         with tempfile.TemporaryDirectory(prefix="pretend_gpu_test_") as name:
             folder = Path(name)
             status = self._ask({"test": item.nodeid, "folder": name})
@@ -126,7 +126,7 @@ def _run_test(test: str, folder: Path) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     recorder = _Recorder()
     options = ["-p", "no:cacheprovider", f"--basetemp={folder / 'tmp'}"]
-    # The server has imported plugins of pytest, whose assertions need not be explained.
+    # Plugins of pytest in the server are already imported; their assertions need no rewriting.
     warnings = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     pytest.main([test, *options, *warnings], plugins=[recorder])
     (folder / "reports.pickle").write_bytes(pickle.dumps(recorder.reports))
@@ -138,7 +138,7 @@ def _serve() -> None:
 
     import stateful_gpu_loader.tools.verify  # noqa: F401 - nearly all of the package
 
-    gc.freeze()  # the children's collections skip what is imported here
+    gc.freeze()  # children's collections skip modules imported here
     for line in sys.stdin:
         request = json.loads(line)
         child = os.fork()

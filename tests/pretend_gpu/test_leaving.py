@@ -1,4 +1,4 @@
-"""Breaks, forks, interrupts and exits in the middle of a pass change no batch and hang nowhere."""
+"""Breaks, forks, interrupts and exits in the middle of a pass change no batch and never hang."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_forks_beside_a_stage_at_work(photos: Path, decoder: EagerDecoder, count
 
 
 class OnCpu:
-    """A loader whose batches are copied to the CPU, where they can be compared."""
+    """A loader whose batches are copied to the CPU for comparison."""
 
     def __init__(self, loader: StatefulGPULoader[Any]) -> None:
         self._loader = loader
@@ -96,7 +96,7 @@ def test_an_interrupt_inside_next_loses_and_shifts_nothing(
 
 
 def exiting_loader(root: str) -> StatefulGPULoader[Any]:
-    """In a script: a loader on the pretend GPU."""
+    """Return, in a script, a loader on the pretend GPU."""
     vars(exiting_loader)["kernels"] = kernels = played_kernels()
     kernels.__enter__()
     return make(Path(root), batch_size=2)

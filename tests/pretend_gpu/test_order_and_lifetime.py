@@ -1,7 +1,7 @@
-"""Batches are what they have to be, however late the device and the user's stream are.
+"""Batches are right, however late the device and the user's stream are.
 
 The controls show that the same load finds each fault: a batch whose reader is not recorded, a
-decoder that does not wait, a stream that is shared.
+decoder that does not wait, a shared stream.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def test_kept_batches_are_never_written_again(
 def test_bad_samples_are_replaced(
     photos: Path, decoder: EagerDecoder, count: Count, worker_type: str
 ) -> None:
-    """Some are found by their header, before the device, others when nothing decodes them."""
+    """Some are found by their header, before the device, others when no decoder accepts them."""
     damaged = damage(photos)
     epochs = owed_with_replacements(photos, EPOCHS)
     changes = {"on_bad_sample": "replace", "worker_type": worker_type, "prefetch_factor": 3}
@@ -104,7 +104,7 @@ def test_a_fault_makes_batches_wrong(
     monkeypatch: pytest.MonkeyPatch,
     fault: Callable[[pytest.MonkeyPatch], None],
 ) -> None:
-    """The control: this load finds a stage that does not wait or does not name the reader."""
+    """The control: this load finds a stage that does not wait or does not record the reader."""
     fault(monkeypatch)
     epochs = [owed(photos, epoch=epoch) for epoch in range(EPOCHS)]
     compared, wrong = until_wrong(

@@ -1,4 +1,4 @@
-"""The streams of a place are its own: no other place and no user works on them."""
+"""The streams of a place are private: no other place and no user works on them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def beside_a_user(photos: Path, decoder: EagerDecoder) -> tuple[tuple[int, int],
     """Read batches while a user works on all streams of torch, or on the one that decodes.
 
     Returns:
-        Number of batches and how many are wrong, and the same of the user's copies.
+        Number of batches and of wrong ones, and the same of the user's copies.
     """
     epochs = [owed(photos, epoch=epoch) for epoch in range(EPOCHS)]
     loader = make(photos)

@@ -47,7 +47,7 @@ def test_two_loaders_in_two_threads(
 def test_two_gpus(
     photos: Path, decoder: EagerDecoder, count: Count, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A loader on each, and no device is current but the first."""
+    """A loader on each, while only the first device is current."""
     monkeypatch.setenv("PRETEND_GPU_COUNT", "2")
     epochs = [owed(photos, epoch=epoch) for epoch in range(EPOCHS)]
 

@@ -59,7 +59,7 @@ def test_the_last_step_reads_what_the_first_one_queued(place: CudaPlace) -> None
 
 
 def keep_busy(stream: torch.cuda.Stream) -> None:
-    """Have a stream do more work than any other one has queued, and wait for it."""
+    """Queue more work on a stream than any other has, and wait for it."""
     source = torch.zeros(1).pin_memory()
     with torch.cuda.stream(stream):
         for _ in range(50):
@@ -86,7 +86,7 @@ def test_the_work_of_a_last_step_that_raises_is_waited_for(place: CudaPlace) -> 
 def test_the_bytes_are_no_longer_read_when_a_batch_is_decoded(
     place: CudaPlace, photos: Path, decoder: EagerDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their memory may be filled with another batch as soon as this one is dropped."""
+    """Their memory may be overwritten by another batch as soon as this one is dropped."""
     monkeypatch.setattr(decoder, "refuses", lambda data: False)
     read, steps = steps_of(photos, place, decoder, T.Compose([]))
     batch = read(request_of(16), never_stopped)

@@ -1,4 +1,4 @@
-"""A training loop as Accelerate's documentation shows it, broken off and gone on with."""
+"""A training loop as in Accelerate's documentation, interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ EPOCHS = 2
 
 @dataclass
 class Trained:
-    """What a loop was given, and what became of it."""
+    """Record of a loop."""
 
     batches: list[list[Seen]] = field(default_factory=list)
-    """Of each epoch."""
+    """Batches of each epoch."""
     syncs: list[bool] = field(default_factory=list)
-    """Of each batch: whether the optimizer made a step."""
+    """Whether the optimizer made a step, for each batch."""
     weights: list[float] = field(default_factory=list)
-    """At the end."""
+    """Final weights."""
 
     @property
     def all_batches(self) -> list[Seen]:
@@ -51,7 +51,7 @@ class Progress:
 
 
 def new_accelerator(**arguments: Any) -> Accelerator:
-    """As in a new process, but for the group of ranks, if there is one."""
+    """Return the accelerator of a new process, which keeps a group of ranks, if there is one."""
     AcceleratorState._reset_state()
     GradientState._reset_state()
     return Accelerator(cpu=True, **arguments)
@@ -69,7 +69,7 @@ def train(
     record: Callable[[Any], Any] = seen,
     killed: bool = False,
 ) -> Trained:
-    """Train; save behind so many batches of the job, or behind so many epochs, and break off."""
+    """Train; save after so many batches of the job, or after so many epochs, and break off."""
     accelerator = new_accelerator(gradient_accumulation_steps=accumulated)
     model = Brightness()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -134,7 +134,7 @@ def _save(accelerator: Accelerator, folder: Path) -> None:
 
 
 class Endless(IterableDataset[Any]):
-    """Photographs of which nobody knows how many there are."""
+    """Photographs without a length."""
 
     def __init__(self, folder: Path) -> None:
         self.samples = list(image_loader(photos(folder, 14), batch_size=None, shuffle=False))
@@ -144,7 +144,7 @@ class Endless(IterableDataset[Any]):
 
 
 def dataset_of(kind: str, folder: Path) -> Any:
-    """Photographs: of a known number, in lanes (of as many each, or not), or of an iterable."""
+    """Return photographs of a known number, in lanes (equal or not), or from an iterable."""
     if kind == "iterable":
         return Endless(folder)
     if kind.endswith("lanes"):
@@ -153,7 +153,7 @@ def dataset_of(kind: str, folder: Path) -> Any:
 
 
 def loader_of(kind: str, folder: Path, **arguments: Any) -> Callable[[], StatefulGPULoader[Any]]:
-    """A new loader with each call."""
+    """Return a new loader with each call."""
     dataset = dataset_of(kind, folder)
     if kind == "iterable":
         return lambda: StatefulGPULoader(dataset, batch_size=4, seed=1)

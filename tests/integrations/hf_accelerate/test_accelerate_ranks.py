@@ -1,4 +1,4 @@
-"""Accelerate on several processes of one gloo group: metrics, refusals, and who saves."""
+"""Accelerate on several processes of one gloo group: metrics, refusals, and the rank that saves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def metrics_of_several(rank: int) -> tuple[list[int], str]:
 
 
 def test_metrics_have_each_sample_once_where_one_is_repeated(tmp_path: Path) -> None:
-    """gather_for_metrics on two processes; on four, what it cannot cut off is told."""
+    """On four processes, a warning counts the repeated samples that remain."""
     assert [sorted(found) for found in on_ranks(metrics, 2, 13, 4)] == [list(range(13))] * 2
     for found, told in on_ranks(metrics_of_several, 4):
         assert set(found) == set(range(13))
@@ -38,7 +38,7 @@ def test_metrics_have_each_sample_once_where_one_is_repeated(tmp_path: Path) -> 
 
 
 def refused(rank: int, datasets: list[Any]) -> list[str]:
-    """What ranks are told that lanes, samplers and configurations do not allow."""
+    """Return each rank's errors for lanes, samplers and configurations."""
     from accelerate.utils import DataLoaderConfiguration
 
     told = []
@@ -62,7 +62,7 @@ def refused(rank: int, datasets: list[Any]) -> list[str]:
 
 
 def test_what_cannot_be_divided_is_refused(tmp_path: Path) -> None:
-    """No sample goes to every process in silence."""
+    """Otherwise every process would silently get every sample."""
     datasets = [dataset_of(kind, tmp_path / kind) for kind in ("lanes", "iterable")]
     parts = ["lanes", "num_replicas", "same samples", "split_batch", "dispatch_batch", "even_batch"]
     for told in on_ranks(refused, 3, datasets):
@@ -73,7 +73,7 @@ def test_what_cannot_be_divided_is_refused(tmp_path: Path) -> None:
 
 
 def main_alone(rank: int, folder: Path) -> tuple[list[Any], list[Any]]:
-    """Saved by the main process alone, as many scripts do; then loaded ahead of being prepared."""
+    """Save in the main process alone, as many scripts do; then load before preparing."""
 
     def make() -> StatefulGPULoader[Any]:
         return StatefulGPULoader(range(24), batch_size=3, shuffle=True, seed=1)
@@ -98,7 +98,7 @@ def main_alone(rank: int, folder: Path) -> tuple[list[Any], list[Any]]:
 
 
 def test_the_main_process_saves_alone(tmp_path: Path) -> None:
-    """Nobody waits for the other; and a state that was loaded first is not lost."""
+    """No process waits for another, and a state loaded before ``prepare`` is not lost."""
     for whole, rests in on_ranks(main_alone, 2, tmp_path / "saved"):
         assert len(whole) == 4
         assert rests == [whole[2:], whole[2:]]

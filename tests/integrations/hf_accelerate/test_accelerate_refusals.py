@@ -1,4 +1,4 @@
-"""States that do not fit are refused ahead of everything, and nothing was changed."""
+"""States that do not fit are refused before anything is changed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def assert_nothing_changes(
 
 
 def test_accelerates_own_prepare_is_refused() -> None:
-    """It would build a DataLoader of the dataset, and lose images, transforms and state."""
+    """Accelerate would build a DataLoader of the dataset, without images, transforms and state."""
     accelerator = new_accelerator()
     for prepare in (accelerator.prepare, accelerator.prepare_data_loader):
         with pytest.raises(LoaderError, match=r"prepare_loader\(accelerator, loader\)"):
@@ -54,8 +54,7 @@ def test_accelerates_own_prepare_is_refused() -> None:
 
 
 def test_functions_of_accelerate_that_build_another_loader_are_refused() -> None:
-    """``skip_first_batches`` returned a plain DataLoader, and said nothing; of map-style and
-    iterable datasets."""
+    """``skip_first_batches`` silently returned a plain DataLoader for both kinds of datasets."""
     for dataset in (range(10), Stream(10)):
         loader = StatefulGPULoader(dataset, batch_size=3, seed=1)
         for function in (skip_first_batches, new_accelerator().skip_first_batches):
@@ -67,8 +66,7 @@ def test_functions_of_accelerate_that_build_another_loader_are_refused() -> None
 
 
 def test_states_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
-    """Another number of loaders, other loaders, the second of two, and files that are damaged
-    or missing."""
+    """Another number of loaders, other loaders, the second of two, and damaged or missing files."""
     accelerator, _, loaders = job(numbers(), numbers(drop_last=True))
     for loader in loaders:
         assert len(list(loader)) == len(loader)

@@ -1,4 +1,4 @@
-"""Accelerate on one process: what is resumed is what an undisturbed run would have done."""
+"""Accelerate on one process: a resumed run equals an undisturbed one."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ KINDS = ("map", "lanes", "iterable")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_save_in_the_loop_resumes(kind: str, tmp_path: Path) -> None:
-    """Sized, unsized and in lanes; at the last batch of an epoch, too; and the weights, where
-    the optimizer has made its step (Accelerate saves no gradients)."""
+    """Sized, unsized and in lanes, and at an epoch's last batch. Weights are compared after an
+    optimizer step only, since Accelerate saves no gradients.
+    """
     make = loader_of(kind, tmp_path / "data")
     length = {"map": 7, "lanes": 6, "iterable": 4}[kind]
     whole = train(make, accumulated=3)
@@ -53,7 +54,7 @@ def test_workers_resume(num_workers: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_between_epochs(kind: str, tmp_path: Path) -> None:
-    """Saved behind the loop over an epoch."""
+    """Saved after the loop over an epoch."""
     make = loader_of(kind, tmp_path / "data")
     whole = train(make)
     train(make, save=(1, tmp_path / "saved"), behind_epoch=True)
@@ -75,7 +76,7 @@ def test_a_resumed_run_is_resumed(tmp_path: Path) -> None:
 def test_gradients_are_synchronized_as_with_a_plain_loader(
     accumulated: int, tmp_path: Path
 ) -> None:
-    """Beside Accelerate's own DataLoaderShard over as many batches."""
+    """Compared with Accelerate's own DataLoaderShard over as many batches."""
     ours = train(loader_of("map", tmp_path / "data"), accumulated=accumulated)
     accelerator = new_accelerator(gradient_accumulation_steps=accumulated)
     theirs = []
@@ -89,7 +90,7 @@ def test_gradients_are_synchronized_as_with_a_plain_loader(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_skip_first_batches_skips_once(kind: str, tmp_path: Path) -> None:
-    """Behind a load it passes over what was trained on; without one it skips in earnest."""
+    """After a load it passes over trained batches; without a load it really skips."""
     make = loader_of(kind, tmp_path / "data")
     whole = train(make, accumulated=2)
     train(make, accumulated=2, save=(2, tmp_path / "saved"))
@@ -121,7 +122,7 @@ def test_a_skipping_pass_is_saved(tmp_path: Path) -> None:
 
 
 def test_a_pass_that_was_broken_off(tmp_path: Path) -> None:
-    """The state is that of the last batch in hand, not of the one fetched ahead."""
+    """The state is that of the last delivered batch, not of the one fetched ahead."""
     make = loader_of("map", tmp_path / "data")
     expected = [seen(batch) for batch in make()]
     loader = prepare_loader(new_accelerator(), make())
@@ -136,7 +137,7 @@ def test_a_pass_that_was_broken_off(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("broken", "trained"), [(2, []), (6, [[0, 1], [2, 3]])])
 def test_a_batch_that_fails_ahead_loses_none(broken: int, trained: list[Any]) -> None:
-    """Accelerate drops the batch in hand when the next one fails; a resume has it."""
+    """Accelerate drops the batch in hand when the next one fails. A resume delivers it."""
 
     def sometimes(sample: int) -> int:
         if sample == broken:
@@ -167,7 +168,7 @@ def test_what_is_loaded_is_what_is_saved(tmp_path: Path) -> None:
 
 
 def test_several_loaders(tmp_path: Path) -> None:
-    """Each at a place of its own, in one file."""
+    """Each has its own place, in one file."""
     first, second = loader_of("map", tmp_path / "a"), loader_of("map", tmp_path / "b", seed=3)
 
     def prepared(accelerator: Accelerator) -> list[PreparedLoader]:
@@ -204,7 +205,7 @@ def test_free_memory_forgets_the_loaders(tmp_path: Path) -> None:
 
 
 def test_metrics_have_each_sample_once(tmp_path: Path) -> None:
-    """At a short last batch, resumed with another batch size."""
+    """With a short last batch, resumed with another batch size."""
     accelerator = new_accelerator()
     for batch_size in (4, 5):
         loader = StatefulGPULoader(range(26), batch_size=4, seed=1)
@@ -217,7 +218,7 @@ def test_metrics_have_each_sample_once(tmp_path: Path) -> None:
 
 
 def test_prepare_takes_and_leaves_a_prepared_loader(tmp_path: Path) -> None:
-    """The line of Accelerate's documentation, and what the result tells of the loader."""
+    """The line of Accelerate's documentation, and the result's attributes of the loader."""
     accelerator, make = new_accelerator(), loader_of("map", tmp_path / "data")
     model = torch.nn.Linear(1, 1)
     model, loader = accelerator.prepare(model, prepare_loader(accelerator, make()))
@@ -230,7 +231,7 @@ def test_prepare_takes_and_leaves_a_prepared_loader(tmp_path: Path) -> None:
 
 
 def test_the_resumed_epoch_is_the_loaders(tmp_path: Path) -> None:
-    """Without set_epoch() the epochs are counted on, and another one is warned of."""
+    """Without set_epoch() the epochs are counted on. Another epoch gives a warning."""
     make = loader_of("map", tmp_path / "data")
     epochs = [[seen(batch) for batch in loader] for loader in [make()] * 3]
     state = make()
@@ -248,7 +249,7 @@ def test_the_resumed_epoch_is_the_loaders(tmp_path: Path) -> None:
 
 
 def test_skipping_in_the_resumed_epoch_asks_for_no_other(tmp_path: Path) -> None:
-    """No warning of a set_epoch() that nobody called, and the epochs are counted on."""
+    """No set_epoch() was called, so there is no warning, and the epochs are counted on."""
     make = loader_of("map", tmp_path / "data")
     accelerator = new_accelerator()
     loader = prepare_loader(accelerator, make())
@@ -268,7 +269,7 @@ def test_skipping_in_the_resumed_epoch_asks_for_no_other(tmp_path: Path) -> None
 
 
 def test_a_loader_that_was_loaded_first(tmp_path: Path) -> None:
-    """Its rest is trained on, and skip_first_batches() makes nothing twice."""
+    """Its rest is trained on, and skip_first_batches() skips nothing twice."""
     make = loader_of("map", tmp_path / "data")
     whole = [seen(batch) for batch in make()]
     saved = make()

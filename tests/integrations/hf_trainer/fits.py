@@ -1,4 +1,4 @@
-"""A Trainer's run of a few steps, ended by what ends runs, and what it was given."""
+"""A Trainer's run of a few steps, its interruptions, and its record."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ EPOCHS = 2
 
 
 class Broken(Exception):
-    """The job is over, in the middle of a step."""
+    """The job ends in the middle of a step."""
 
 
 def named(batch: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What a model of transformers takes."""
+    """Return a batch with the names that a model of transformers takes."""
     return {"pixel_values": batch[0], "labels": batch[1]}
 
 
 class Model(torch.nn.Module):
-    """Returns its loss, as models of transformers do, and has a dropout that draws."""
+    """Returns its loss, as models of transformers do, and draws for a dropout."""
 
     def __init__(
         self, breaks_at: int | None = None, *, each_sample: bool = False, killed: bool = False
@@ -45,7 +45,7 @@ class Model(torch.nn.Module):
         self.breaks_at = breaks_at
 
     def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
-        """The loss: float32 []."""
+        """Return the loss: float32 []."""
         if self.training:
             record = samples_of if self.each_sample else seen
             self.batches.append(record([pixel_values, labels]))
@@ -57,8 +57,10 @@ class Model(torch.nn.Module):
 
 
 class Saving(TrainerCallback):
-    """Saves in the middle of the step behind ``step``, as a SIGTERM makes the Trainer do; what it
-    saved is kept as kept-N, since the step's own end may write checkpoint-N."""
+    """Saves in the middle of the step after ``step``, as the Trainer does at a SIGTERM.
+
+    The checkpoint is kept as kept-N, since the step's own end may write checkpoint-N.
+    """
 
     def __init__(self, step: int, event: str, folder: Path) -> None:
         self.step, self.folder = step, folder
@@ -74,7 +76,7 @@ class Saving(TrainerCallback):
 
 @dataclass
 class Fitted:
-    """What a Trainer was given, and what became of it."""
+    """Record of a Trainer's run."""
 
     batches: list[Any] = field(default_factory=list)
     steps: int = 0
@@ -83,7 +85,7 @@ class Fitted:
 
 
 def arguments(folder: Path, **given: Any) -> TrainingArguments:
-    """Of a run on the CPU that reports to nobody."""
+    """Return arguments of a run on the CPU that reports nothing."""
     quiet = {"report_to": "none", "disable_tqdm": True, "logging_strategy": "no"}
     chosen = {
         "use_cpu": True,
@@ -133,7 +135,7 @@ def fit(
 
 
 def loader_of(kind: str, folder: Path, **given: Any) -> Callable[[], StatefulGPULoader[Any]]:
-    """A new loader of its kind with each call: of 7 batches an epoch, or in lanes of 6."""
+    """Return a new loader with each call: of 7 batches an epoch, or in lanes of 6."""
     given = {"batch_transform": named, **given}
     dataset: Any = tars(folder) if kind == "lanes" else photos(folder, 26)
     return lambda: image_loader(dataset, **given)

@@ -14,8 +14,9 @@ STEPS = 13
 @pytest.mark.parametrize("event", ["on_step_begin", "on_pre_optimizer_step"])
 @pytest.mark.parametrize("accumulated", [1, 3, 20])
 def test_a_save_in_the_middle_of_a_step(event: str, accumulated: int, tmp_path: Path) -> None:
-    """Batches that were fetched, and not trained on, come again: in an epoch, at its last
-    batches, and ahead of its first; weights, too, where no dropout had drawn yet."""
+    """Batches that were fetched but not trained on come again: in an epoch, at its last batches,
+    and before its first. Weights are equal too, if no dropout had drawn yet.
+    """
     make = loader_of("map", tmp_path / "data")
     per_epoch = -(-7 // accumulated)
     given = {"gradient_accumulation_steps": accumulated, "save_strategy": "no"}
@@ -36,7 +37,7 @@ def test_a_save_in_the_middle_of_a_step(event: str, accumulated: int, tmp_path: 
 
 @pytest.mark.parametrize("accumulated", [1, 4, 5])
 def test_without_length(accumulated: int, tmp_path: Path) -> None:
-    """Lanes; batches of one step may be of two epochs of 6."""
+    """Lanes. Batches of one step may belong to two epochs of 6."""
     make = loader_of("lanes", tmp_path / "data")
     given = {"gradient_accumulation_steps": accumulated, "save_strategy": "no", "max_steps": 3}
     given["max_steps"] = 8 if accumulated == 1 else 3

@@ -1,4 +1,4 @@
-"""What a Trainer cannot keep with a loader is told ahead of the training."""
+"""Combinations that a Trainer cannot keep are refused before the training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.integrations.hf_trainer.fits import Model, Saving, arguments, fit, lo
 def assert_refused(
     folder: Path, loader: StatefulGPULoader[Any], error: type[Exception], text: str, **given: Any
 ) -> None:
-    """``train()`` refuses the checkpoint before it has touched the model or the loader."""
+    """Check that ``train()`` refuses the checkpoint before it touches the model or the loader."""
     model = Model()
     given = {"save_strategy": "no", **given}
     trainer = LoaderTrainer(
@@ -34,8 +34,7 @@ def assert_refused(
 
 
 def test_checkpoints_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
-    """Another loader, another global batch, another accumulation, missing files, torn ones,
-    and one of several loaders."""
+    """Another loader, batch or accumulation, missing and torn files, one of several loaders."""
     make = loader_of("map", tmp_path / "data")
     fit(make(), tmp_path / "run", max_steps=3, save_steps=3)
     folder = tmp_path / "run" / "checkpoint-3"
@@ -104,7 +103,7 @@ def test_arguments_that_would_change_the_data_are_refused(
 def test_arguments_that_the_loader_has_are_told(
     given: dict[str, Any], text: str, tmp_path: Path
 ) -> None:
-    """Workers, batches and their order are the loader's."""
+    """Workers, batches and their order belong to the loader."""
     with pytest.warns(UserWarning, match=text) as told:
         trainer_with(tmp_path, given)
     assert len(told) == 1
@@ -137,8 +136,7 @@ class EndingEpochs(TrainerCallback):
 
 @pytest.mark.parametrize("kind", ["map", "lanes"])
 def test_epochs_that_end_early_are_not_resumed(kind: str, tmp_path: Path) -> None:
-    """The Trainer counts whole epochs, where it knows their length; what was saved before is
-    good."""
+    """The Trainer counts whole epochs if it knows their length. Earlier checkpoints are valid."""
     make = loader_of(kind, tmp_path / "data")
     run = tmp_path / "run"
     middle, ending = tmp_path / "middle", EndingEpochs(2)
@@ -168,7 +166,7 @@ def test_epochs_that_end_early_are_not_resumed(kind: str, tmp_path: Path) -> Non
 
 
 def test_a_loader_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
-    """The Trainer counts batches that it never had, and would skip others."""
+    """The Trainer counts batches that it never received, and would skip others."""
     make = loader_of("map", tmp_path / "data")
     loader, begun = make(), make()
     next(iter(begun))
@@ -180,7 +178,7 @@ def test_a_loader_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
 
 
 class Miscounted(torch.utils.data.IterableDataset[Any]):
-    """Says that it has more than it has."""
+    """Reports more samples than it has."""
 
     def __len__(self) -> int:
         return 20

@@ -1,4 +1,4 @@
-"""The Trainer of transformers: what is resumed is what an undisturbed run would have done."""
+"""The Trainer of transformers: a resumed run equals an undisturbed one."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ def checkpoint(folder: Path, step: int) -> str:
 
 @pytest.mark.parametrize("accumulated", [1, 2, 3])
 def test_checkpoints_resume(accumulated: int, tmp_path: Path) -> None:
-    """In an epoch and at its end, with a last step of fewer batches than the others; the same
-    numbers, pixels and weights, with a dropout that draws from torch's generator."""
+    """In an epoch and at its end, with a shorter last step: the same numbers, pixels and
+    weights, with a dropout that draws from torch's generator.
+    """
     make = loader_of("map", tmp_path / "data")
     given = {"gradient_accumulation_steps": accumulated}
     whole = fit(make(), tmp_path / "run", **given)
@@ -42,7 +43,7 @@ def test_checkpoints_resume(accumulated: int, tmp_path: Path) -> None:
 
 
 def delivered(loader: StatefulGPULoader[Any], epochs: int) -> list[Any]:
-    """By the loader alone."""
+    """Return the batches of the loader without a Trainer."""
     return [
         seen([batch["pixel_values"], batch["labels"]]) for _ in range(epochs) for batch in loader
     ]
@@ -50,8 +51,9 @@ def delivered(loader: StatefulGPULoader[Any], epochs: int) -> list[Any]:
 
 @pytest.mark.parametrize("accumulated", [1, 4])
 def test_a_loader_without_length_resumes(accumulated: int, tmp_path: Path) -> None:
-    """By max_steps, in the second epoch, too; a rest of an epoch that is too small for a step
-    is accumulated with the next epoch's, as the Trainer does."""
+    """By max_steps, and in the second epoch. A rest of an epoch that is too small for a step is
+    accumulated with the next epoch's batches, as the Trainer does.
+    """
     make = loader_of("lanes", tmp_path / "data")
     given = {"gradient_accumulation_steps": accumulated, "max_steps": 8 // accumulated + 1}
     whole = fit(make(), tmp_path / "run", **given)
@@ -69,7 +71,7 @@ def test_a_loader_without_length_resumes(accumulated: int, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_exception_in_a_step(num_workers: int, tmp_path: Path) -> None:
-    """The run that broke goes on from its last checkpoint; twice."""
+    """The broken run resumes from its last checkpoint, twice."""
     make = loader_of("map", tmp_path / "data", num_workers=num_workers)
     whole = fit(make(), tmp_path / "whole", save_strategy="no")
     first = fit(make(), tmp_path / "run", breaks_at=6, save_steps=2)
@@ -81,7 +83,7 @@ def test_an_exception_in_a_step(num_workers: int, tmp_path: Path) -> None:
 
 
 class Stopping(TrainerCallback):
-    """Ends a run as a person or a time limit does: after a step."""
+    """Ends a run after a step, as a person or a time limit does."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -101,7 +103,7 @@ def test_a_run_that_was_stopped(strategy: str, tmp_path: Path) -> None:
 
 
 def test_more_epochs_than_before(tmp_path: Path) -> None:
-    """A finished run goes on to a later end."""
+    """A finished run is extended."""
     make = loader_of("map", tmp_path / "data")
     given = {"lr_scheduler_type": "constant", "save_strategy": "epoch"}
     whole = fit(make(), tmp_path / "whole", num_train_epochs=3, **given)
@@ -111,7 +113,7 @@ def test_more_epochs_than_before(tmp_path: Path) -> None:
 
 
 def test_evaluation_is_the_trainers(tmp_path: Path) -> None:
-    """Between the steps, of a dataset of its own; it moves nothing of the training's."""
+    """A separate dataset is evaluated between the steps; the training loader does not move."""
     make = loader_of("map", tmp_path / "data")
     whole = fit(make(), tmp_path / "whole", save_strategy="no")
 
@@ -124,7 +126,7 @@ def test_evaluation_is_the_trainers(tmp_path: Path) -> None:
 
 
 def test_the_file_lies_in_the_checkpoint_alone(tmp_path: Path) -> None:
-    """save_model() of the user's is no checkpoint."""
+    """The user's save_model() writes no checkpoint."""
     fit(loader_of("map", tmp_path / "data")(), tmp_path / "run", max_steps=2)
     found = sorted(path.parent.name for path in (tmp_path / "run").rglob("loader_state.json"))
     assert found == ["checkpoint-1", "checkpoint-2"]

@@ -1,1 +1,1 @@
-"""Tests of DALI's dynamic mode, which test_dali_dynamic.py runs in a process of their own."""
+"""Tests of DALI's dynamic mode, which test_dali_dynamic.py runs in a separate process."""

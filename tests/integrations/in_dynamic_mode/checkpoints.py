@@ -1,4 +1,4 @@
-"""Readers and generators, DALI's and ours, in both kinds of Checkpoint (E2)."""
+"""Readers and generators of DALI and of this package, in both kinds of Checkpoint (E2)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CHECKPOINTS = pytest.mark.parametrize(
 
 @CHECKPOINTS
 def test_reader_and_rng_of_dali_go_on_from_a_file(kind: Kind, root: str, tmp_path: Path) -> None:
-    """E2: labels and pixels as in the run that was not interrupted, and the remainder only."""
+    """E2: labels and pixels as in the uninterrupted run, and only the remainder."""
     pattern = str(tmp_path / "run_{seq:04d}.json")
 
     def rest(reader: StatefulReader, rng: Any) -> list[Any]:
@@ -80,7 +80,7 @@ def test_a_reader_of_other_data_is_refused_by_a_checkpoint(
 
 
 def test_a_reader_without_wrapper_goes_on_in_our_checkpoint(root: str, tmp_path: Path) -> None:
-    """Its stream is exact; its first epoch is as long as DALI makes it."""
+    """Its stream is exact. DALI decides the length of its first epoch."""
     checkpoint, reader = Checkpoint(), ndd.readers.File(**arguments(root))
     checkpoint.register(reader, "reader")
     epoch = reader.next_epoch(batch_size=BATCH)
@@ -149,7 +149,7 @@ def test_the_page_runs_and_prints_what_it_shows(
 
 
 def test_worker_processes_beside_dynamic_mode_do_not_hang(root: str) -> None:
-    """C9: they are not forked where DALI is live."""
+    """C9: they are not forked while DALI is live."""
     list(build(root).next_epoch(BATCH))
     assert dali_is_live()
     loader = loader_of(root, num_workers=1, worker_type="process")

@@ -1,4 +1,4 @@
-"""The photographs that the readers read."""
+"""Photographs for the readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers of dynamic mode, ours and DALI's, and what they deliver."""
+"""Readers of dynamic mode, this package's and DALI's, and their content."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Content = tuple[list[int], list[bytes]]
 
 
 def content(batch: Any) -> Content:
-    """Labels and encoded images."""
+    """Return labels and encoded images."""
     images, labels = batch
     return (
         [int(np.asarray(label).item()) for label in labels.tensors],
@@ -48,7 +48,7 @@ def epochs(reader: Any, count: int = EPOCHS) -> list[list[Content]]:
 
 
 def after(reader: StatefulReader, batches: int) -> Iterator[Any]:
-    """The iterator of an epoch of which so many batches were delivered."""
+    """Return the iterator of an epoch after so many batches."""
     epoch = reader.next_epoch(BATCH)
     for _ in range(batches):
         next(epoch)

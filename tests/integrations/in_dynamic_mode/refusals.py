@@ -1,4 +1,4 @@
-"""The state of another reader is refused by name, and so is what is no state."""
+"""States of other readers, and objects that are no states, are refused by name."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("field", OTHERS)
 def test_another_configuration_is_refused_by_name(field: str, root: str) -> None:
-    """DALI takes all of these in silence."""
+    """DALI accepts all of these silently."""
     before = {"num_shards": 2} if field == "shard_id" else {}
     if field == "shuffle_after_epoch":
         before = {"random_shuffle": False}
@@ -54,7 +54,7 @@ def test_another_configuration_is_refused_by_name(field: str, root: str) -> None
 
 
 def test_what_is_free_may_change(root: str) -> None:
-    """A default that is written out is no change."""
+    """An explicit default is no change."""
     expected = epochs(raw(root), 1)[0]
     reader = build(root)
     after(reader, 2)
@@ -65,7 +65,7 @@ def test_what_is_free_may_change(root: str) -> None:
 
 
 def test_the_state_brings_the_seed(root: str) -> None:
-    """As in DALI's own notebook, where the restored reader is given none."""
+    """In DALI's own notebook, too, the restored reader gets no seed."""
     expected = epochs(raw(root), 3)
     reader = build(root)
     untouched = reader.state_dict()
@@ -91,7 +91,7 @@ def test_data_may_move_and_not_change(root: str, tmp_path: Path) -> None:
 def test_other_data_of_the_same_length_may_be_accepted(
     root: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By name, and it is said. More of them are refused at the first batch."""
+    """By name, with a warning. More data is refused at the first batch."""
     shutil.copytree(root, tmp_path / "photos")
     reader = build(root)
     epoch = after(reader, 2)
@@ -117,7 +117,7 @@ def test_other_data_of_the_same_length_may_be_accepted(
 def test_other_data_under_the_same_names_are_found_at_the_first_batch(
     root: str, tmp_path: Path
 ) -> None:
-    """What is known of them only once DALI has opened them."""
+    """Some properties are known only once DALI has opened the files."""
     names = sorted(glob.glob(f"{root}/*/*.jpg"))
     listing = tmp_path / "list.txt"
     files = {"file_root": "", "file_list": str(listing), "random_shuffle": False}
@@ -147,7 +147,7 @@ def test_another_batch_size_is_refused_once_there_were_batches(root: str) -> Non
 
 @pytest.mark.parametrize("key", ["epoch", "position", "reader", "configuration", "digest"])
 def test_an_altered_state_is_refused(key: str, root: str) -> None:
-    """DALI waits for ever where its own part of the state is empty or altered."""
+    """DALI hangs if its own part of the state is empty or altered."""
     reader = build(root)
     epochs(reader, 1)
     after(reader, 2)

@@ -44,7 +44,7 @@ HALVES, THIRDS = {"num_shards": 2, "shard_id": 1}, {"num_shards": 3, "shard_id":
     ids=lambda how: ",".join(how),
 )
 def test_resumes_exactly_behind_every_batch(how: dict[str, Any], root: str) -> None:
-    """As an uninterrupted reader of DALI's, with the remainder only."""
+    """Compared with an uninterrupted reader of DALI's: only the remainder comes."""
     expected = epochs(raw(root, **how))
     reader, states = build(root, **how), []
     states.append((0, 0, reader.state_dict()))
@@ -64,7 +64,7 @@ def test_resumes_exactly_behind_every_batch(how: dict[str, Any], root: str) -> N
 
 
 def test_shards_of_unequal_length_take_turns(root: str) -> None:
-    """DALI forgets whose turn it is, and with it the epoch's length."""
+    """DALI forgets which shard's turn it is, and with it the epoch's length."""
     names = sorted(map(str, Path(root).glob("*/*.jpg")))[:13]
     how = {"file_root": None, "files": names, "labels": list(range(13)), "num_shards": 3}
     expected = epochs(raw(root, **how), 6)
@@ -78,7 +78,7 @@ def test_shards_of_unequal_length_take_turns(root: str) -> None:
 
 
 def test_dali_alone_repeats_the_full_length(root: str) -> None:
-    """Why there is a wrapper; if this fails, DALI has learned it."""
+    """The reason for the wrapper. If this fails, DALI has fixed it."""
     reader = raw(root)
     epoch = reader.next_epoch(batch_size=BATCH)
     next(epoch), next(epoch)
@@ -89,7 +89,6 @@ def test_dali_alone_repeats_the_full_length(root: str) -> None:
 
 
 def test_the_state_is_small_flat_and_plain(root: str) -> None:
-    """The state is small, flat and plain."""
     reader = build(root)
     keys = set(reader.state_dict())
     after(reader, 2)
@@ -125,7 +124,7 @@ def test_a_state_is_loaded_into_a_reader_that_has_read(root: str) -> None:
 
 
 def test_behind_the_last_batch_the_remainder_is_empty(root: str) -> None:
-    """As with torchdata; behind the end of the epoch it is the next one."""
+    """The next epoch comes after the end of the epoch, as with torchdata."""
     expected = epochs(raw(root), 2)
     reader = build(root)
     epoch = after(reader, len(expected[0]))
@@ -138,7 +137,7 @@ def test_behind_the_last_batch_the_remainder_is_empty(root: str) -> None:
 
 
 def test_an_epoch_behind_a_break_is_that_of_dali(root: str) -> None:
-    """It begins with the sample that comes next and has full length; so it does after a resume."""
+    """It begins with the next sample and has full length, also after a resume."""
     plain = raw(root)
     for _ in zip(range(2), plain.next_epoch(batch_size=BATCH), strict=False):
         pass
@@ -186,7 +185,7 @@ def test_samples_one_by_one_resume_too(root: str) -> None:
 
 
 def test_an_error_costs_nothing_that_was_delivered(root: str, tmp_path: Path) -> None:
-    """Recovery is resume: the next epoch is the remainder."""
+    """Recovery is a resume: the next epoch is the remainder."""
     write_photo_folder(tmp_path, num_classes=3, per_class=5)
     paths = sorted(tmp_path.glob("*/*.jpg"))
     files = {"files": list(map(str, paths)), "labels": list(range(15)), "prefetch_queue_depth": 1}

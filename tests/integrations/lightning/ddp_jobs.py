@@ -21,33 +21,34 @@ from tests.trainer_data import image_loader, photos, samples_of
 
 GLOBAL_BATCH_SIZE = 8
 LENGTHS = (6, 6, 6, 6)
-"""Samples of the shards: 2 and 4 ranks have as many each, so nothing is repeated."""
+"""Samples of each shard. 2 and 4 ranks have equally many, so nothing is repeated."""
 
 Sample: TypeAlias = tuple[int, str]
-"""Its number, and a digest of its pixels."""
+"""A sample's number, and a digest of its pixels."""
 Batches: TypeAlias = list[tuple[Sample, ...]]
-"""Of one rank, or of all together."""
+"""Batches of one rank, or of all together."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One fit: of epochs of three global batches."""
+    """A fit over epochs of three global batches."""
 
     kind: str = "divided"
-    """"divided": ``num_replicas="auto"``; "undivided"; "given": our distributed sampler; "lanes":
-    shards, divided."""
+    """Division: "divided" by ``num_replicas="auto"``; "undivided"; "given" by this package's
+    distributed sampler; "lanes" for divided shards.
+    """
     use_distributed_sampler: bool = True
     callback: bool = False
-    """Whether there is a LoaderStateCallback."""
+    """Whether to use a LoaderStateCallback."""
     save: Path | None = None
-    """Where a checkpoint is written after every step."""
+    """Folder for a checkpoint after every step."""
     resume: Path | None = None
     epochs: int = 3
     killed_at: int | None = None
-    """Number of the batch in whose step every rank ends itself with SIGKILL."""
+    """Number of the batch in whose step every rank kills itself with SIGKILL."""
 
     def loader(self, folder: Path, num_ranks: int) -> Any:
-        """The loader of a rank, over the files in ``folder``."""
+        """Return the loader of a rank, over the files in ``folder``."""
         batch_size = GLOBAL_BATCH_SIZE // num_ranks
         given: dict[str, Any] = {"batch_size": batch_size, "on_epoch_boundary": "next_epoch"}
         if self.kind == "lanes":
@@ -64,29 +65,29 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a rank saw."""
+    """Record of a rank."""
 
     seen: Batches
-    """Trained on by this rank in this run."""
+    """Batches that this rank trained on in this run."""
     is_same_loader: bool
-    """Whether Lightning kept the loader it was given."""
+    """Whether Lightning kept the loader that it was given."""
     public: dict[str, Any]
-    """Of the loader that was trained on: some arguments, and the class of the sampler inside."""
+    """Some arguments of the loader that was trained on, and the class of the sampler inside."""
 
 
 class RankWitness(Witness):
-    """Begins with an empty record: what is in the checkpoint is that of rank 0."""
+    """Begins with an empty record: the checkpoint holds that of rank 0."""
 
     killed_at: int | None = None
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Nothing."""
+        """Save nothing."""
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Nothing."""
+        """Load nothing."""
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        """As the others, or the end of the process."""
+        """Train as the base class does, or kill the process."""
         if len(self.trained) == self.killed_at:
             os.kill(os.getpid(), signal.SIGKILL)
         self.trained.append(tuple(samples_of(batch)))
@@ -94,13 +95,13 @@ class RankWitness(Witness):
 
 
 def fit_all(rank: int, folder: Path, runs: list[Run], notes: Path | None = None) -> list[Found]:
-    """The runs, one after the other, in this rank.
+    """Run the fits one after the other in this rank.
 
     Args:
-        rank: of the process.
-        folder: of the photographs and the shards.
-        runs: of which the last may end in SIGKILL.
-        notes: where each rank writes down what it found until then.
+        rank: rank of the process.
+        folder: folder of the photographs and the shards.
+        runs: fits, of which the last may end in SIGKILL.
+        notes: file for each rank's records before that.
     """
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     found: list[Found] = []
@@ -141,14 +142,14 @@ def _fit(folder: Path, run: Run) -> Found:
 
 
 def fits(folder: Path, num_ranks: int, runs: dict[str, Run]) -> dict[str, list[Found]]:
-    """What each rank found in each of the runs, which share one group; one rank needs none."""
+    """Return the record of each rank and run. The runs share one group; one rank needs none."""
     given = folder, list(runs.values())
     ranks = [fit_all(0, *given)] if num_ranks == 1 else on_ranks(fit_all, num_ranks, *given)
     return {name: [found[place] for found in ranks] for place, name in enumerate(runs)}
 
 
 def trained_on(found: list[Found]) -> Batches:
-    """The global batches of a run: rank r's i-th sample is the global i * R + r-th."""
+    """Return the global batches of a run: rank r's i-th sample is the global i * R + r-th."""
     return [
         tuple(sample for samples in zip(*parts, strict=True) for sample in samples)
         for parts in zip(*(rank.seen for rank in found), strict=True)

@@ -1,4 +1,4 @@
-"""Fits that write down every batch that they trained on and validated with, also in checkpoints."""
+"""Fits that record every training and validation batch, also in checkpoints."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ OF_LIGHTNING = (
     "ignore:`.fit.ckpt_path=None.` was called without a model",
     "ignore:.*is set, but there is no last checkpoint available",
 )
-"""Warnings of Lightning's own, for a module's ``pytestmark``."""
+"""Lightning's own warnings, for a module's ``pytestmark``."""
 READS_AGAIN = "ignore:.* samples of the iterable dataset are read again"
-"""The loader's word on streams without a state, whose beginning has to be gone through."""
+"""The loader's warning about streams without a state, whose beginning must be read again."""
 
-logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)  # a line of each of many trainers
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)  # each trainer would log a line
 
 HOOKS = [
     "on_train_start",
@@ -48,13 +48,13 @@ HOOKS = [
 
 
 class Witness(LightningModule):
-    """Writes down every batch with its epoch, its number, and how far training was.
+    """Records every batch with its epoch, its number, and the progress of the training.
 
-    Both lists travel in the checkpoint, so a fit that resumes one goes on with them.
+    Both lists travel in the checkpoint, so a resumed fit continues them.
 
     Args:
-        asks_for_steps: whether ``configure_optimizers`` asks for ``estimated_stepping_batches``.
-        fails_at: training batches of this fit before one whose step raises.
+        asks_for_steps: whether ``configure_optimizers`` reads ``estimated_stepping_batches``.
+        fails_at: number of training batches of this fit before the step that raises.
     """
 
     def __init__(self, *, asks_for_steps: bool = False, fails_at: int | None = None) -> None:
@@ -67,11 +67,11 @@ class Witness(LightningModule):
 
     @property
     def seen(self) -> list[Any]:
-        """What was in each training batch, wherever Lightning counts it."""
+        """Content of each training batch, however Lightning counts it."""
         return [batch for _, _, batch in self.trained]
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        """The loss depends on what was in the batch."""
+        """Return a loss that depends on the content of the batch."""
         if len(self.trained) == self.fails_at:
             raise RuntimeError("a step failed")
         told = what_was(batch)
@@ -79,35 +79,35 @@ class Witness(LightningModule):
         return (self.weight - zlib.crc32(repr(told).encode()) % 97) ** 2
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Nothing is learned from it."""
+        """Record the batch; learn nothing."""
         if not self.trainer.sanity_checking:
             place = (len(self.trained), dataloader_idx, batch_idx)
             self.validated.append((*place, what_was(batch)))
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        """Nothing is learned from it."""
+        """Learn nothing."""
 
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        """The batch."""
+        """Return the batch."""
         return batch
 
     def configure_optimizers(self) -> Any:
-        """SGD."""
+        """Return SGD."""
         steps = int(self.trainer.estimated_stepping_batches) if self.asks_for_steps else 10
         return torch.optim.SGD(self.parameters(), lr=0.1 / max(steps, 10))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """What was seen until now."""
+        """Save the record."""
         checkpoint |= {"trained": list(self.trained), "validated": list(self.validated)}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """What was seen before."""
+        """Load the record."""
         self.trained = list(checkpoint["trained"])
         self.validated = list(checkpoint["validated"])
 
 
 def what_was(batch: Any) -> Any:
-    """Of every loader in a batch: the numbers of the samples, and what was drawn for them."""
+    """Return the numbers of the samples and their draws, for each loader in a batch."""
     if isinstance(batch, dict):
         if "index" in batch:
             return tuple(batch["index"].tolist()), tuple(batch["torch"].flatten().tolist())
@@ -120,7 +120,7 @@ def what_was(batch: Any) -> Any:
 
 
 def silent_trainer(*callbacks: Callback, **arguments: Any) -> Trainer:
-    """On one CPU, of three epochs, silent."""
+    """Return a silent trainer for three epochs on one CPU."""
     given: dict[str, Any] = {
         "max_epochs": 3,
         "accelerator": "cpu",
@@ -145,12 +145,12 @@ def fit(
     built_in: bool = False,
     **arguments: Any,
 ) -> Witness:
-    """A new trainer and new loaders, until the end of the fit.
+    """Fit a new trainer with new loaders to the end.
 
     Args:
-        make: what ``fit`` is given: a loader, several, a LightningDataModule; None is the hook's.
+        make: argument of ``fit``: a loader, several, or a LightningDataModule. None for the hook.
         built_in: without LoaderStateCallback.
-        arguments: of the Trainer.
+        arguments: arguments of the Trainer.
     """
     witness = witness or Witness()
     ours = [] if built_in else [LoaderStateCallback()]
@@ -160,19 +160,19 @@ def fit(
 
 
 def every_step(folder: Path, steps: int = 1) -> ModelCheckpoint:
-    """``step=1.ckpt``, ``step=2.ckpt``, ... in ``folder``: one each so many optimizer steps."""
+    """Save ``step=1.ckpt``, ``step=2.ckpt``, ... in ``folder`` every so many optimizer steps."""
     return ModelCheckpoint(folder, "{step}", every_n_train_steps=steps, save_top_k=-1)
 
 
 def every_epoch(folder: Path) -> ModelCheckpoint:
-    """``step=6.ckpt``, ``step=12.ckpt``, ... at the ends of the epochs."""
+    """Save ``step=6.ckpt``, ``step=12.ckpt``, ... at the ends of the epochs."""
     return ModelCheckpoint(
         folder, "{step}", every_n_epochs=1, save_top_k=-1, save_on_train_epoch_end=True
     )
 
 
 def assert_same(found: Witness, undisturbed: Witness, place: object = "") -> None:
-    """Epoch, batch number, samples and pixels of all batches, and the weights at the end."""
+    """Compare epoch, number, samples and pixels of all batches, and the final weights."""
     assert found.trained == undisturbed.trained, place
     assert found.validated == undisturbed.validated, place
     assert torch.equal(found.weight, undisturbed.weight), place
@@ -189,7 +189,7 @@ def _saving(hook: str) -> Callable[..., None]:
 
 
 class Everywhere(Callback):
-    """Saves at every hook; it comes before LoaderStateCallback, whose hooks have not run then."""
+    """Saves at every hook; it comes before LoaderStateCallback, whose hooks have not run yet."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -201,7 +201,7 @@ for name in HOOKS:
 
 
 def saved_everywhere(folder: Path, make: Callable[[], Any], **fit_arguments: Any) -> list[Path]:
-    """The checkpoints of a fit, from every hook."""
+    """Return the checkpoints of a fit, from every hook."""
     everywhere = Everywhere(folder)
     fit(make, everywhere, **fit_arguments)
     return everywhere.paths
@@ -217,13 +217,13 @@ def assert_exact_from_every_hook(
     kind: type[Witness] = Witness,
     **arguments: Any,
 ) -> None:
-    """Resume each checkpoint; compare with a fit that was neither interrupted nor saved.
+    """Resume each checkpoint; compare with an uninterrupted fit without checkpoints.
 
     Args:
-        every: only every so-manieth checkpoint.
-        num_checkpoints: there are at least so many.
-        kind: of the witnesses.
-        arguments: of :func:`fit`.
+        every: use every n-th checkpoint only.
+        num_checkpoints: minimum number of checkpoints.
+        kind: type of the witnesses.
+        arguments: arguments of :func:`fit`.
     """
     undisturbed = fit(make, witness=kind(asks_for_steps=asks_for_steps), **arguments)
     witness = kind(asks_for_steps=asks_for_steps)

@@ -13,7 +13,7 @@ from tests.map_datasets import Noisy
 
 
 class Stream(IterableDataset[Any]):
-    """As many numbers, each with what is drawn for it; without a length, without a state."""
+    """Numbers, each with its draw; without a length and without a state."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -26,14 +26,14 @@ class Stream(IterableDataset[Any]):
 
 
 class SizedStream(Stream):
-    """It says how long it is."""
+    """Has a length."""
 
     def __len__(self) -> int:
         return self.length
 
 
 class Telling(Stream):
-    """With a state; its numbers go on from epoch to epoch."""
+    """Has a state; its numbers continue from epoch to epoch."""
 
     def __init__(self, length: int) -> None:
         super().__init__(length)
@@ -51,40 +51,40 @@ class Telling(Stream):
         self.place = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it stands."""
+        """Return the place."""
         return {"place": self.place, "total": self.total}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on there."""
+        """Continue at the place."""
         self.place, self.total = state["place"], state["total"]
         self.was_loaded = True
 
 
 def read(info: SampleInfo) -> torch.Tensor:
-    """A sample of a source without a length, which ends after 18."""
+    """Return a sample of a source without a length, which ends after 18."""
     if info.idx_in_epoch >= 18:
         raise StopIteration
     return torch.tensor([float(info.idx_in_epoch), float(info.epoch_idx)])
 
 
 def called(**arguments: Any) -> StatefulGPULoader[Any]:
-    """A loader over a function; nobody knows its length."""
+    """Return a loader over a function, without a length."""
     return StatefulGPULoader(CallableSource(read), **{"batch_size": 4, "seed": 5, **arguments})
 
 
 def noisy(length: int = 20, **arguments: Any) -> StatefulGPULoader[Any]:
-    """A map-style loader that draws from the global generators."""
+    """Return a map-style loader that draws from the global generators."""
     given = {"batch_size": 4, "shuffle": True, "seed": 5, **arguments}
     return StatefulGPULoader(Noisy(length), **given)
 
 
 def distributed(length: int = 20) -> StatefulGPULoader[Any]:
-    """With torch's sampler, to which Lightning tells the epoch."""
+    """Return a loader with torch's sampler, whose epoch Lightning sets."""
     dataset = Noisy(length)
     sampler = DistributedSampler(dataset, num_replicas=1, rank=0, shuffle=True)
     return StatefulGPULoader(dataset, batch_size=4, sampler=sampler, seed=5)
 
 
 def stream(length: int = 18, kind: type[Stream] = Stream, **arguments: Any) -> Any:
-    """A loader of an iterable dataset."""
+    """Return a loader of an iterable dataset."""
     return StatefulGPULoader(kind(length), **{"batch_size": 4, "seed": 6, **arguments})

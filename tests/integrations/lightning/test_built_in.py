@@ -1,7 +1,7 @@
-"""Lightning's own saving of loader states, without the callback: where it is exact, and where not.
+"""Lightning's own saving of loader states, without the callback: where it is exact and where not.
 
 Its fit loop saves ``[loader.state_dict(), ...]`` of the train loaders. Where that is not exact, a
-test states the precise difference, so that a release of Lightning that mends it fails here.
+test states the precise difference, so that a release of Lightning with a fix fails here.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ class Data:
     shards: TarShards
 
     def loader(self, **arguments: Any) -> StatefulGPULoader[Any]:
-        """It goes over into the next epoch from a checkpoint at an epoch's last batch."""
+        """Return a loader that resumes in the next epoch from an epoch's last batch."""
         return image_loader(self.photos, **{"on_epoch_boundary": "next_epoch", **arguments})
 
     def two(self, mode: str) -> CombinedLoader:
-        """Loaders of unequal lengths, 6 and 4 batches an epoch."""
+        """Return loaders of unequal lengths, 6 and 4 batches an epoch."""
         return CombinedLoader([self.loader(), self.loader(batch_size=6, seed=5)], mode)
 
     def lanes(self) -> StatefulGPULoader[Any]:
         return image_loader(self.shards, on_epoch_boundary="next_epoch")
 
     def counted_lanes(self) -> StatefulGPULoader[Any]:
-        """Shards that tell their number of samples make a sized loader."""
+        """Return a sized loader: shards with known numbers of samples."""
         shards = TarShards(self.shards.paths, num_lanes=len(LENGTHS), counts=LENGTHS)
         return image_loader(shards, on_epoch_boundary="next_epoch")
 
@@ -75,11 +75,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A training that is broken off, by an exception in its last step if by nothing else."""
+    """A training that is interrupted, by an exception in its last step unless otherwise given."""
 
     make: Callable[[Data], Any] = Data.loader
     in_hook: bool = False
-    """The loader comes from the hook ``train_dataloader``."""
+    """Whether the loader comes from the hook ``train_dataloader``."""
     validation: Callable[[Data], Any] = lambda data: None
     kind: type[Witness] = Witness
     model: dict[str, Any] = field(default_factory=dict)
@@ -87,9 +87,9 @@ class Job:
     trainer: dict[str, Any] = field(default_factory=dict)
     saves: Callable[[Path], Callback] = every_step
     stop: dict[str, Any] = field(default_factory=dict)
-    """Arguments of the trainer that end it, in place of the exception."""
+    """Arguments of the trainer that end it, instead of the exception."""
     fails_at: int | None = None
-    """Number of the batch in whose step the exception is raised; None is the last one."""
+    """Number of the batch in whose step the exception is raised; None for the last one."""
 
     def run(self, data: Data, *callbacks: Callback, fails_at: Any = None, **given: Any) -> Witness:
         witness = self.kind(fails_at=fails_at, **self.model)
@@ -105,7 +105,7 @@ class Job:
         )
 
     def break_off(self, data: Data, folder: Path) -> Witness:
-        """Returns the undisturbed run; the checkpoints of the other are in the folder."""
+        """Return the undisturbed run; leave the interrupted one's checkpoints in the folder."""
         undisturbed = self.run(data)
         if self.stop:
             self.run(data, self.saves(folder), **self.stop)
@@ -121,7 +121,7 @@ def of_data(**arguments: Any) -> Callable[[Data], Any]:
 
 
 def every_time(folder: Path) -> ModelCheckpoint:
-    """``train_time_interval`` is due after every batch here."""
+    """Save every time: ``train_time_interval`` is due after every batch here."""
     interval = timedelta(0)
     return ModelCheckpoint(folder, "{step}", train_time_interval=interval, save_top_k=-1)
 
@@ -143,10 +143,10 @@ COUNTED = {"max_epochs": -1, "max_steps": 18}
 
 EXACT: dict[str, tuple[Job, tuple[int, ...]]] = {
     "by steps, at an epoch's last batch": (Job(), (1, 5, 6, 8, 12)),
-    # Lightning tells the next epoch to the sampler, so that no empty rest is what it means.
+    # Lightning sets the next epoch on the sampler, so an empty rest is not meant.
     "default boundary": (Job(make=of_data(on_epoch_boundary="empty")), (1, 5, 6, 7, 12)),
     "two workers": (Job(make=of_data(num_workers=2)), (5,)),
-    # Lightning drops the state there and tells the sampler the epoch, which says it all.
+    # Lightning drops the state there, and sets the sampler's epoch, which is sufficient.
     "epoch end": (Job(saves=every_epoch), (6, 12)),
     "epoch end, unshuffled": (Job(make=of_data(shuffle=False), saves=every_epoch), (6, 12)),
     "by time": (Job(saves=every_time), (2, 6, 9)),
@@ -165,7 +165,7 @@ EXACT: dict[str, tuple[Job, tuple[int, ...]]] = {
     # Before the shorter one ends.
     "two, max_size_cycle": (Job(make=lambda data: data.two("max_size_cycle")), (1, 3)),
     "two, min_size": (Job(make=lambda data: data.two("min_size")), (1, 3)),
-    # A validation loader whose sampler is told the epoch needs no state between passes.
+    # A validation loader whose sampler's epoch is set needs no state between passes.
     "validation": (Job(validation=of_data(batch_size=8, seed=3)), (1, 5, 8, 9)),
     "unshuffled validation": (Job(validation=of_data(batch_size=8, shuffle=False)), (8,)),
     "draws in workers": (Job(make=noisy, kind=Drawing, stop={"max_steps": 4}), (4,)),
@@ -195,7 +195,7 @@ def test_a_second_resume_in_the_same_epoch(data: Data, tmp_path: Path) -> None:
 
 
 def places(undisturbed: Witness, found: Witness) -> list[int | None]:
-    """Which of the undisturbed run's batches, by number, each of the other's was; None: none."""
+    """Return the undisturbed run's number of each batch of the other run, or None."""
     known = {batch: number for number, batch in enumerate(undisturbed.seen)}
     return [known.get(batch) for batch in found.seen]
 
@@ -210,48 +210,47 @@ def last(folder: Path) -> ModelCheckpoint:
 
 ASKING = Job(model={"asks_for_steps": True})
 LIMITS: dict[str, tuple[Job, str, list[int | None]]] = {
-    # Lightning drops the state of an epoch's end, and tells the epoch to samplers that have
-    # set_epoch() alone: the first epoch's numbers and crops come again.
+    # Lightning drops the state of an epoch's end, and sets the epoch only on samplers with
+    # set_epoch(): the first epoch's numbers and crops come again.
     "epoch end of lanes": (
         Job(make=Data.lanes, saves=every_epoch),
         "step=6",
         [*FIRST, *FIRST, *SECOND],
     ),
-    # Saved behind the loop: Lightning counts the epoch that max_steps cut short as over.
+    # Saved after the loop: Lightning counts the epoch that max_steps cut short as complete.
     "max_steps, by the last": (
         Job(saves=last, stop={"max_steps": 4}),
         "last",
         [*FIRST[:4], *SECOND, *THIRD],
     ),
-    # The rest of the epoch comes, and then Lightning's epoch is one ahead.
+    # The rest of the epoch comes, but Lightning's epoch is one ahead.
     "max_steps of a counted job": (
         Job(saves=last, trainer=COUNTED, stop={"max_steps": 4}),
         "step=4",
         [*FIRST, *THIRD, *[None] * 6],
     ),
-    # Lightning takes the epoch that has ended for one under way (FitLoop.restarting), and trains
-    # one more batch in it: it has told the sampler the next epoch, and tells it the one after for
-    # the rest.
+    # Lightning treats the ended epoch as in progress (FitLoop.restarting), and trains one more
+    # batch in it: it has set the sampler's next epoch, and sets the one after for the rest.
     "epoch end of a counted job": (
         Job(saves=every_epoch, trainer=COUNTED),
         "step=6",
         [*FIRST, SECOND[0], *THIRD, *[None] * 5],
     ),
-    # The state speaks of the batch in flight as delivered, and no step was made of it.
+    # The state counts the batch in flight as delivered, but no step was made with it.
     "exception": (Job(saves=OnExceptionCheckpoint, fails_at=3), "on_exception", without(3)),
     "exception in an epoch's first step": (
         Job(saves=OnExceptionCheckpoint, fails_at=6),
         "on_exception",
         without(6),
     ),
-    # Lightning fetches one batch ahead to know the last one, and saves the loader's present state:
-    # the batch that it holds is lost.
+    # Lightning fetches one batch ahead to know the last one, and saves the loader's present state,
+    # so the batch in hand is lost.
     "unsized": (Job(make=Data.lanes), "step=2", without(2)),
-    # It sets the loaders up before the states are there to load: the epoch begins anew, and ends
+    # Lightning sets up the loaders before the states are loaded: the epoch starts again, and ends
     # after as many batches as were left.
     "estimated_stepping_batches": (ASKING, "step=4", [*FIRST[:4], 0, 1, *SECOND, *THIRD]),
-    # A shorter loader that has ended begins anew when the combined one is iterated, or goes on
-    # although the longer one has ended: nothing of that is in their states.
+    # A shorter loader that has ended starts again when the combined one is iterated, or continues
+    # although the longer one has ended. Their states hold neither.
     "two, max_size_cycle": (
         Job(make=lambda data: data.two("max_size_cycle")),
         "step=6",
@@ -280,7 +279,7 @@ def test_not_exact(name: str, data: Data, tmp_path: Path) -> None:
 
 
 def test_epoch_end_without_a_seed(data: Data, tmp_path: Path) -> None:
-    """The seed of ``seed=None`` is in the state, which Lightning drops at an epoch's end."""
+    """The state holds the seed of ``seed=None``. Lightning drops the state at an epoch's end."""
 
     def seeded(seed: int) -> Job:
         def unseeded(data: Data) -> Any:
@@ -312,18 +311,18 @@ class SaveAfter(Callback):
         self._counts = trained, validated
 
     def on_train_batch_end(self, trainer: Any, model: Any, *_: Any) -> None:
-        """Whatever the accumulation is at."""
+        """Save, wherever the accumulation is."""
         if self._counts == (len(model.trained), None):
             trainer.save_checkpoint(self.path)
 
     def on_validation_batch_end(self, trainer: Any, model: Any, *_: Any) -> None:
-        """In the middle of a validation."""
+        """Save in the middle of a validation."""
         if self._counts == (len(model.trained), len(model.validated)):
             trainer.save_checkpoint(self.path)
 
 
 def test_in_the_middle_of_an_accumulation(data: Data, tmp_path: Path) -> None:
-    """The batches are the same; the gradients of those before the checkpoint are in none."""
+    """The batches are the same. The gradients before the checkpoint are lost."""
     job, saved = Job(trainer={"accumulate_grad_batches": 4}), tmp_path / "middle.ckpt"
     undisturbed = job.run(data, SaveAfter(saved, trained=8))
     resumed = job.run(data, resume=saved)
@@ -341,8 +340,9 @@ def test_in_the_middle_of_an_accumulation(data: Data, tmp_path: Path) -> None:
 def test_in_the_middle_of_a_validation(
     data: Data, tmp_path: Path, trained: int, validated: int, left_out: list[int]
 ) -> None:
-    """Validation loaders are not saved: the rest of the validation is left out. The training goes
-    on exactly."""
+    """Validation loaders are not saved, so the rest of the validation is skipped. The training
+    resumes exactly.
+    """
     job = Job(validation=of_data(batch_size=8, seed=3), trainer={"val_check_interval": 2})
     saved = tmp_path / "middle.ckpt"
     undisturbed = job.run(data, SaveAfter(saved, trained=trained, validated=validated))

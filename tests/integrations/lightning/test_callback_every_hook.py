@@ -61,13 +61,13 @@ def test_pixels(kind: str, num_workers: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("loader", LOADERS)
 def test_estimated_stepping_batches_in_configure_optimizers(loader: str, tmp_path: Path) -> None:
-    """Lightning asks for the loaders, and fetches ahead, before it restores anything."""
+    """Lightning requests the loaders, and fetches ahead, before it restores anything."""
     assert_exact_from_every_hook(tmp_path, LOADERS[loader], asks_for_steps=True, every=17)
 
 
 @pytest.mark.parametrize("loader", LOADERS)
 def test_max_steps(loader: str, tmp_path: Path) -> None:
-    """A fit of so many steps restarts its loops in another way than one of so many epochs."""
+    """A fit limited by steps restarts its loops differently from one limited by epochs."""
     arguments: dict[str, Any] = {"max_steps": 13, "max_epochs": -1}
     every = 17 if "workers" in loader else 5
     assert_exact_from_every_hook(tmp_path, LOADERS[loader], every=every, **arguments)
@@ -75,7 +75,7 @@ def test_max_steps(loader: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("loader", ["sized", "unsized", "unsized, with state"])
 def test_limit_train_batches(loader: str, tmp_path: Path) -> None:
-    """The rest of an epoch that is cut short never comes, before a resume and after it."""
+    """The rest of a limited epoch never comes, before or after a resume."""
     assert_exact_from_every_hook(tmp_path, LOADERS[loader], limit_train_batches=3, every=2)
 
 
@@ -93,7 +93,7 @@ COLLECTIONS: dict[str, Any] = {
 @pytest.mark.parametrize("collection", COLLECTIONS)
 def test_several_train_loaders(collection: str, tmp_path: Path) -> None:
     if collection == "beside a plain loader":
-        # It begins anew at a resume, as without the callback; ours goes on.
+        # It starts again at a resume, as without the callback; this package's loader continues.
         undisturbed = fit(COLLECTIONS[collection])
         for path in saved_everywhere(tmp_path, COLLECTIONS[collection])[::5]:
             resumed = fit(COLLECTIONS[collection], resume=path)
@@ -119,7 +119,7 @@ VALIDATIONS: dict[str, tuple[Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("validation", VALIDATIONS)
 @pytest.mark.parametrize("kind", ["sized", "unsized"])
 def test_validation(kind: str, validation: str, tmp_path: Path) -> None:
-    """Between its batches, too; and the sanity check takes nothing from it."""
+    """Between its batches, too. The sanity check does not move it."""
     make, arguments = VALIDATIONS[validation]
     assert_exact_from_every_hook(
         tmp_path,
@@ -132,12 +132,12 @@ def test_validation(kind: str, validation: str, tmp_path: Path) -> None:
 
 
 def ours(witness: Witness) -> list[Any]:
-    """What the first of several loaders gave."""
+    """Return the batches of the first of several loaders."""
     return [batch[0] for _, _, batch in witness.trained]
 
 
 def test_validation_by_time(tmp_path: Path) -> None:
-    """The rest of one that was broken off is left out, as Lightning does; the next ones are whole.
+    """The rest of an interrupted validation is skipped, as in Lightning; later ones are whole.
 
     An interval of no time has passed after every step.
     """
@@ -154,15 +154,15 @@ def test_validation_by_time(tmp_path: Path) -> None:
 
 
 def since(witness: Witness, trained: int) -> list[Any]:
-    """Validation batches behind later training batches."""
+    """Return the validation batches after later training batches."""
     return [one for one in witness.validated if one[0] > trained]
 
 
 class Asking(Witness):
-    """Its step asks for the batch itself."""
+    """Fetches the batch in its own step."""
 
     def training_step(self, dataloader_iter: Any) -> Any:  # type: ignore[override]
-        """As a witness."""
+        """Train as the base class does."""
         batch, batch_idx, _ = next(dataloader_iter)
         return super().training_step(batch, batch_idx)
 
@@ -170,10 +170,10 @@ class Asking(Witness):
 @pytest.mark.filterwarnings("ignore:Found `dataloader_iter` argument in the `training_step`")
 @pytest.mark.parametrize("loader", ["sized", "unsized, with state"])
 def test_dataloader_iter(loader: str, tmp_path: Path) -> None:
-    """Steps that ask for one batch each."""
+    """Each step fetches one batch."""
     assert_exact_from_every_hook(tmp_path, LOADERS[loader], kind=Asking, every=3)
 
 
 def test_gradient_accumulation(tmp_path: Path) -> None:
-    """The batches are the same; the gradients of a broken accumulation are not in a checkpoint."""
+    """The batches are the same; checkpoints lack the gradients of an interrupted accumulation."""
     assert_exact_from_every_hook(tmp_path, partial(noisy, 18), accumulate_grad_batches=2, every=2)

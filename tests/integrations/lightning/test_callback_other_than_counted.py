@@ -1,4 +1,4 @@
-"""LoaderStateCallback: where Lightning's own counters say another place than there is."""
+"""LoaderStateCallback: Lightning's counters disagree with the loader's place."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ pytestmark = [pytest.mark.filterwarnings(text) for text in (*OF_LIGHTNING, READS
 
 
 class TooLong(SizedStream):
-    """It says that it is longer than it is."""
+    """Reports more samples than it has."""
 
     def __len__(self) -> int:
         return self.length + 8
 
 
 def sized_and_not() -> CombinedLoader:
-    """The stream ends first; Lightning knows the other's length only."""
+    """Return a sized loader, and a stream without a length that ends first."""
     return CombinedLoader({"a": noisy(20), "b": stream(12)}, "min_size")
 
 
@@ -52,14 +52,14 @@ SHORT: dict[str, Any] = {
 def test_epochs_that_end_before_lightning_expects_it(
     loader: str, validates_early: bool, tmp_path: Path
 ) -> None:
-    """As they do where bad samples are dropped, too: no epoch after it is left out."""
+    """Dropped bad samples have the same effect. No later epoch is left out."""
     validation = partial(stream, 8, TooLong if validates_early else SizedStream)
     interval: dict[str, Any] = {"val_check_interval": 2} if validates_early else {}
     assert_exact_from_every_hook(tmp_path, SHORT[loader], validation=validation, **interval)
 
 
 def test_an_epoch_whose_end_was_saved_is_not_ended_again(tmp_path: Path) -> None:
-    """Its hooks have run; where only its last batch was known, they run in the resumed fit."""
+    """Its hooks have run. If only its last batch was known, they run in the resumed fit."""
     make = SHORT["too long a len"]
     fit(make, every_epoch(tmp_path / "epoch"), every_step(tmp_path / "step"))
     for when, told in (("epoch", 2), ("step", 3)):
@@ -78,7 +78,7 @@ def test_resumed_again_where_nothing_was_left_of_an_epoch(loader: str, tmp_path:
 
 
 def test_an_earlier_checkpoint_in_a_second_fit_of_the_trainer(tmp_path: Path) -> None:
-    """The first fit's validation does not count for the epoch that is resumed."""
+    """The first fit's validation does not count for the resumed epoch."""
     undisturbed = fit(noisy, validation=partial(noisy, 12))
     trainer = silent_trainer(LoaderStateCallback(), every_step(tmp_path))
     trainer.fit(Witness(), noisy(), noisy(12))
@@ -90,7 +90,7 @@ def test_an_earlier_checkpoint_in_a_second_fit_of_the_trainer(tmp_path: Path) ->
 
 @pytest.mark.parametrize("number", [1, 3, 4, 5, 7])
 def test_exception_with_validations_counted_over_epochs(number: int, tmp_path: Path) -> None:
-    """Resumed twice; a batch that came again moves no validation."""
+    """Resumed twice; a repeated batch moves no validation."""
     arguments: dict[str, Any] = {
         "validation": partial(noisy, 12),
         "check_val_every_n_epoch": None,

@@ -1,4 +1,4 @@
-"""LoaderStateCallback: what it refuses, before training starts and with nothing changed."""
+"""LoaderStateCallback: refusals before training starts, with nothing changed."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def saved(folder: Path, make: Callable[[], Any], **arguments: Any) -> Path:
 
 
 def refusal(path: Path, loaders: Any, **arguments: Any) -> StateMismatch:
-    """What is said; nothing was trained on, and no loader has moved.
+    """Return the refusal's text; check that nothing was trained on and no loader has moved.
 
-    Of a loader without length Lightning has fetched a batch before.
+    Of a loader without a length, Lightning has fetched a batch before.
     """
     witness = Witness()
     each = list(loaders.values()) if isinstance(loaders, dict) else [loaders]
@@ -40,13 +40,13 @@ def refusal(path: Path, loaders: Any, **arguments: Any) -> StateMismatch:
     before = [loader.state_dict() for loader in each]
     with pytest.raises(StateMismatch) as caught:
         fit(lambda: loaders, resume=path, witness=witness, **arguments)
-    assert len(witness.trained) in (0, 3)  # those of the checkpoint, if it was read
+    assert len(witness.trained) in (0, 3)  # the checkpoint's batches, if it was read
     assert [loader.state_dict() for loader in each] == before
     return caught.value
 
 
 def test_other_train_loaders(tmp_path: Path) -> None:
-    """Fewer, others by their names, and the second of two that does not fit."""
+    """Fewer loaders, others by their names, and the second of two that does not fit."""
     path = saved(tmp_path, two)
     fewer = refusal(path, noisy())
     assert fewer.field == "number of train loaders"
@@ -88,7 +88,7 @@ DAMAGES: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
 
 
 def altered(path: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
-    """Another file with the callback's state as it was changed."""
+    """Write a copy of the file with the callback's state changed."""
     checkpoint = copy.deepcopy(torch.load(path, weights_only=True))
     change(checkpoint["callbacks"]["LoaderStateCallback"])
     torch.save(checkpoint, path.with_name("altered.ckpt"))
@@ -102,7 +102,7 @@ def test_damaged_state(tmp_path: Path) -> None:
 
 
 def test_ranks_with_states_of_their_own(tmp_path: Path) -> None:
-    """A user's own states differ from rank to rank: for as many ranks only, and for each."""
+    """User states differ between ranks: each rank of the same number needs its own."""
 
     def of_ranks(num_ranks: int, *ranks: int) -> Callable[[dict[str, Any]], None]:
         def change(state: dict[str, Any]) -> None:
@@ -126,7 +126,7 @@ def test_ranks_with_states_of_their_own(tmp_path: Path) -> None:
 
 
 def test_other_loaders_with_state(tmp_path: Path) -> None:
-    """torchdata's are Lightning's to restore; their number is checked all the same."""
+    """Lightning restores torchdata's loaders; their number is checked all the same."""
     torchdata = pytest.importorskip("torchdata.stateful_dataloader")
     plain = partial(torchdata.StatefulDataLoader, list(range(20)), batch_size=4)
     make = lambda: [noisy(), plain()]  # noqa: E731
@@ -140,10 +140,10 @@ def test_other_loaders_with_state(tmp_path: Path) -> None:
 
 
 class NoLightning:
-    """As if neither package was installed."""
+    """Hides both packages of Lightning."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        """Refuse."""
+        """Refuse to find them."""
         if name.split(".")[0] in ("lightning", "pytorch_lightning"):
             raise ModuleNotFoundError(name)
 
@@ -161,7 +161,7 @@ def test_without_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pytorch_lightning_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package's older name, where it alone is installed."""
+    """The older package name, installed alone."""
     import lightning.pytorch
 
     monkeypatch.setitem(sys.modules, "pytorch_lightning", lightning.pytorch)

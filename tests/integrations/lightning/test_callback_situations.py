@@ -1,4 +1,4 @@
-"""LoaderStateCallback: how fits are interrupted, and how their loaders come about."""
+"""LoaderStateCallback: interruptions of fits, and sources of their loaders."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ each_loader = pytest.mark.parametrize("loader", LOADERS)
 @each_loader
 @pytest.mark.parametrize("steps", [3, 5, 8])
 def test_max_steps_then_more(loader: str, steps: int, tmp_path: Path) -> None:
-    """Lightning counts the epoch that max_steps cut short as done; it goes on all the same."""
+    """Lightning counts the epoch that max_steps cut short as complete; it still continues."""
     make = LOADERS[loader]
     fit(make, ModelCheckpoint(tmp_path, "a", save_on_train_epoch_end=True), max_steps=steps)
     undisturbed = fit(make)
@@ -58,7 +58,7 @@ def test_max_steps_then_more(loader: str, steps: int, tmp_path: Path) -> None:
 @each_loader
 @pytest.mark.parametrize("number", [0, 3, 4, 5])
 def test_exception_in_a_step(loader: str, number: int, tmp_path: Path) -> None:
-    """The batch of the step that failed comes again."""
+    """The batch of the failed step comes again."""
     make = LOADERS[loader]
     with pytest.raises(RuntimeError, match="a step failed"):
         fit(make, OnExceptionCheckpoint(tmp_path), witness=Witness(fails_at=number))
@@ -68,7 +68,7 @@ def test_exception_in_a_step(loader: str, number: int, tmp_path: Path) -> None:
 
 
 class FailingTransfer(Witness):
-    """A batch is lost on its way to the device, before Lightning counts it."""
+    """Loses a batch on its way to the device, before Lightning counts it."""
 
     def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
         """Raise at the batch after the seventh."""
@@ -87,10 +87,10 @@ def test_exception_on_the_way_to_the_device(loader: str, number: int, tmp_path: 
 
 
 class FailingValidation(Witness):
-    """A validation step raises, after so many validation batches."""
+    """Raises in a validation step, after so many validation batches."""
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """As a witness, but for the one."""
+        """Validate as the base class does, or raise."""
         if len(self.validated) == 4:
             raise RuntimeError("a step failed")
         super().validation_step(batch, batch_idx, dataloader_idx)
@@ -110,20 +110,20 @@ def test_exception_in_a_validation_step(validation: Any, tmp_path: Path) -> None
 
 
 class Stopping(Callback):
-    """Asks the trainer to stop behind a step."""
+    """Asks the trainer to stop after a step."""
 
     def __init__(self, batches: int) -> None:
         self.batches = batches
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *arguments: Any) -> None:
-        """As a Timer or EarlyStopping does."""
+        """Stop, as a Timer or EarlyStopping does."""
         trainer.should_stop = trainer.should_stop or len(pl_module.trained) == self.batches
 
 
 @each_loader
 @pytest.mark.parametrize("batches", [3, 5, 7])
 def test_stopped_in_the_middle_of_an_epoch(loader: str, batches: int, tmp_path: Path) -> None:
-    """The rest of the epoch comes; with save_last, the checkpoint is of the end of the fit."""
+    """The rest of the epoch comes. With save_last, the checkpoint is of the end of the fit."""
     make = LOADERS[loader]
     last = ModelCheckpoint(tmp_path, save_last=True, save_top_k=0)
     stopped = fit(make, Stopping(batches), last)
@@ -132,17 +132,17 @@ def test_stopped_in_the_middle_of_an_epoch(loader: str, batches: int, tmp_path: 
 
 
 class EpochEnds(Callback):
-    """Counts the ends of epochs that it is told of."""
+    """Counts the epoch ends that it is notified of."""
 
     told = 0
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """One more."""
+        """Count one."""
         self.told += 1
 
 
 def test_an_epoch_saved_behind_its_validation_is_still_ended(tmp_path: Path) -> None:
-    """Its hooks, and what they save, are not left out."""
+    """Its hooks run, and write their checkpoints."""
     behind = ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, save_on_train_epoch_end=False)
     undisturbed = fit(noisy, behind, validation=partial(noisy, 12))
     ends = EpochEnds()
@@ -159,7 +159,7 @@ def test_early_stopping_and_timer(tmp_path: Path) -> None:
 
 
 def train_until_killed(folder: Path) -> None:
-    """In a process of its own; the fourth checkpoint is its last."""
+    """Train in a separate process, whose last checkpoint is the fourth."""
 
     class Killer(Callback):
         def on_train_batch_start(self, trainer: Any, pl_module: Any, *arguments: Any) -> None:
@@ -171,7 +171,7 @@ def train_until_killed(folder: Path) -> None:
 
 def test_sigkill(tmp_path: Path) -> None:
     undisturbed = fit(noisy)
-    # Not forked from here: a test before this one may have started threads of autograd's.
+    # Not forked from here, because an earlier test may have started threads of autograd.
     process = CONTEXT.Process(target=train_until_killed, args=(tmp_path,))
     process.start()
     process.join(seconds(6))
@@ -181,41 +181,41 @@ def test_sigkill(tmp_path: Path) -> None:
 
 
 class WithLoader(Witness):
-    """The loader comes from the hook; a new one each time that Lightning asks."""
+    """Gets a new loader from the hook each time that Lightning asks."""
 
     make: Any = staticmethod(noisy)
 
     def train_dataloader(self) -> Any:
-        """A new loader."""
+        """Return a new loader."""
         return self.make()
 
     def val_dataloader(self) -> Any:
-        """A new loader."""
+        """Return a new loader."""
         return stream(10)
 
 
 class Streaming(WithLoader):
-    """Of an iterable dataset."""
+    """Uses an iterable dataset."""
 
     make = staticmethod(stream)
 
 
 class Data(LightningDataModule):
-    """The loaders come from a LightningDataModule."""
+    """A LightningDataModule with the loaders."""
 
     def train_dataloader(self) -> Any:
-        """A new loader."""
+        """Return a new loader."""
         return noisy()
 
     def val_dataloader(self) -> Any:
-        """A new loader."""
+        """Return a new loader."""
         return stream(10)
 
 
 @pytest.mark.parametrize("epochs", [0, 1, 2])
 @pytest.mark.parametrize("kind", [WithLoader, Streaming])
 def test_reload_dataloaders_every_n_epochs(kind: Any, epochs: int, tmp_path: Path) -> None:
-    """A rebuilt loader goes on with the trainer's epoch: it draws what one loader would."""
+    """A rebuilt loader continues with the trainer's epoch: it draws what one loader would."""
     arguments: dict[str, Any] = {"max_epochs": 4}
     one = fit(lambda: None, witness=kind(), **arguments)
     arguments["reload_dataloaders_every_n_epochs"] = epochs
@@ -255,7 +255,7 @@ def test_resumed_again_and_again(loader: str, tmp_path: Path) -> None:
 
 @each_loader
 def test_resumed_at_the_boundary_without_a_step(loader: str, tmp_path: Path) -> None:
-    """A checkpoint that is resumed and saved before anything was trained on."""
+    """A checkpoint that is resumed, and saved again before any training."""
     make = LOADERS[loader]
     undisturbed = fit(make, every_step(tmp_path))
     for step in (3, 5):
@@ -271,7 +271,7 @@ def test_resumed_at_the_boundary_without_a_step(loader: str, tmp_path: Path) -> 
 
 @each_loader
 def test_fit_again_with_the_same_trainer(loader: str, tmp_path: Path) -> None:
-    """A second fit begins the epoch that Lightning counts next; its checkpoints are exact."""
+    """A second fit begins the next epoch by Lightning's count; its checkpoints are exact."""
 
     def twice(second: str, resume: Path | None = None) -> Witness:
         witness, data = Witness(), LOADERS[loader]()
@@ -306,7 +306,7 @@ def test_validate_test_and_predict_do_not_disturb(tmp_path: Path) -> None:
 
 
 def test_sequential_training_is_refused_by_lightning() -> None:
-    """FitLoop.advance: "sequential" is for validation; there it is exact."""
+    """FitLoop.advance: "sequential" is for validation, where it is exact."""
     with pytest.raises(ValueError, match=r'does not support the `CombinedLoader.mode="sequential"'):
         fit(lambda: CombinedLoader([noisy(), noisy()], "sequential"))
 
@@ -323,7 +323,7 @@ def test_overfit_batches(tmp_path: Path) -> None:
 
 
 def test_size_and_plain_values(tmp_path: Path) -> None:
-    """Some hundred bytes a loader, which load with weights_only=True."""
+    """About a hundred bytes per loader, which load with weights_only=True."""
     fit(noisy, every_step(tmp_path), validation=partial(noisy, 12), max_epochs=1)
     checkpoint = torch.load(tmp_path / "step=3.ckpt", weights_only=True)
     saved = checkpoint["callbacks"]["LoaderStateCallback"]
@@ -333,7 +333,7 @@ def test_size_and_plain_values(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("loader", ["sized", "unsized"])
 def test_checkpoint_of_the_callback_loads_without_it(loader: str, tmp_path: Path) -> None:
-    """What Lightning saved of the loaders itself is still there; it warns of the callback."""
+    """Lightning's own copy of the loader states is still there; it warns of the callback."""
     make = LOADERS[loader]
     undisturbed = fit(make, every_step(tmp_path))
     witness = Witness()
@@ -345,7 +345,7 @@ def test_checkpoint_of_the_callback_loads_without_it(loader: str, tmp_path: Path
 
 @pytest.mark.parametrize("loader", ["sized", "unsized"])
 def test_checkpoint_without_the_callback_loads_with_it(loader: str, tmp_path: Path) -> None:
-    """Lightning's own state is what there is, then; the checkpoints after it are exact."""
+    """Lightning's own state is used, and the checkpoints after it are exact."""
     make = LOADERS[loader]
     silent_trainer(every_step(tmp_path)).fit(Witness(), make())
     resumed = fit(make, every_step(tmp_path / "b"), resume=tmp_path / "step=3.ckpt")

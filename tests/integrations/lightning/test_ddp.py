@@ -1,4 +1,4 @@
-"""DDP, with the callback and without it: saved on 2 ranks, resumed on 1, 2 and 4.
+"""DDP, with and without the callback: saved on 2 ranks, resumed on 1, 2 and 4.
 
 Three epochs of three global batches, in gloo processes.
 """
@@ -35,16 +35,16 @@ RUNS = {
     "undivided, callback": Run(kind="undivided", callback=True),
     "lanes, callback": Run(kind="lanes", callback=True, epochs=1),
 }
-"""What is trained and saved on 2 ranks."""
+"""Runs that are trained and saved on 2 ranks."""
 DIVIDED = list(RUNS)[:4]
 RESUMES = {
     **{name: (name, RUNS[name]) for name in RUNS},
     "saved with the callback": ("callback", Run()),
     "saved without the callback": ("use_distributed_sampler", Run(callback=True)),
 }
-"""Whose checkpoint is resumed, and by what."""
+"""Checkpoints to resume, and the runs that resume them."""
 STEPS = 2, 3
-"""After which a run is resumed: in the middle of the first epoch, and at its last batch."""
+"""Steps to resume after: in the middle of the first epoch, and at its last batch."""
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +57,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def on_one(folder: Path) -> Batches:
-    """The global batches of one process, undisturbed."""
+    """The global batches of one undisturbed process."""
     return trained_on(fits(folder, 1, {"one": RUNS["divided"]})["one"])
 
 
 @pytest.fixture(scope="module")
 def saved(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoints after every step on 2 ranks, what these found, and a run that was killed."""
+    """Checkpoints after every step on 2 ranks, the ranks' records, and a run that was killed."""
     saved = tmp_path_factory.mktemp("checkpoints")
     runs = [replace(run, save=saved / name) for name, run in RUNS.items()]
     killed = replace(RUNS["divided"], save=saved / "killed", killed_at=4)
@@ -73,14 +73,14 @@ def saved(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def on_two(saved: Path) -> dict[str, list[Found]]:
-    """Undisturbed."""
+    """The records of two undisturbed ranks."""
     ranks = [pickle.loads((saved / f"rank-{rank}").read_bytes()) for rank in range(2)]
     return {name: [found[place] for found in ranks] for place, name in enumerate(RUNS)}
 
 
 @pytest.fixture(scope="module", params=[1, 2, 4], ids=lambda n: f"on {n}")
 def resumed(request: pytest.FixtureRequest, folder: Path, saved: Path) -> dict[str, list[Found]]:
-    """All checkpoints gone on from, on another number of ranks or the same."""
+    """All checkpoints, resumed on the same and on other numbers of ranks."""
     runs = {
         f"{name} {step}": replace(run, resume=saved / of / f"step={step}.ckpt")
         for name, (of, run) in RESUMES.items()
@@ -95,7 +95,7 @@ def resumed(request: pytest.FixtureRequest, folder: Path, saved: Path) -> dict[s
 def test_ranks_share_the_batches_of_one_process(
     on_one: Batches, on_two: dict[str, list[Found]]
 ) -> None:
-    """Numbers and pixels of the global batches; Lightning does not rebuild the loaders."""
+    """Numbers and pixels of the global batches. Lightning does not rebuild the loaders."""
     assert len(on_one) == 9
     for name in DIVIDED:
         assert trained_on(on_two[name]) == on_one, name
@@ -106,7 +106,7 @@ def test_ranks_share_the_batches_of_one_process(
 def test_exact_on_any_number_of_ranks(
     resumed: dict[str, list[Found]], on_one: Batches, name: str
 ) -> None:
-    """From rank 0's state alone; with the callback, without it, and from one to the other."""
+    """From rank 0's state alone; with the callback, without it, and across the two."""
     for step in STEPS:
         assert trained_on(resumed[f"{name} {step}"]) == on_one[step:], step
 
@@ -122,14 +122,14 @@ def test_killed_and_exact_on_any_number_of_ranks(
 def test_torchs_order_on_as_many_ranks(
     resumed: dict[str, list[Found]], on_two: dict[str, list[Found]], name: str
 ) -> None:
-    """An undivided loader, which Lightning has divided."""
+    """An undivided loader, divided by Lightning."""
     for step in STEPS:
         if f"{name} {step}" in resumed:
             assert trained_on(resumed[f"{name} {step}"]) == trained_on(on_two[name])[step:], step
 
 
 def test_rebuilt_with_torchs_sampler(on_two: dict[str, list[Found]], on_one: Batches) -> None:
-    """An undivided one is rebuilt, with all its arguments but the sampler: torch's order."""
+    """An undivided loader is rebuilt with all its arguments but the sampler: torch's order."""
     for found in on_two["undivided"]:
         assert not found.is_same_loader
         assert found.public == {
@@ -148,7 +148,7 @@ def test_rebuilt_with_torchs_sampler(on_two: dict[str, list[Found]], on_one: Bat
 
 
 def test_lanes_without_the_callback_are_refused(folder: Path, tmp_path: Path) -> None:
-    """Where rank 0's state is not that of the others, they refuse it by name."""
+    """If rank 0's state is not theirs, the other ranks refuse it by name."""
     save = Run(kind="lanes", save=tmp_path)
     resume = Run(kind="lanes", resume=tmp_path / "step=2.ckpt")
     with pytest.raises(RankFailed, match=r"StateMismatch: lanes .*\[0, 2\]"):

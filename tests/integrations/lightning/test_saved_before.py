@@ -1,8 +1,7 @@
 """Checkpoints in ``saved_before/``, of the first release with the callback, still resume exactly.
 
-They were written by :func:`tests.integrations.lightning.recorded_fits.saved_everywhere`, with the
-jobs below, torch 2.15 and Lightning 2.6.6. Never write them again: they stand for those that users
-have.
+:func:`tests.integrations.lightning.recorded_fits.saved_everywhere` wrote them, with the jobs below,
+torch 2.15 and Lightning 2.6.6. Never rewrite them: they stand for users' files.
 """
 
 from __future__ import annotations

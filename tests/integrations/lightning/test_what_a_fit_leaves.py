@@ -1,4 +1,4 @@
-"""Behind a fit no process and no thread of the loaders' is left, as with torch's."""
+"""A fit leaves no process and no thread of the loaders, as with torch's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> FolderSource:
 
 
 def what_is_left() -> tuple[set[str], list[str]]:
-    """Processes, and threads of the package and of the queues to its workers."""
+    """Return processes, and threads of the package and of the queues to its workers."""
     names = [thread.name for thread in threading.enumerate()]
     return children(), [name for name in names if "stateful_gpu" in name or "Queue" in name]
 
@@ -75,7 +75,7 @@ def test_nothing_is_left_and_a_second_fit_goes_on(
 
 
 class DrawsBeforeItsFirstBatch(Witness):
-    """As a user's hook may."""
+    """Draws before its first batch, as a user's hook may."""
 
     def on_train_start(self) -> None:
         torch.rand(1)
@@ -85,8 +85,7 @@ class DrawsBeforeItsFirstBatch(Witness):
 
 
 def test_the_callback_leaves_the_order_of_an_undecided_seed(data: FolderSource) -> None:
-    """Whatever draws random numbers before the first batch: it decides the seed with and without
-    the callback."""
+    """Numbers drawn before the first batch decide the seed, with and without the callback."""
     orders = []
     for callbacks in CALLBACKS.values():
         torch.manual_seed(3)

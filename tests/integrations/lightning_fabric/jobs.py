@@ -1,4 +1,4 @@
-"""What each rank of a group does in the tests of Fabric on several ranks."""
+"""Jobs of each rank in the tests of Fabric on several ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.trainer_data import image_loader, samples_of
 
 GLOBAL_BATCH = 4
 MIDDLE, END_OF_PASS, BETWEEN = (1, 3), (1, 6), (1, END)
-"""Moments of epochs of six steps; those of the first epoch are exact without any adapter."""
+"""Moments of epochs of six steps. Those of the first epoch are exact without any adapter."""
 
 
 def dataset_of(folder: Path) -> FolderSource:
@@ -72,7 +72,7 @@ class Situation:
 
 
 def compare(rank: int, num_ranks: int, folder: Path) -> dict[str, Any]:
-    """Each situation of as many ranks: whether each resumed run is the undisturbed one."""
+    """Return whether each resumed run equals the undisturbed one, by situation."""
     whole = partial(map_style, folder, num_ranks)
     auto = partial(whole, num_replicas="auto")
     in_order = partial(whole, shuffle=False)
@@ -119,7 +119,7 @@ def _loads_rank_0s_lanes(num_ranks: int, folder: Path) -> str:
     fabric.save(path, {"loader": loader})
     said = _said(fabric, path, loader)
     if said != "loaded":
-        fabric.barrier()  # at which the ranks that have loaded wait
+        fabric.barrier()  # ranks that have loaded wait here
     return said
 
 
@@ -151,12 +151,12 @@ def job(
 
 
 def on_four(rank: int, num_ranks: int, folder: Path) -> dict[str, Any]:
-    """Refusals on another number of ranks than were saved, and a mesh."""
+    """Return refusals on another number of ranks, and results on a mesh."""
     return {"refused": refusals(rank, num_ranks, folder), "mesh": on_a_mesh(folder)}
 
 
 def refusals(rank: int, num_ranks: int, folder: Path) -> dict[str, str]:
-    """What a checkpoint of two ranks says on another number."""
+    """Return the errors of a checkpoint of two ranks on another number."""
     fabric = on_all_ranks(num_ranks)
     loader = adapted(fabric, divided_by_itself(num_ranks, rank))
     before = loader.state_dict()
@@ -169,7 +169,7 @@ def refusals(rank: int, num_ranks: int, folder: Path) -> dict[str, str]:
 
 
 def on_a_mesh(folder: Path) -> dict[str, Any]:
-    """Two data-parallel groups of two tensor-parallel ranks each; the checkpoint is a folder."""
+    """Run two data-parallel groups of two tensor-parallel ranks; the checkpoint is a folder."""
 
     def strategy() -> ModelParallelStrategy:
         return ModelParallelStrategy(

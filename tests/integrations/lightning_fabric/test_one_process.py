@@ -23,7 +23,7 @@ from tests.integrations.lightning_fabric.training import (
 )
 from tests.trainer_data import image_loader, photos, samples_of, tars
 
-# What our loader says of an iterable without a state of its own, and rightly so.
+# The loader's justified warning about an iterable without a state.
 pytestmark = pytest.mark.filterwarnings("ignore:.*samples of the iterable dataset are read again")
 
 MOMENTS = {
@@ -35,7 +35,7 @@ MOMENTS = {
     "behind a later epoch": (1, END),
 }
 WORKERS = {"shuffled": 0, "in order": 0, "lanes": 2, "iterable": 2}
-"""Of each kind of loader."""
+"""Number of workers for each kind of loader."""
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +88,9 @@ def test_undisturbed_run_is_that_of_fabric_alone(kind: str, make: Callable[..., 
 def test_built_in_way_is_exact_in_the_first_epoch(
     kind: str, make: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """There Fabric's count and ours begin alike. It counts epochs for samplers alone: where none
-    listens, later epochs are exact, too."""
+    """Fabric and the loader count alike in the first epoch. Fabric sets epochs only on samplers;
+    without such a sampler, later epochs are exact, too.
+    """
     build = lambda: make(kind, num_workers=WORKERS[kind])  # noqa: E731
     undisturbed = train(one_process(), built_in, build())
     moments = [(0, 2), (0, 6)] if kind == "shuffled" else MOMENTS.values()
@@ -101,7 +102,7 @@ def test_built_in_way_is_exact_in_the_first_epoch(
 def test_built_in_way_goes_back_to_the_epochs_of_a_new_process(
     make: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """The resumed pass is exact, with a warning; the one behind it is of Fabric's epoch 1."""
+    """The resumed pass is exact, with a warning; the next pass is of Fabric's epoch 1."""
     path, undisturbed = tmp_path / "state", train(one_process(), built_in, make("shuffled"))
     before = train(one_process(), built_in, make("shuffled"), save_to=path, stop=(1, 3))
     with pytest.warns(UserWarning, match="set_epoch\\(0\\) after load_state_dict\\(\\) of epoch 1"):
@@ -114,7 +115,7 @@ def test_built_in_way_goes_back_to_the_epochs_of_a_new_process(
 def test_checkpoint_loads_with_and_without_the_adapter(
     first: Any, second: Any, make: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """In one process the state is the loader's own in both."""
+    """In one process both save the loader's own state."""
     path, undisturbed = tmp_path / "state", train(one_process(), built_in, make("lanes"))
     before = train(one_process(), first, make("lanes"), save_to=path, stop=(1, 3))
     after = train(one_process(), second, make("lanes"), resume_from=path)
@@ -125,7 +126,7 @@ def test_checkpoint_loads_with_and_without_the_adapter(
 def test_steps_of_several_batches_end_where_they_did(
     make: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """An epoch of 6 batches has a step of four and one of two, also when it is resumed."""
+    """An epoch of 6 batches has steps of four and two batches, also when it is resumed."""
     arguments = {"accumulate": 4}
     build = lambda: make("shuffled")  # noqa: E731
     undisturbed = train(one_process(), adapted, build(), **arguments)
@@ -137,7 +138,7 @@ def test_steps_of_several_batches_end_where_they_did(
 
 
 def test_broken_pass_counts_as_an_epoch(make: Callable[..., Any]) -> None:
-    """As with Fabric, for samplers of this package and of torch."""
+    """Fabric's rule, for samplers of this package and of torch."""
     for kind in ("shuffled", "torch's"):
         seen = []
         for set_up in (built_in, adapted):
@@ -150,7 +151,7 @@ def test_broken_pass_counts_as_an_epoch(make: Callable[..., Any]) -> None:
 
 
 def test_several_loaders_each_have_their_state(make: Callable[..., Any], tmp_path: Path) -> None:
-    """Training and validation loader in one dictionary, saved inside the validation."""
+    """Training and validation loader in one dictionary, saved during validation."""
     fabric = one_process()
     train_batches, valid_batches = setup_dataloaders(fabric, make("shuffled"), make("in order"))
     list(train_batches)
@@ -174,7 +175,7 @@ def test_checkpoint_is_of_plain_values(make: Callable[..., Any], tmp_path: Path)
 
 
 def test_batches_move_unless_they_are_to_stay(make: Callable[..., Any]) -> None:
-    """As ``fabric.setup_dataloaders(move_to_device=)``; the rest of the loader is at hand."""
+    """Moves like ``fabric.setup_dataloaders(move_to_device=)``; has the loader's attributes."""
 
     class Elsewhere:
         world_size, strategy = 1, None
@@ -207,7 +208,7 @@ def test_epoch_can_be_chosen(make: Callable[..., Any]) -> None:
 
 
 def test_empty_rest_of_an_epoch_can_be_skipped(make: Callable[..., Any]) -> None:
-    """``on_epoch_boundary="next_epoch"``, without a warning of another epoch."""
+    """``on_epoch_boundary="next_epoch"`` gives no warning of another epoch."""
     batches = setup_dataloaders(one_process(), make("shuffled"))
     epochs = [[samples_of(batch) for batch in batches] for _ in range(3)]
     batches = setup_dataloaders(one_process(), make("shuffled"))
@@ -221,7 +222,7 @@ def test_empty_rest_of_an_epoch_can_be_skipped(make: Callable[..., Any]) -> None
 
 
 def _of_torch(make: Callable[..., Any], in_batches: bool = False) -> StatefulGPULoader[Any]:
-    """Under torch's own sampler, which has to be told its epoch."""
+    """Return a loader with torch's own sampler, whose epoch must be set."""
     dataset, transform = make("shuffled").dataset, make("shuffled").transform
     sampler = DistributedSampler(dataset, num_replicas=1, rank=0, seed=5)
     given: dict[str, Any] = {"batch_size": 4, "sampler": sampler}

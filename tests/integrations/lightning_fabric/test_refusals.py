@@ -1,4 +1,4 @@
-"""What is refused in Fabric's hands, before training starts and with nothing half-changed."""
+"""Refusals of loaders under Fabric, before training starts and with nothing half-changed."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def numbers(length: int = 24) -> StatefulGPULoader[Any]:
 
 
 def begun(length: int = 24) -> Any:
-    """A loader in Fabric's hands, one batch into its epoch."""
+    """Return a loader under Fabric, one batch into its epoch."""
     loader = adapted(one_process(), numbers(length))
     next(iter(loader))
     return loader
 
 
 def test_other_objects_are_refused_by_their_names() -> None:
-    """Nothing, torch's own loader, and one that Fabric has wrapped already."""
+    """No loader, torch's own loader, and one that Fabric has already wrapped."""
     fabric = one_process()
     with pytest.raises(ValueError, match="Remedy"):
         setup_dataloaders(fabric)
@@ -48,7 +48,7 @@ def test_fabric_that_was_not_launched_is_refused() -> None:
 
 
 def test_state_of_another_loader_is_refused(tmp_path: Path) -> None:
-    """Training and validation exchanged; the lengths are named, and no loader has moved."""
+    """Training and validation loader are exchanged; no loader has moved."""
     fabric = one_process()
     fabric.save(tmp_path / "state", {"train": begun(24), "valid": begun(20)})
     train, valid = begun(24), begun(20)
@@ -60,7 +60,7 @@ def test_state_of_another_loader_is_refused(tmp_path: Path) -> None:
 
 
 def test_refused_loader_leaves_the_model_behind_it_alone(tmp_path: Path) -> None:
-    """Fabric loads in the order of the dictionary: with the loaders first, all or nothing."""
+    """Fabric loads in the dictionary's order: with the loaders first, all or nothing."""
     fabric, trained = one_process(), torch.nn.Linear(1, 1)
     fabric.save(tmp_path / "state", {"loader": begun(24), "model": trained})
     model = torch.nn.Linear(1, 1)

@@ -1,4 +1,4 @@
-"""Fabric's DDP on 2 ranks, with the adapter and without it; tensor-parallel groups."""
+"""Fabric's DDP on 2 ranks, with and without the adapter; tensor-parallel groups."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ def four_ranks(folder: Path, two_ranks: list[dict[str, Any]]) -> list[dict[str, 
 def test_two_ranks_consume_what_they_do_undisturbed(
     situation: str, two_ranks: list[dict[str, Any]]
 ) -> None:
-    """Samples, pixels and final weights of both; Fabric's own sampler is warned of, whose
-    epoch Fabric sets back, which in order changes nothing."""
+    """Samples, pixels and final weights of both. A warning names Fabric's own sampler, whose
+    epoch Fabric resets; without shuffling that changes nothing.
+    """
     for rank in two_ranks:
         assert rank[situation]["exact"], rank[situation]["each"]
         assert rank[situation]["warned"] == (situation == "built in, divided by Fabric, in order")
@@ -66,7 +67,7 @@ def test_each_sample_goes_to_one_rank(situation: str, two_ranks: list[dict[str, 
 def test_global_batches_are_those_of_one_process(
     two_ranks: list[dict[str, Any]], folder: Path
 ) -> None:
-    """By the loader's own order, whoever divides it; Fabric's own division has another."""
+    """The loader's own order, if divided by itself or the adapter; Fabric's division differs."""
     alone = train(one_process(), adapted, map_style(folder, 1))
     for situation in ("adapter, divided by it", "adapter, auto", "built in, auto"):
         records = [rank[situation]["undisturbed"] for rank in two_ranks]
@@ -80,7 +81,7 @@ def test_global_batches_are_those_of_one_process(
 def test_built_in_way_is_exact_on_two_ranks_in_the_first_epoch_alone(
     situation: str, two_ranks: list[dict[str, Any]]
 ) -> None:
-    """Later, Fabric sets the sampler to the epochs of a new process, of which is warned."""
+    """Later, Fabric sets the sampler to the epochs of a new process, with a warning."""
     for rank in two_ranks:
         assert rank[situation]["each"] == [True, False]
         assert rank[situation]["warned"]
@@ -89,13 +90,13 @@ def test_built_in_way_is_exact_on_two_ranks_in_the_first_epoch_alone(
 def test_built_in_way_draws_other_augmentations_in_a_later_epoch(
     two_ranks: list[dict[str, Any]],
 ) -> None:
-    """Also in order, where our sampler divides: the pass behind the resumed one is another."""
+    """Also in order, if this package's sampler divides: the pass after the resumed one differs."""
     for rank in two_ranks:
         assert rank["built in, auto, in order"]["each"] == [False, True]
 
 
 def test_built_in_way_saves_the_lanes_of_rank_0_alone(two_ranks: list[dict[str, Any]]) -> None:
-    """The other rank refuses them, with the numbers, when it loads."""
+    """The other rank refuses them when it loads, with the numbers."""
     assert two_ranks[0]["built in, lanes"] == "loaded"
     assert "the cursors of 2 lanes: [0, 2]" in two_ranks[1]["built in, lanes"]
     assert "which serves lanes [1, 3] of 4" in two_ranks[1]["built in, lanes"]
@@ -118,7 +119,7 @@ def test_tensor_parallel_ranks_consume_the_same_batches(
 def test_states_of_each_rank_are_refused_on_another_number(
     four_ranks: list[dict[str, Any]],
 ) -> None:
-    """With both numbers, on every rank, and nothing is changed."""
+    """Every rank names both numbers, and nothing is changed."""
     for rank in four_ranks:
         assert (
             "number of ranks differs: the state has 2, expected was 4"

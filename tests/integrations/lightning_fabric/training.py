@@ -1,4 +1,4 @@
-"""A training loop as Fabric's documentation has it, which writes down what it consumes."""
+"""A training loop as in Fabric's documentation, which records its batches."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.trainer_data import Brightness, samples_of
 
 EPOCHS = 3
 END = -1
-"""In place of a number of batches: behind the epoch's loop."""
+"""Stands for a number of batches: after the epoch's loop."""
 
 Samples: TypeAlias = list[tuple[int, str]]
-"""Of one batch: each sample's number and a digest of its pixels."""
+"""Number of each sample of one batch, and a digest of its pixels."""
 SetUp: TypeAlias = Callable[..., Any]
 
 
@@ -29,10 +29,10 @@ class Interrupted(Exception):
 
 @dataclass
 class Record:
-    """What a run consumed, and where it came to."""
+    """Record of a run: its batches and its end."""
 
     batches: list[tuple[int, Samples]] = field(default_factory=list)
-    """With the epoch of the training loop."""
+    """Batches with the epoch of the training loop."""
     weights: list[float] = field(default_factory=list)
 
     def steps(self, epoch: int) -> list[Samples]:
@@ -52,7 +52,7 @@ def one_process() -> Fabric:
 
 
 def on_all_ranks(num_ranks: int, strategy: Any = "ddp") -> Fabric:
-    """The process group exists already."""
+    """Run on all ranks, in the existing process group."""
     fabric = Fabric(accelerator="cpu", devices=num_ranks, strategy=strategy)
     fabric.launch()
     return fabric
@@ -70,12 +70,12 @@ def train(
     epochs: int = EPOCHS,
     after_saving: Callable[[Record], None] | None = None,
 ) -> Record:
-    """Train, from a checkpoint or from the beginning, to the end or to where it is interrupted.
+    """Train, from a checkpoint or from the beginning, to the end or to the interruption.
 
     Args:
-        stop: an epoch and the number of its batches after which the run saves and breaks down.
+        stop: an epoch and the number of its batches after which the run saves and fails.
         accumulate: batches of one optimizer step; an epoch's last step may have fewer.
-        after_saving: in place of the exception.
+        after_saving: called instead of raising.
     """
     record = Record()
     model, optimizer = fabric.setup(*_model())
@@ -123,20 +123,20 @@ def interrupted_and_resumed(
     stop: tuple[int, int],
     **arguments: Any,
 ) -> Record:
-    """Two runs, each of objects of its own, as one."""
+    """Return two runs with separate objects as one record."""
     first = train(make_fabric(), set_up, make_loader(), save_to=path, stop=stop, **arguments)
     second = train(make_fabric(), set_up, make_loader(), resume_from=path, **arguments)
     return Record(first.batches + second.batches, second.weights)
 
 
 def together(records: list[Record], epoch: int) -> list[list[tuple[int, str]]]:
-    """The global batches of an epoch, in no order within a batch."""
+    """Return the global batches of an epoch; the order within a batch is arbitrary."""
     steps = zip(*(record.steps(epoch) for record in records), strict=True)
     return [sorted(sample for samples in step for sample in samples) for step in steps]
 
 
 class NoisyImages(IterableDataset[Any]):
-    """Numbered images of noise, dealt out to workers, without a length."""
+    """Numbered images of noise, divided among workers, without a length."""
 
     def __init__(self, num_images: int) -> None:
         self.num_images = num_images
@@ -149,7 +149,7 @@ class NoisyImages(IterableDataset[Any]):
 
 
 class ImagesOfRank(IterableDataset[Any]):
-    """Numbered images of one rank, with a state of their own."""
+    """Numbered images of one rank, with a state."""
 
     def __init__(self, num_images: int, rank: int, num_ranks: int) -> None:
         self.numbers = list(range(rank, num_images, num_ranks))

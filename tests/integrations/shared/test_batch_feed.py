@@ -1,4 +1,4 @@
-"""Batches as samples: what a skip may pass over, what is asked for besides, and which epoch."""
+"""Batches as samples: skips, other indices, and epochs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def resumed(delivered: int, **arguments: Any) -> BatchFeed:
 
 
 def run(feed: BatchFeed, skipped: int) -> list[list[int]]:
-    """As a trainer that skips numbers of the batch sampler."""
+    """Iterate like a trainer that skips numbers of the batch sampler."""
     numbers = (number for i, number in enumerate(feed.numbers) if i >= skipped)
     arguments = {**feed.arguments(), "batch_sampler": numbers}
     return [batch.tolist() for batch in DataLoader(feed, **arguments)]
@@ -38,7 +38,7 @@ def run(feed: BatchFeed, skipped: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("skipped", [3, 4, 5])
 def test_skip_of_more_than_was_delivered_is_refused(skipped: int) -> None:
-    """No batch is thrown away in silence; of a pass from the beginning it is what was asked."""
+    """No batch is lost silently. In a pass from the beginning, a skip is what was asked for."""
     with pytest.raises(LoaderError, match=r"batch 2 .* 2 "):
         run(resumed(2), skipped)
     whole = [batch.tolist() for batch in loader_of()]
@@ -56,7 +56,7 @@ def test_second_pass_after_a_resume_skips_in_earnest() -> None:
 
 
 def test_skip_of_less_than_was_delivered_is_refused() -> None:
-    """And the text speaks of a checkpoint only where there is one."""
+    """The text mentions a checkpoint only if there is one."""
     with pytest.raises(LoaderError, match="batch 1 "):
         run(resumed(2), 1)
     with pytest.raises(LoaderError, match=r"\[0\] .*BatchFeed") as caught:
@@ -76,7 +76,7 @@ def test_a_consumer_that_fetches_ahead_has_the_state_before_what_it_has_fetched(
 
 
 def test_attributes_are_the_datasets() -> None:
-    """Loader.dataset.classes, as users write it."""
+    """Users read loader.dataset.classes."""
     feed = BatchFeed(loader_of())
     assert feed.classes == ("cat", "dog")
     assert not hasattr(feed, "absent")
@@ -90,7 +90,7 @@ def test_attributes_are_the_datasets() -> None:
 def test_resume_at_an_epochs_last_batch_asks_for_the_epoch_that_comes(
     boundary: str, batch_size: int, drop_last: bool
 ) -> None:
-    """Without a warning of an epoch that nobody has asked for."""
+    """Without a warning of an epoch that was never set."""
     given = {"on_epoch_boundary": boundary, "batch_size": batch_size, "drop_last": drop_last}
     feed = resumed(len(loader_of(**given)), **given)
     second = loader_of(**given)
@@ -105,7 +105,7 @@ def test_resume_at_an_epochs_last_batch_asks_for_the_epoch_that_comes(
 
 
 def test_next_epoch_asked_for_at_an_epochs_last_batch_has_nothing_to_skip() -> None:
-    """As scripts do that count from the steps taken."""
+    """Scripts that count from the number of steps do so."""
     feed = resumed(5)
     feed.set_epoch(1)
     second = loader_of()

@@ -1,4 +1,4 @@
-"""A loader built again as one rank's: what stays, what is divided, what is refused."""
+"""A loader rebuilt for one rank: what stays, what is divided, what is refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Numbers(IterableDataset[int]):
 
 
 class WithExtra(StatefulGPULoader[Any]):
-    """A subclass with an argument of its own, which is kept as an attribute."""
+    """A subclass with an additional argument, kept as an attribute."""
 
     def __init__(self, dataset: Any, extra: str = "none", **arguments: Any) -> None:
         super().__init__(dataset, **arguments)
@@ -89,7 +89,7 @@ def test_everything_else_stays_as_it_was(tmp_path: Path) -> None:
 
 
 def test_loader_of_one_rank_and_divided_ones_stay_themselves() -> None:
-    """Numbers of ranks that were given, a DistributedSampler, and the user's iterables."""
+    """Given numbers of ranks, a DistributedSampler, and the user's iterables."""
     for loader in (
         StatefulGPULoader(range(8), num_replicas=4, rank=1),
         StatefulGPULoader(range(8), sampler=DistributedSampler(range(8), 2, 0)),
@@ -122,7 +122,7 @@ def test_lanes_are_divided(tmp_path: Path) -> None:
     ],
 )
 def test_sampler_that_gives_all_ranks_the_same_is_refused(arguments: dict[str, Any]) -> None:
-    """By its name, with what to do."""
+    """By its name, with a remedy."""
     loader = StatefulGPULoader(range(8), **arguments)
     name = type(next(iter(arguments.values()))).__name__
     told = f"num_replicas = 2.*{name}.*num_replicas="
@@ -132,7 +132,7 @@ def test_sampler_that_gives_all_ranks_the_same_is_refused(arguments: dict[str, A
 
 @pytest.mark.parametrize("num_replicas", [None, "auto"])
 def test_loaded_state_is_carried_over(num_replicas: str | None) -> None:
-    """One that was loaded before the loader is divided, at any place, with its seed."""
+    """A state loaded before the division, at any place, with its seed."""
     given = {"batch_size": 2, "shuffle": True, "num_replicas": num_replicas}
     for seed, delivered_before in ((3, 0), (3, 2), (None, 0), (None, 2), (None, 6)):
         saved = StatefulGPULoader(
@@ -154,7 +154,7 @@ def test_loaded_state_is_carried_over(num_replicas: str | None) -> None:
 
 
 def delivered_in(loader: StatefulGPULoader[Any], epoch: int) -> list[list[int]]:
-    """Of another loader with the same seed."""
+    """Return the batches of another loader with the same seed."""
     other = StatefulGPULoader(
         range(12), batch_size=2, shuffle=True, seed=loader.state_dict()["seed"]
     )
@@ -164,7 +164,7 @@ def delivered_in(loader: StatefulGPULoader[Any], epoch: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("through_sampler", [False, True])
 def test_epoch_that_was_set_is_carried_over(through_sampler: bool) -> None:
-    """And no seed is settled that was not: ranks' own generators differ."""
+    """No undetermined seed is fixed, since the ranks' own generators differ."""
     loader = StatefulGPULoader(range(12), batch_size=2, shuffle=True)
     (loader.sampler if through_sampler else loader).set_epoch(3)
     ranks = [divided(loader, num_replicas=2, rank=rank) for rank in (0, 1)]
@@ -174,7 +174,7 @@ def test_epoch_that_was_set_is_carried_over(through_sampler: bool) -> None:
 
 
 def test_pass_that_was_only_looked_into_is_not_carried_over() -> None:
-    """As on one rank, no batch is lost to training; the epoch that a whole pass began is."""
+    """No batch is lost to training, as on one rank. A whole pass counts as an epoch."""
     loader = StatefulGPULoader(range(12), batch_size=2, shuffle=True)
     next(iter(loader))
     first = divided(loader, num_replicas=2, rank=0).state_dict()
@@ -197,7 +197,7 @@ def test_loaded_lanes_are_carried_over(tmp_path: Path) -> None:
 
 
 def test_state_that_cannot_be_carried_over_is_refused() -> None:
-    """Batches that were delivered out of order are those of one batch size."""
+    """Batches that were delivered out of order belong to one batch size."""
     given = {"batch_size": 2, "seed": 1, "num_workers": 1, "in_order": False}
     loader = StatefulGPULoader(range(12), **given)
     loader.load_state_dict({**loader.state_dict(), "ahead": "[2]"})
@@ -224,14 +224,14 @@ class KeptFolder(StatefulGPULoader[Any]):
     ],
 )
 def test_constructor_that_cannot_be_called_again_is_told(loader: Any, lacking: str) -> None:
-    """What it lacks, and what to do."""
+    """The error names the missing argument and the remedy."""
     remedy = r"Remedy: keep each argument.*num_replicas=2, rank=1"
     with pytest.raises(TypeError, match=f"Folder .*{lacking}.*{remedy}"):
         divided(loader, num_replicas=2, rank=1)
 
 
 def test_an_iterable_must_say_that_it_divides_itself() -> None:
-    """Else each process would get all of it."""
+    """Otherwise each process would get all of it."""
 
     loader = StatefulGPULoader(Numbers(), batch_size=2)
     check_divides_itself(loader, 1)

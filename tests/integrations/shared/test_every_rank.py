@@ -1,4 +1,4 @@
-"""The states of each rank in one: refusals, and what a loader without it says."""
+"""The states of all ranks in one: refusals, and the refusal by a plain loader."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def of_ranks(*ranks: int, num_ranks: int = 1, **changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_state_of_each_rank_gives_each_its_own(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And it survives JSON."""
+    """The state survives JSON."""
     monkeypatch.setattr(every_rank, "size_and_rank", lambda: (2, rank))
     other = {f"rank_{1 - rank:05d}": loader_of(epoch=2).state_dict()}
     loader = loader_of()
@@ -68,7 +68,7 @@ def test_damaged_state_of_each_rank_is_refused(
 
 
 def test_loader_alone_refuses_the_state_of_each_rank() -> None:
-    """It says whose states they are."""
+    """The error says that the states belong to all ranks."""
     assert refusal(loader_of(), of_ranks(0)).saved == "stateful_gpu_loader of each rank"
 
 
@@ -88,7 +88,7 @@ class WithTensor(IterableDataset[int]):
 
 @pytest.fixture(scope="module")
 def gathered() -> list[dict[str, Any]]:
-    """What each of two ranks gathers from loaders of several kinds."""
+    """Return the states that each of two ranks gathers from loaders of several kinds."""
     return on_ranks(_gather, 2)
 
 
@@ -123,7 +123,7 @@ def _gather(rank: int) -> dict[str, Any]:
 
 
 def test_ranks_of_one_data_parallel_rank_count_once(gathered: list[dict[str, Any]]) -> None:
-    """And differ by nothing but the record of bad samples."""
+    """They differ only in the record of bad samples."""
     for rank in gathered:
         assert rank["equal"]["position"] == 2
         field, saved, present = rank["apart"]
@@ -134,14 +134,14 @@ def test_ranks_of_one_data_parallel_rank_count_once(gathered: list[dict[str, Any
 def test_records_and_order_of_arrival_may_differ_from_rank_to_rank(
     gathered: list[dict[str, Any]],
 ) -> None:
-    """The records of bad samples are united; without an order each rank keeps its state."""
+    """The records of bad samples are united. Without an order each rank keeps its state."""
     for rank in gathered:
         assert BadSamples.from_text(rank["united"]["bad_samples"]).total == 2
         assert rank["unordered"]["num_ranks"] == 2
 
 
 def test_states_that_hold_tensors_are_compared_as_a_whole(gathered: list[dict[str, Any]]) -> None:
-    """Of the user's objects; equal ones are one state, others one for each rank."""
+    """States of the user's objects: equal ones are one state, others one for each rank."""
     for rank in gathered:
         assert rank["same"]["format"] == "stateful_gpu_loader"
         assert rank["other"]["num_ranks"] == 2

@@ -1,7 +1,7 @@
-"""A training script for torchrun: it goes on from its last step, on any number of processes.
+"""A training script for torchrun: it resumes from its last step, on any number of processes.
 
-It trains on photographs and, beside them, on tars in lanes, at one global batch. In the step that
-it is told it ends itself with SIGKILL, before that step's checkpoint is written.
+It trains on photographs and, beside them, on tars in lanes, at one global batch. In a given step it
+kills itself with SIGKILL, before that step's checkpoint is written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RECIPES = [T.RandomResizedCrop(16), T.RandomHorizontalFlip()]
 
 
 def make_loader(dataset: Any, **arguments: Any) -> StatefulGPULoader[Any]:
-    """Of all ranks together, 12 samples a batch."""
+    """Return a loader of 12 samples a batch over all ranks."""
     given = {"batch_size": GLOBAL_BATCH, "shuffle": True, "seed": 11, "transform": RECIPES}
     return StatefulGPULoader(dataset, **given | arguments)
 
@@ -38,7 +38,7 @@ def make_model() -> torch.nn.Module:
 
 
 def loss_of(model: torch.nn.Module, images: torch.Tensor) -> torch.Tensor:
-    """Of the images' mean colours: float32 []."""
+    """Return the loss from the images' mean colours: float32 []."""
     loss: torch.Tensor = model(images.to(torch.float32).mean(dim=(2, 3)) / 255).mean()
     return loss
 
@@ -47,8 +47,8 @@ def main(folder: Path, launch: str, deaths: dict[str, dict[str, Any]]) -> None:
     """Train to the end, or to the step where this attempt dies.
 
     Args:
-        deaths: for an attempt of torchrun's, the step in which it ends, and the ranks that die;
-            none is all.
+        deaths: for each attempt of torchrun, the step in which it ends, and the ranks that die;
+        none means all.
     """
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     torch.set_num_threads(1)
@@ -69,7 +69,7 @@ def main(folder: Path, launch: str, deaths: dict[str, dict[str, Any]]) -> None:
         photographs.load_state_dict(saved["photographs"])
         tars.load_state_dict(saved["tars"])
         step, first_epoch = saved["step"], saved["epoch"]
-    # One epoch of lanes: then its state stands at the next.
+    # One epoch of lanes: then its state is at the next.
     of_tars = iter(tars) if tars.state_dict()["epoch"] == 0 else iter(())
     for epoch in range(first_epoch, EPOCHS):
         for batch in photographs:

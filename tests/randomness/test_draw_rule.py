@@ -28,7 +28,7 @@ def _leave_no_trace() -> Iterator[None]:
 
 @pytest.fixture
 def another_thread() -> Iterator[None]:
-    """It lives and draws nothing."""
+    """Run a thread that draws nothing."""
     end = threading.Event()
     thread = threading.Thread(target=end.wait)
     thread.start()
@@ -38,7 +38,7 @@ def another_thread() -> Iterator[None]:
 
 
 class Samples:
-    """Two samples in a block; the places of the draws are told."""
+    """Two samples in a block; the places of the draws are given."""
 
     def __init__(self, rule: DrawRule) -> None:
         self.rule = rule
@@ -49,7 +49,7 @@ class Samples:
             for _ in range(2):
                 self.rule.seeded(self.seed, random.random if within else _nothing)
                 if between:
-                    random.random()  # in the place of another thread
+                    random.random()  # stands for another thread
 
         self.rule.watched(block)
 
@@ -155,7 +155,7 @@ def test_a_thread_that_draws_beside_the_main_thread_repeats_no_number_once_it_is
                 if said:
                     break
         assert "num_workers=1" in str(said[0].message)
-        met = len(drawn) + 1  # the draw in progress may be of before
+        met = len(drawn) + 1  # the draw in progress may precede the warning
         for _ in batches:
             pass
     stop.set()
@@ -175,11 +175,11 @@ READS: dict[str, Callable[[], Any]] = {
     "clone_state": lambda: torch.default_generator.clone_state().get_state().sum().item(),
     "_rand": lambda: np.random.mtrand._rand.get_state()[1].sum().item(),  # type: ignore[attr-defined]
 }
-"""Reads of a state that no stand-in can watch, as torch and NumPy check the type of the object."""
+"""Reads of a state that no stand-in can watch, since torch and NumPy check the object's type."""
 
 
 class Reading:
-    """Reads a state from a sample on that lies behind the evidence."""
+    """Reads a state from the first sample after the evidence on."""
 
     draws = True
 

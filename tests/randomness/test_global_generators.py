@@ -1,4 +1,4 @@
-"""The process's global generators: seeded, put back, and watched."""
+"""The process's global generators: seeded, restored, and watched."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.interrupts import interrupt_at, places_of
 
 
 def spoil_global_generators():
-    """Leave each at an odd place, with half a Box-Muller pair in hand."""
+    """Leave each at an odd place, with a cached half of a Box-Muller pair."""
     random.seed(99)
     np.random.seed(98)
     torch.manual_seed(97)
@@ -88,7 +88,7 @@ def _all_three() -> tuple[GlobalGenerator, ...]:
 
 @pytest.fixture(params=["in memory", "by functions"])
 def _place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the states are read."""
+    """Return the place at which the states are read."""
     if request.param == "by functions":
         monkeypatch.setattr(global_generators, "_IS_CPYTHON", False)
         generators = _all_three()
@@ -113,7 +113,7 @@ def test_all_three_states_are_found_in_memory(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_states_are_equal_whatever_was_left_in_memory_that_nobody_reads() -> None:
-    """Of normal numbers that were kept before the seed."""
+    """Normal numbers from before the seed remain in memory that is not read."""
     found = []
     for spoil in (False, True):
         if spoil:
@@ -134,7 +134,7 @@ def test_states_are_equal_whatever_was_left_in_memory_that_nobody_reads() -> Non
 def test_memory_that_holds_other_words_than_numpy_tells_is_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As in a version of NumPy that keeps them otherwise."""
+    """Another version of NumPy may lay them out differently."""
     of_numpy = global_generators.numpy_generator()
     monkeypatch.setattr(
         global_generators, "_memory_at", lambda address, size: (ctypes.c_char * size)()
@@ -146,7 +146,7 @@ def test_memory_that_holds_other_words_than_numpy_tells_is_not_used(
 
 
 def test_seeded_generators_draw_the_same_whatever_came_before():
-    """A normal number that was cached before must not come out after."""
+    """A normal number that was cached before must not come out afterwards."""
     seed = sample_seeds(42, 0, [5], Stream.SAMPLE_GENERATORS)[0]
     seed_global_generators(seed)
     expected = draw_from_global_generators()
@@ -168,7 +168,7 @@ def test_every_half_of_the_seed_matters(changed_bit):
 
 
 def test_numpy_and_torch_do_not_draw_the_same_words():
-    """Both run MT19937: seeded by the same 32 bits, one would repeat the other."""
+    """Both run MT19937. Seeded by the same 32 bits, one would repeat the other."""
     for seed in sample_seeds(1, 0, np.arange(20), Stream.SAMPLE_GENERATORS):
         seed_global_generators(seed)
         from_numpy = np.random.randint(2**32, size=8, dtype=np.uint32) % 2**24
@@ -186,7 +186,7 @@ def test_impossible_sample_seed_is_refused(seed):
 
 @pytest.mark.usefixtures("_place")
 def test_caller_gets_its_generators_back():
-    """Also the half of a Box-Muller pair that each may have in hand."""
+    """Including the cached half of a Box-Muller pair."""
     spoil_global_generators()
     before = states_of_global_generators()
     expected = draw_from_global_generators()
@@ -227,7 +227,7 @@ def test_caller_may_have_replaced_the_bit_generator_of_numpy():
 
 
 def reseed_within_a_fork() -> None:
-    """What it draws does not depend on what the generator was: only that it asks is known."""
+    """Reseed and draw: only the fork's read of the state can show."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         torch.rand(2)
@@ -302,7 +302,7 @@ def test_a_watch_of_nothing_notices_nothing(spoil: bool) -> None:
 
 @pytest.mark.usefixtures("_place")
 def test_a_watch_inside_another_one_asks_for_nothing() -> None:
-    """As of a loader in a dataset, which has seeds of its own."""
+    """A loader in a dataset has its own seeds."""
 
     def draw_and_restore() -> None:
         with caller_generators_restored():

@@ -1,4 +1,4 @@
-"""The permutation: a bijection, uniform, without memory of neighbours, and forever the same."""
+"""The permutation: a bijection, uniform, neighbours independent, and never changed."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def order(n, seed, epoch=0):
 
 @lru_cache
 def orders(n, num_seeds):
-    """int64 [num_seeds, n]"""
+    """Return int64 [num_seeds, n]."""
     return permutations_of_seeds(n, list(range(num_seeds)))
 
 
 def assert_plausible(probabilities):
-    """None of several tests is too improbable for uniform orders (Bonferroni)."""
+    """Check that none of several tests is too improbable for uniform orders (Bonferroni)."""
     assert min(probabilities) * len(probabilities) > LEAST_PROBABILITY
 
 
 def probability_of_bins(values, n, num_bins):
-    """Of a histogram this uneven, for values uniform in range(n)."""
+    """Return the probability of a histogram this uneven, for values uniform in range(n)."""
     edges = np.arange(n) * num_bins // n
     expected = np.bincount(edges) / n * len(values)
     return stats.chisquare(np.bincount(edges[values], minlength=num_bins), expected).pvalue
@@ -74,7 +74,7 @@ def test_inverse_gives_the_position_back(n):
 
 
 def test_an_index_does_not_depend_on_the_block_it_is_asked_in():
-    """Resuming at any position gives what an uninterrupted run has there."""
+    """Resuming at any position gives the uninterrupted run's indices."""
     permutation = Permutation(1001, seed=1, epoch=2)
     whole = permutation(np.arange(1001))
     for start in range(0, 1001, 7):
@@ -130,7 +130,7 @@ def test_each_pair_of_positions_holds_every_pair_of_indices_equally_often(n):
 
 @pytest.mark.parametrize("n", [900, 10_000])
 def test_no_distance_between_positions_returns_as_a_distance_between_indices(n):
-    """A lattice in the order: at each distance all differences of indices are about Poisson(1).
+    """In a lattice-like order they would. At each distance, differences are about Poisson(1).
 
     P(Poisson(1) > 14) is 3e-13, and n * 3 * sqrt(n) differences are counted.
     """
@@ -143,7 +143,7 @@ def test_no_distance_between_positions_returns_as_a_distance_between_indices(n):
 
 @pytest.mark.fuzz
 def test_half_of_all_orders_are_odd():
-    """With both sides of the network odd, no order of 9, 25, 49 or 81 elements is."""
+    """With both sides of the network odd, no order of 9, 25, 49 or 81 elements is odd."""
     num_seeds, probabilities = 120, []
     for n in range(2, 101):
         drawn = orders(n, num_seeds).astype(np.int8)
@@ -180,7 +180,7 @@ def test_orders_of_neighbouring_lengths_share_nothing():
 
 @pytest.mark.parametrize("n", HUGE)
 def test_indices_of_a_huge_dataset_are_uniform(n):
-    """In their leading and in their trailing digits, for neighbouring positions."""
+    """In their leading and trailing digits, for neighbouring positions."""
     for start in (0, n // 2, n - 10_000):
         indices = Permutation(n, seed=9, epoch=1)(np.arange(start, start + 10_000))
         assert len(np.unique(indices)) == 10_000
@@ -215,7 +215,7 @@ def test_seeds_are_64_bits():
     ],
 )
 def test_golden_order(n, seed, epoch, indices):
-    """Whoever changes these raises VERSION, and states of the old one are refused."""
+    """A change of these must raise VERSION; states of the old version are refused."""
     assert (ALGORITHM, VERSION) == ("feistel", 1)
     drawn = Permutation(n, seed=seed, epoch=epoch)(np.arange(len(indices)))
     assert drawn.tolist() == indices

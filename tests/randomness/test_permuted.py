@@ -34,7 +34,7 @@ def test_words_of_64_bits_join_two_words_of_32() -> None:
 
 
 def whole(lengths: list[int], *, seed: int, epoch: int = 0) -> list[list[int]]:
-    """Permutation i of range(lengths[i]), for all i in one call."""
+    """Return permutation i of range(lengths[i]), for all i in one call."""
     values = np.concatenate([np.arange(n) for n in lengths])
     numbers = np.repeat(np.arange(len(lengths)), lengths)
     drawn = permuted(values, np.repeat(lengths, lengths), seed=seed, epoch=epoch, numbers=numbers)

@@ -1,4 +1,4 @@
-"""Philox as Random123 has it, addresses that never meet, and the three global generators."""
+"""Philox equals Random123's, addresses never meet, and the three global generators are seeded."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_philox_refuses_other_shapes_and_types(counter, key, error):
 
 
 def test_words_are_philox_of_the_documented_counter():
-    """Seed, epoch, position, stream and block each have bits of their own."""
+    """Seed, epoch, position, stream and block each have their own bits."""
     position, stream, epoch = (5 << 32) + 6, 65535, 2**32 - 1
     drawn = words(-2, epoch, [0, position], stream, 10)
     key = np.array([2**32 - 2, 2**32 - 1], dtype=np.uint32)
@@ -83,7 +83,7 @@ def test_words_are_philox_of_the_documented_counter():
 
 
 def test_words_of_a_position_do_not_depend_on_the_others():
-    """Nor on how many are drawn."""
+    """Nor on their number."""
     positions = np.arange(50) * 3 + 2**40
     drawn = words(42, 1, positions, Stream.RECIPES, 16)
     assert drawn.shape == (50, 16)
@@ -108,7 +108,7 @@ def test_no_two_addresses_share_a_word_stream():
 
 
 def test_streams_are_frozen():
-    """A number given to another purpose would change every stream ever saved."""
+    """A number given to another purpose would change every saved stream."""
     assert {stream.name: int(stream) for stream in Stream} == {
         "ORDER": 0,
         "SAMPLE_GENERATORS": 1,

@@ -21,7 +21,7 @@ from tests.conformance import differing
 LEAST_PROBABILITY = 1e-4
 
 HALF_REJECTED = 2**63 + 1
-"""A span of integers at which nearly every second draw is rejected."""
+"""A span of integers for which nearly every second draw is rejected."""
 
 CALLS = {
     "uniform": lambda rng, size=None: rng.uniform(-30, 30, size=size),
@@ -279,7 +279,7 @@ def test_integers_are_uniform(span):
 
 @pytest.mark.parametrize("span", [3 * 2**61, 3 * 2**62, HALF_REJECTED, 2**64 - 1, 2**64])
 def test_integers_of_a_great_span_have_no_bias(span):
-    """Without rejection the low end of 3 * 2**62 integers would come twice as often."""
+    """Without rejection, the low end of 3 * 2**62 integers would come twice as often."""
     low = -(2**63)
     drawn = RNG(8).integers(low, low + span, size=30_000).astype(object) - low
     eighths = np.bincount((drawn * 8 // span).astype(np.int64), minlength=8)
@@ -347,7 +347,7 @@ def test_get_state_takes_a_stream_as_dalis_checkpoint_passes_it():
 
 
 def test_without_a_seed_it_is_another_generator_each_time_and_restores_any():
-    """As DALI's RNG(): the side that restores need not know the seed."""
+    """DALI's RNG() does the same: the restoring side need not know the seed."""
     first, second = RNG(), RNG()
     assert first.get_state() != second.get_state()
     saved = RNG(42)
@@ -361,7 +361,7 @@ def test_without_a_seed_it_is_another_generator_each_time_and_restores_any():
 
 
 def test_a_seed_that_is_not_given_comes_from_pythons_generator():
-    """As DALI's, so that it repeats where the program, or the loader for a sample, has seeded."""
+    """It repeats where the program, or the loader for a sample, has seeded, as DALI's RNG does."""
     random.seed(5)
     first, named = RNG(), RNG(name="crop")
     random.seed(5)
@@ -402,7 +402,7 @@ def test_a_dtype_still_makes_a_tensor_of_the_same_draws_and_warns(name, dtype):
 
 @pytest.mark.filterwarnings("ignore:dtype= of RNG:DeprecationWarning")
 def test_golden_tensors():
-    """Those of the versions in which the argument was not deprecated."""
+    """From versions in which the argument was not deprecated."""
     rng = RNG(42)
     assert rng.uniform(size=3, dtype=torch.bfloat16).tolist() == [
         0.8671875,
@@ -442,7 +442,7 @@ def test_numbers_that_a_dtype_may_not_hold_are_refused_and_draw_nothing(call):
 
 
 def test_draws_are_accepted_up_to_the_greatest_multiple_of_the_span() -> None:
-    """2**64 is 1 more than a multiple of 3, so that of all draws the last one alone is rejected."""
+    """2**64 is 1 more than a multiple of 3, so only the last of all draws is rejected."""
     rng = RNG(0)
     draws = iter([2**64 - 1, 2**64 - 2])
     rng._draw = lambda num_draws: np.array([next(draws) for _ in range(num_draws)], np.uint64)

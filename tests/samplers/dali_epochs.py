@@ -1,4 +1,4 @@
-"""What DALI's readers and its iterator deliver on the CPU: which samples, batch by batch."""
+"""Samples that DALI's readers and its iterator deliver on the CPU, batch by batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ POLICIES = ("fill", "drop", "partial")
 
 
 def write_numbered_lmdb(folder: Path, n: int) -> str:
-    """A Caffe LMDB of n records whose labels are their indices; written once a folder."""
+    """Write a Caffe LMDB of n records whose labels are their indices, once per folder."""
     path = folder / f"numbered_{n}"
     if not path.exists():
         with lmdb.open(str(path), map_size=1 << 20) as env, env.begin(write=True) as transaction:
@@ -21,7 +21,7 @@ def write_numbered_lmdb(folder: Path, n: int) -> str:
 
 
 def write_numbered_files(folder: Path, n: int) -> dict[str, list[Any]]:
-    """n files, and their indices as labels: arguments of ``fn.readers.file``."""
+    """Write n files with their indices as labels; return arguments of ``fn.readers.file``."""
     files = [folder / f"{index:03d}.bin" for index in range(n)]
     for file in files:
         file.write_bytes(b"x")
@@ -38,9 +38,9 @@ def dali_epochs(
     reader: str = "caffe",
     **arguments: Any,
 ) -> list[list[list[int]]]:
-    """The indices in each batch of each epoch, from ``fn.readers`` through DALIGenericIterator.
+    """Return each epoch's batches of indices from ``fn.readers``, by DALIGenericIterator.
 
-    Batches of no samples are left out.
+    Batches without samples are left out.
 
     Args:
         folder: where files are written.
@@ -75,7 +75,7 @@ def dali_epochs(
 
 
 def _datum(label: int) -> bytes:
-    """Caffe's Datum: one channel, one row, one column, one byte, and the label."""
+    """Return Caffe's Datum: one channel, one row, one column, one byte, and the label."""
     return b"\x08\x01\x10\x01\x18\x01\x22\x01\x00\x28" + _varint(label)
 
 

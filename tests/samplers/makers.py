@@ -101,7 +101,7 @@ SAMPLERS: dict[str, Make] = {
     "repeated": make_repeated,
     "repeated anywhere": make_repeated_anywhere,
 }
-"""Over datasets of N samples."""
+"""Samplers over datasets of N samples."""
 
 
 def make_mixture(*, shuffle: bool = True, seed: int | None = None, **arguments: Any) -> Any:
@@ -153,4 +153,4 @@ EVERY: dict[str, Make] = {
         for name, last in zip(SHUFFLES, _LAST_BATCHES, strict=True)
     },
 }
-"""The others too. Of the shards there is each shuffle and each kind of last batch once."""
+"""All samplers; of the shards, each shuffle and each kind of last batch once."""

@@ -1,4 +1,4 @@
-"""Judgements on draws, by probabilities that a sound sampler is below once in 10,000 runs."""
+"""Statistical checks, which a correct sampler fails once in 10,000 runs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _LEAST_EXPECTED = 8
 
 
 def assert_proportional(counts: npt.ArrayLike, weights: npt.ArrayLike) -> None:
-    """Counts are plausible for independent draws in proportion to weights (chi-square).
+    """Check counts of independent draws in proportion to weights (chi-square).
 
-    What is rare is counted together; what has no weight must not have been drawn at all.
+    Rare values are counted together. Values without weight must not have been drawn.
     """
     seen, expected = np.asarray(counts, dtype=float), np.asarray(weights, dtype=float)
     assert not seen[expected == 0].any(), "drawn, without any weight"
@@ -27,12 +27,12 @@ def assert_proportional(counts: npt.ArrayLike, weights: npt.ArrayLike) -> None:
 
 
 def assert_uniform(counts: npt.ArrayLike) -> None:
-    """Counts are plausible for as many equally probable outcomes."""
+    """Check counts of equally probable outcomes."""
     assert_proportional(np.ravel(counts), np.ones(np.size(counts)))
 
 
 def assert_same_distribution(one: npt.ArrayLike, other: npt.ArrayLike) -> None:
-    """Two histograms over the same bins are plausible for one distribution (chi-square)."""
+    """Check two histograms over the same bins for one distribution (chi-square)."""
     table = np.stack([np.asarray(one), np.asarray(other)])
     rare = table.sum(axis=0) < 2 * _LEAST_EXPECTED
     table = np.column_stack([table[:, ~rare], table[:, rare].sum(axis=1)])

@@ -71,7 +71,7 @@ def test_rounds_of_a_class_and_neighbouring_classes_are_shuffled_independently()
 
 @pytest.mark.fuzz
 def test_a_large_class_is_seen_whole_over_epochs() -> None:
-    """An epoch shows another random part of it each time."""
+    """Each epoch shows another random part of it."""
     targets = np.repeat([0, 1], [60, 3])
     counts = np.zeros(60)
     for epoch in range(600):

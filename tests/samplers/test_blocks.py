@@ -1,4 +1,4 @@
-"""Shuffling that respects blocks: exact, uniform in what it mixes, and local."""
+"""Shuffling that respects blocks: exact, uniform within its windows, and local."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def order_of(n: int, lengths: int | list[int], window: int, seed: int, epoch: in
 
 
 def contents(n: int, lengths: int | list[int]) -> list[range]:
-    """The indices of each block."""
+    """Return the indices of each block."""
     if isinstance(lengths, int):
         lengths = [min(lengths, n - start) for start in range(0, n, lengths)]
     edges = np.cumsum([0, *lengths]).tolist()
@@ -45,7 +45,7 @@ def contents(n: int, lengths: int | list[int]) -> list[range]:
 def test_it_is_blocks_permuted_and_windows_of_them_permuted(
     n: int, lengths: int | list[int], window: int
 ) -> None:
-    """Against the definition, written out."""
+    """Compared with the definition, written out."""
     for seed, epoch in ((0, 0), (1, 0), (-3, 9)):
         blocks = contents(n, lengths)
         turns = Permutation(len(blocks), seed=seed, epoch=epoch)(np.arange(len(blocks))).tolist()

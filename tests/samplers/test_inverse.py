@@ -1,4 +1,4 @@
-"""Where an index stands in an epoch: the inverse of every order, at any length."""
+"""The position of an index in an epoch: the inverse of every order, at any length."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MORE: dict[str, Make] = {
     "an index twice": lambda **_: SubsetSampler([4, 8, 4, 15]),
 }
 BEYOND = 5
-"""How many indices that the order never gives are asked for."""
+"""Number of indices asked for that the order never gives."""
 
 
 @pytest.mark.parametrize("make", [*EVERY.values(), *MORE.values()], ids=[*EVERY, *MORE])

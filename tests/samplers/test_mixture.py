@@ -29,12 +29,12 @@ WEIGHTS = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=6)
 
 
 def parts_of(mixed: MixedDataset, indices: Any) -> np.ndarray[Any, Any]:
-    """Which dataset each index of the concatenation lies in."""
+    """Return the dataset of each index of the concatenation."""
     return np.searchsorted(np.array(mixed.cumulative_sizes), np.asarray(indices), side="right")
 
 
 def in_part(mixed: MixedDataset, indices: list[int], part: int) -> list[int]:
-    """The indices within one dataset, in the order in which they were drawn."""
+    """Return the indices within one dataset, in the order in which they were drawn."""
     start = mixed.cumulative_sizes[part - 1] if part else 0
     drawn = parts_of(mixed, indices)
     return [
@@ -45,7 +45,7 @@ def in_part(mixed: MixedDataset, indices: list[int], part: int) -> list[int]:
 
 
 def assert_within_bound(mixed: MixedDataset, indices: list[int], *, shuffle: bool) -> None:
-    """MixtureSampler's bound, at every prefix, in exact arithmetic."""
+    """Check MixtureSampler's bound at every prefix, in exact arithmetic."""
     drawn, total = parts_of(mixed, indices), sum(mixed.part_weights)
     for part in mixed.drawn_parts:
         share = Fraction(mixed.part_weights[part], total)
@@ -62,7 +62,7 @@ def assert_within_bound(mixed: MixedDataset, indices: list[int], *, shuffle: boo
 def test_proportions_hold_in_every_prefix_of_every_epoch(
     weights: list[float], block_length: int, shuffle: bool, epoch: int
 ) -> None:
-    """To within the stated bound, for any real weights."""
+    """Within the stated bound, for any real weights."""
     mixed = MixedDataset(
         [Indices(1000 + d) for d in range(len(weights))],
         weights,
@@ -75,7 +75,7 @@ def test_proportions_hold_in_every_prefix_of_every_epoch(
 
 
 def test_the_bound_is_not_far_above_what_occurs() -> None:
-    """It would be no statement if nothing came near it."""
+    """The bound would say nothing if no mixture came near it."""
     mixed = MixedDataset([Indices(50)] * 2, [1, 1], num_samples=16, block_length=4)
     strays = []
     for seed in range(200):
@@ -96,7 +96,7 @@ def test_every_epoch_draws_as_many_of_each_part(shuffle: bool) -> None:
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_each_part_goes_on_where_the_epoch_before_stopped(shuffle: bool) -> None:
-    """So a large part is seen whole over several epochs, and a small one as evenly as can be."""
+    """A large part is seen whole over several epochs, and a small one as evenly as possible."""
     lengths = [70, 30, 11, 1]
     mixed = MixedDataset(
         [Indices(length) for length in lengths],
@@ -168,7 +168,7 @@ def test_a_rank_of_many_holds_few_blocks_at_a_time(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_place_far_away_is_found_without_passing_through(shuffle: bool) -> None:
-    """Constant time. Nothing of the order's length exists, whatever the position or epoch."""
+    """Constant time: nothing of the order's length exists, whatever the position or epoch."""
     lengths = [10**12, 7, 10**6]
     mixed = MixedDataset(
         [Indices(length) for length in lengths], [0.7, 0.1, 0.2], num_samples=1 << 61
@@ -184,7 +184,7 @@ def test_a_place_far_away_is_found_without_passing_through(shuffle: bool) -> Non
 
 
 def test_a_sequential_part_stands_where_arithmetic_puts_it_in_a_late_epoch() -> None:
-    """Against Python's integers, beyond what int64 holds."""
+    """Compared with Python's integers, beyond the range of int64."""
     mixed = MixedDataset([Indices(10**9 + 7), Indices(3)], [1, 1], num_samples=1 << 40)
     epoch = 2**32 - 3
     order = MixtureSampler(mixed, shuffle=False).order.of_epoch(0, epoch)
@@ -198,7 +198,7 @@ def test_a_sequential_part_stands_where_arithmetic_puts_it_in_a_late_epoch() -> 
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_mixture_within_a_mixture_keeps_its_own_proportions(shuffle: bool) -> None:
-    """What is drawn of it is a run of its own order, so the bound is its own."""
+    """The draws from it are a run of its own order, so its own bound holds."""
     inner = MixedDataset([Indices(40), Indices(60)], [0.25, 0.75], num_samples=50, block_length=8)
     outer = MixedDataset([Indices(30), inner], [0.4, 0.6], num_samples=200, block_length=10)
     sampler = MixtureSampler(outer, shuffle=shuffle, seed=2)
@@ -228,7 +228,7 @@ def test_a_dataset_of_weight_zero_is_never_drawn() -> None:
 
 
 def test_the_order_is_kept() -> None:
-    """A state that was saved today is resumed by later releases."""
+    """Later releases resume a state saved today."""
     inner = MixedDataset([range(4), range(3)], [1, 2])
     mixed = MixedDataset([range(5), inner, range(1)], [0.5, 0.4, 0.1], num_samples=14)
     sampler = MixtureSampler(mixed, seed=42)

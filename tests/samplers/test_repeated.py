@@ -1,4 +1,4 @@
-"""Repeated augmentation: every sample so many times, as the field's samplers lay them out."""
+"""Repeated augmentation: every sample several times, in the layout of the field's samplers."""
 
 from __future__ import annotations
 
@@ -40,9 +40,11 @@ def test_without_shuffling_the_dataset_keeps_its_order() -> None:
 @pytest.mark.parametrize("num_replicas", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("n", [300, 513])
 def test_ranks_get_what_the_fields_repeated_samplers_give_them(n: int, num_replicas: int) -> None:
-    """The rule of DeiT, torchvision's RASampler and timm's RepeatAugSampler, over one shuffle:
-    repeat each index, take every num_replicas-th, and keep so many that an epoch is as long as the
-    dataset, less what is over a multiple of 256."""
+    """The rule of DeiT, torchvision's RASampler and timm's RepeatAugSampler over one shuffle.
+
+    Each index is repeated, and every num_replicas-th is taken. An epoch is as long as the dataset,
+    rounded down to a multiple of 256.
+    """
     num_repeats, one_rank = 3, n // 256 * 256 // num_replicas
     shuffled = order_of(n, num_repeats=1)
     repeated = [index for index in shuffled for _ in range(num_repeats)]

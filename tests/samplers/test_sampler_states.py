@@ -85,7 +85,7 @@ def test_without_a_seed_it_is_0_also_in_the_state(make: Make) -> None:
 
 @kinds
 def test_any_positions_are_looked_up_as_in_the_whole_epoch(make: Make) -> None:
-    """Ranks take every so-manieth position, and replacements any; also from a pickled order."""
+    """Ranks take every n-th position, and replacements take any; also from a pickled order."""
     order = make().order
     epoch = order.of_epoch(3, 1)
     whole = epoch(np.arange(epoch.n))
@@ -278,7 +278,7 @@ def test_set_ranks_gives_another_rank_its_share() -> None:
 
 
 def test_the_sampler_serves_torchdatas_loader_with_its_state() -> None:
-    """They are stateful samplers for any loader that honours such."""
+    """They are stateful samplers for any loader that honours these."""
 
     def make() -> StatefulDataLoader:
         sampler = ShuffledSampler(Indices(50), seed=3)

@@ -1,4 +1,4 @@
-"""ShardSampler: its epochs against DALI's own readers, its state and its arguments."""
+"""ShardSampler: its epochs compared with DALI's readers, its state and its arguments."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def our_epochs(
 
 
 def assert_as_dali(folder: Path, n: int, batch_size: int, epochs: int, **arguments: Any) -> None:
-    """Equal epochs, or a refusal where DALI refuses."""
+    """Check for equal epochs, or a refusal where DALI refuses."""
     drops = arguments["last_batch_policy"] == "drop"
     if drops and n // arguments["num_shards"] < batch_size:
         with pytest.raises(RuntimeError, match="no data in the pipeline"):
@@ -69,7 +69,8 @@ def configurations() -> Iterator[tuple[int, int, int, int, int]]:
     for n, num_shards in ((11, 4), (13, 3)):  # every shard; also batches larger than a shard
         for shard_id, batch_size in itertools.product(range(num_shards), (1, 2, 3, 5)):
             yield n, num_shards, shard_id, batch_size, EPOCHS
-    # DALI's count of what it read ahead goes on from epoch to epoch; ours is a closed form.
+    # DALI's count of what it read ahead continues from epoch to epoch; the sampler uses a closed
+    # form.
     for n, num_shards, batch_size in ((37, 5, 4), (10, 3, 3), (23, 5, 4), (9, 4, 2)):
         yield n, num_shards, 1, batch_size, 40
 
@@ -232,7 +233,7 @@ def make(**arguments: Any) -> ShardSampler:
 
 @pytest.mark.parametrize("policy", list(LastBatchPolicy))
 def test_padded_epochs_give_each_shard_and_nothing_else(policy: LastBatchPolicy) -> None:
-    """All shards of an epoch are a pass over the dataset, whatever rotates or is shuffled."""
+    """All shards of an epoch are a pass over the dataset, with any rotation or shuffle."""
     for shuffle in SHUFFLES.values():
         samplers = [
             make(shard_id=i, pad_last_batch=True, last_batch_policy=policy, **shuffle)
@@ -282,7 +283,7 @@ def test_the_order_within_a_shard_is_uniform() -> None:
 
 
 def test_a_late_epoch_of_a_large_dataset_is_found_without_passing_through() -> None:
-    """Constant time, also where the stream's places are beyond int64."""
+    """Constant time, also where the stream's places exceed int64."""
     n, epoch = (1 << 45) + 1, 2**32 - 2
     for name, make_one in SHARDS.items():
         sampler = make_one(data_source=Indices(n), num_shards=7, batch_size=256)
@@ -296,7 +297,7 @@ def test_a_late_epoch_of_a_large_dataset_is_found_without_passing_through() -> N
 
 
 def test_epochs_that_fill_up_from_the_next_shard_follow_one_another_without_a_gap() -> None:
-    """What one epoch read ahead the next does not read again, as with DALI."""
+    """An epoch does not repeat samples that the previous one read ahead, as with DALI."""
     sampler = make(data_source=Indices(10**12 + 39), num_shards=5, batch_size=64)
     for epoch in (0, 1, 10**6, 2**31):
         last = sampler.order.of_epoch(0, epoch)
@@ -307,7 +308,7 @@ def test_epochs_that_fill_up_from_the_next_shard_follow_one_another_without_a_ga
 
 
 def test_the_order_is_kept() -> None:
-    """A state that was saved today is resumed by later releases."""
+    """Later releases resume a state saved today."""
     sampler = make(data_source=Indices(10), random_shuffle=True)
     assert [list(sampler) for _ in range(2)] == GOLDEN
     after = make(data_source=Indices(10), shuffle_after_epoch=True)

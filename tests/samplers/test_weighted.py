@@ -27,7 +27,7 @@ from tests.samplers.statistics import (
 
 
 def probabilities(table: AliasTable) -> list[Fraction]:
-    """Exactly what a table draws, for uniform words."""
+    """Return exactly the probabilities that a table draws with, for uniform words."""
     n = len(table.aliases)
     mass = [Fraction(0)] * n
     for column, (threshold, alias) in enumerate(
@@ -78,7 +78,7 @@ def test_probabilities_of_thousands_of_uneven_weights_are_the_weights(seed: int)
 
 
 def test_the_table_is_built_at_the_first_draw_and_not_pickled() -> None:
-    """Nothing is drawn before the first sample, and workers get what they need alone."""
+    """Nothing is drawn before the first sample, and workers get only what they need."""
     order = AliasOrder(np.random.default_rng(0).random(10_000), 50)
     unused = pickle.dumps(order)
     positions = np.arange(50)
@@ -135,7 +135,7 @@ def test_weights_of_any_size_are_weights() -> None:
 @pytest.mark.fuzz
 @pytest.mark.parametrize("num_samples", [2, 4])
 def test_draws_without_replacement_have_torchs_distribution(num_samples: int) -> None:
-    """The next in proportion to its weight among those that are left: all pairs of the first."""
+    """The next is drawn in proportion to its weight among the rest: all pairs of the first two."""
     weights, epochs = np.array([4, 1, 0, 2, 3.0]), 6000
     drawn = np.array([drawn_of(weights, num_samples, e, replacement=False) for e in range(epochs)])
     pairs = np.bincount(drawn[:, 0] * 5 + drawn[:, 1], minlength=25)
@@ -151,7 +151,7 @@ def test_draws_without_replacement_have_torchs_distribution(num_samples: int) ->
 
 @pytest.mark.fuzz
 def test_sets_drawn_without_replacement_are_as_torchs() -> None:
-    """Half of 100 uneven weights: how often each is in, and how much they weigh together."""
+    """Half of 100 uneven weights: how often each is drawn, and their total weight."""
     weights, epochs = np.random.default_rng(3).pareto(1, size=100), 800
     ours = np.array([drawn_of(weights, 50, epoch, replacement=False) for epoch in range(epochs)])
     generator = torch.Generator().manual_seed(4)

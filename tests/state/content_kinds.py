@@ -1,4 +1,4 @@
-"""Data of every kind that a dataset may hold: how it is made, and what differs from it."""
+"""Data of every kind that a dataset may hold: constructors, and data that differs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _polars() -> Any:
 
 
 def _padded(letters: Any) -> Any:
-    """Records with room between their fields, in which anything may lie."""
+    """Return records with padding between their fields, which may hold any bytes."""
     dtype = np.dtype({"names": ["label", "size"], "formats": ["u1", "f8"]}, align=True)
     records = np.frombuffer(np.random.bytes(dtype.itemsize * len(letters)), dtype).copy()
     records["label"] = [len(each) for each in letters]
@@ -99,7 +99,7 @@ ORDERED: dict[str, Make] = {
     ),
     "a set inside": lambda given: deque({each, "x"} for each in given),
 }
-"""Made of a list of names, and another thing in another order."""
+"""Made of a list of names; another order is another value."""
 
 LONG: dict[str, Make] = {
     "list": list,
@@ -124,7 +124,7 @@ LONG: dict[str, Make] = {
         range(len(given)),  # type: ignore[arg-type]
     ),
 }
-"""Described by text today, of which a long one shows but a sample."""
+"""Described by text today. The text of a long one shows only a sample."""
 
 
 def _number(name: str) -> int:
@@ -139,7 +139,7 @@ UNORDERED: dict[str, Make] = {
     "keys of a dict": lambda given: dict.fromkeys(given).keys(),
     "items of a dict": lambda given: {each: [each] for each in given}.items(),
 }
-"""Equal however their entries came."""
+"""Equal in any order of their entries."""
 
 UNORDERED_LONG: dict[str, Make] = {
     "dict": lambda given: {each: len(each) for each in sorted(given)},
@@ -197,4 +197,4 @@ PLAIN: dict[str, tuple[Make, tuple[str, ...]]] = {
     **{name: (make, MANY) for name, make in (LONG | UNORDERED_LONG).items()},
 }
 ALL = PLAIN | {name: (make, LETTERS) for name, make in SHORT.items()}
-"""How each kind is made, and of what."""
+"""How each kind is made, and its entries."""

@@ -1,4 +1,4 @@
-"""The record of bad samples: bounded, plain text, and checked when it is read back."""
+"""The record of bad samples: bounded, plain text, and checked when it is read."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_text_survives_json_and_brings_all_back() -> None:
 
 
 def test_indices_of_any_kind_become_ints_or_text() -> None:
-    """A user's sampler yields what it likes."""
+    """A user's sampler may yield any values."""
     for index in (5, np.int64(5), np.uint8(5), torch.tensor(5)):
         bad = found(index)
         assert type(bad.index) is int
@@ -86,7 +86,7 @@ def test_indices_of_any_kind_become_ints_or_text() -> None:
 
 
 def test_only_ints_that_are_always_bad_are_known() -> None:
-    """What draws decided may be sound in another epoch."""
+    """Samples that are bad because of draws may be good in another epoch."""
     record = record_of(found(3), found("a.jpg"), found(4, always=False), found(np.int64(6)))
     assert dict(record.known) == {3: "ValueError: damaged", 6: "ValueError: damaged"}
     assert dict(BadSamples.from_text(record.to_text()).known) == dict(record.known)
@@ -128,7 +128,7 @@ def test_garbage_is_named() -> None:
 
 
 def test_a_sound_row_is_read() -> None:
-    """The garbage above is refused for the reason that it is given for."""
+    """So the garbage above is refused for its stated reason."""
     text = json.dumps({"total": 1, "samples": [ROW]})
     assert BadSamples.from_text(text).samples == (found(3, 7),)
     counted = BadSamples.from_text(json.dumps({"total": 9, "samples": []}))

@@ -1,4 +1,4 @@
-"""Digests of all that data holds: equal for equal data in every process, and for no other."""
+"""Digests of all data: equal for equal data in every process, and different otherwise."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.state.content_kinds import (
 def test_one_changed_entry_is_another_digest_and_so_is_another_order(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of 5,000 names, too. What is too long is sampled, and says so."""
+    """One of 5,000 names, too. Longer data is sampled, and the text says so."""
     make, given = ALL[kind]
     found = described(make(given))
     assert found.content is not None
@@ -73,9 +73,9 @@ ALL_OF_THEM = "f83d8d749ca597bbc38a5402e643c2ce"
 
 
 def test_digests_and_texts_are_golden() -> None:
-    """States hold them: another one would refuse every state that was saved before.
+    """States hold them: a change would refuse every saved state.
 
-    And they are the same in every process, whatever the order in which hashes put a set.
+    They are the same in every process, whatever the order of hashes in a set.
     """
     found = {kind: described(make(given)).content for kind, (make, given) in PLAIN.items()}
     assert {kind: found[kind] for kind in GOLDEN} == GOLDEN
@@ -86,7 +86,7 @@ def test_digests_and_texts_are_golden() -> None:
 
 
 def test_paths_count_below_the_folder_that_they_share() -> None:
-    """Data that has moved is the same; a file in another folder of it is another."""
+    """Moved data is the same; a file in another subfolder is different."""
 
     def found(make: Any, root: str, folder: str = "cat") -> str | None:
         return described(make([f"{root}/dog/1.jpg", f"{root}/{folder}/2.jpg"])).content
@@ -120,7 +120,7 @@ def test_equal_tables_have_equal_digests_however_they_lie_in_memory() -> None:
 
 
 def test_text_in_pandas_is_known_by_its_values_whatever_dtype_it_has() -> None:
-    """It is of another dtype in another version of pandas."""
+    """pandas versions give it different dtypes."""
     pandas = pytest.importorskip("pandas")
     values = [*LETTERS, None]
     found = {
@@ -203,7 +203,7 @@ def test_a_dataset_that_is_repeated_is_read_once(monkeypatch: pytest.MonkeyPatch
 
 
 class _LongSequence(list[Any]):
-    """A list that may not be gone through."""
+    """A list that must not be iterated."""
 
     def __iter__(self) -> Any:
         raise AssertionError("a list that is too long is gone through")

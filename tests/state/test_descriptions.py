@@ -22,7 +22,7 @@ from tests.map_datasets import Indices, mix_batch
 
 
 class Named:
-    """A callable that says what it is."""
+    """A callable with a description."""
 
     def __init__(self, text: str = "me, 3 files") -> None:
         self.text = text
@@ -35,7 +35,7 @@ class Named:
 
 
 class MyCrop(v2.CenterCrop):
-    """A user's own kind of a torchvision transform."""
+    """A user's subclass of a torchvision transform."""
 
 
 def unknown(thing: Any) -> tuple[str, ...]:
@@ -53,7 +53,7 @@ def test_things_are_described_by_their_fingerprint_or_their_name() -> None:
 
 
 def test_a_partial_is_known_by_its_function_and_plain_arguments() -> None:
-    """Another ``functools.partial`` of the same collate function is another one."""
+    """Another ``functools.partial`` of the same collate function differs."""
     assert describe(functools.partial(mix_batch, 1, length=512)) == (
         "functools.partial(tests.map_datasets.mix_batch, 1, length=512)"
     )
@@ -101,7 +101,7 @@ TRANSFORMS = [
 
 
 def test_torchvision_transforms_are_known_by_class_and_settings() -> None:
-    """Both generations of them, nested, and wholly: nothing of them stays unverified."""
+    """Both generations of them, nested, and completely: nothing stays unverified."""
     for one, other in TRANSFORMS:
         assert describe(one()) == describe(one())
         assert describe(one()) != describe(other())
@@ -109,13 +109,13 @@ def test_torchvision_transforms_are_known_by_class_and_settings() -> None:
 
 
 def test_what_is_the_same_under_two_spellings_is_the_same() -> None:
-    """Settings are those that the transform keeps, not those that were typed."""
+    """The settings that the transform keeps count, not those that were typed."""
     mode = v2.InterpolationMode.BILINEAR
     assert describe(v2.Resize(8)) == describe(v2.Resize([8], interpolation=mode))
 
 
 def test_the_text_shows_the_settings() -> None:
-    """A mismatch shows both values, and somebody has to see what differs."""
+    """A mismatch shows both values, and the reader must see the difference."""
     pipeline = v2.Compose([v2.RandomHorizontalFlip(0.25), mix_batch])
     assert describe(pipeline) == (
         "torchvision.transforms.v2.Compose(transforms=[torchvision.transforms.v2."
@@ -124,7 +124,7 @@ def test_the_text_shows_the_settings() -> None:
 
 
 def test_code_of_the_users_is_known_by_name_and_noted() -> None:
-    """What a function does may change under its name, so its name proves nothing."""
+    """A function may change under its name, so the name proves nothing."""
     assert unknown(mix_batch) == ("the code of tests.map_datasets.mix_batch",)
     assert len(unknown(lambda sample: sample)) == 1
     assert len(unknown(Indices(3).__getitem__)) == 1
@@ -137,7 +137,7 @@ def test_code_of_the_users_is_known_by_name_and_noted() -> None:
 
 
 def test_a_function_may_be_given_a_fingerprint() -> None:
-    """How a collate function of the user's is verified."""
+    """This is how a user's collate function is verified."""
 
     def collate(samples: list[Any]) -> list[Any]:
         return samples
@@ -164,7 +164,7 @@ def test_a_long_description_is_shortened_and_stays_distinct() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_real_albumentations_are_known() -> None:
-    """With the package itself."""
+    """With the real package."""
     import albumentations
 
     def make(p: float) -> Any:
@@ -180,7 +180,7 @@ def test_real_albumentations_are_known() -> None:
 
 
 def test_equal_dicts_are_described_alike_whatever_order_they_were_filled_in() -> None:
-    """Sets, of which dicts are made, have another order in every process."""
+    """Dicts are often built from sets, whose order differs between processes."""
     assert (
         describe_dataset(Held({"a": 1, "b": 2})).text
         == describe_dataset(Held({"b": 2, "a": 1})).text
@@ -188,7 +188,7 @@ def test_equal_dicts_are_described_alike_whatever_order_they_were_filled_in() ->
 
 
 def test_paths_in_small_dicts_count_below_the_folder_that_they_share() -> None:
-    """As Hugging Face's and others' lists of records have them."""
+    """For lists of records, such as Hugging Face's."""
     texts = {
         describe_dataset(Held([{"image": f"{root}/{i}.jpg", "label": i} for i in range(3)])).text
         for root in ("/scratch/job1", "/scratch/job2")
@@ -197,7 +197,7 @@ def test_paths_in_small_dicts_count_below_the_folder_that_they_share() -> None:
 
 
 def test_a_function_of_a_script_is_the_same_in_processes_that_it_spawns() -> None:
-    """There the script's module is called __mp_main__."""
+    """In the child the script's module is called __mp_main__."""
 
     def collate() -> None: ...
 
@@ -209,7 +209,7 @@ def test_a_function_of_a_script_is_the_same_in_processes_that_it_spawns() -> Non
 
 
 def test_a_fingerprint_that_a_wrapper_only_passes_on_is_not_its_own() -> None:
-    """It speaks of what is wrapped."""
+    """The fingerprint belongs to the wrapped object."""
 
     class Wrapper:
         def __init__(self, inner: Any) -> None:
@@ -226,7 +226,7 @@ def test_a_fingerprint_that_a_wrapper_only_passes_on_is_not_its_own() -> None:
 
 
 class Held:
-    """A dataset of the user's, with its content in an attribute."""
+    """A user's dataset, with its content in an attribute."""
 
     def __init__(self, data: Any) -> None:
         self.data = data

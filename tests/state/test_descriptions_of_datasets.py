@@ -1,4 +1,4 @@
-"""Datasets as text: what people have is recognised without reading a sample."""
+"""Datasets as text: common datasets are recognised without reading a sample."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Wrapped(Dataset[Any]):
 
 
 class CountingEntries(list[Any]):
-    """A list that counts what is read of it, and may not be gone through."""
+    """A list that counts its reads, and must not be iterated."""
 
     reads = 0
 
@@ -70,7 +70,7 @@ def text(dataset: Any) -> str:
 
 
 def write_names(root: Path) -> None:
-    """Files with the names of photographs; nobody reads them."""
+    """Return paths with the names of photographs, which are never read."""
     for name in ("cat/1.jpg", "cat/2.jpg", "dog/1.jpg"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()
@@ -81,7 +81,7 @@ def image_folder(root: Path, **arguments: Any) -> Any:
 
 
 def test_an_image_folder_is_its_files_wherever_it_lies(tmp_path: Path) -> None:
-    """Renamed files are another dataset, another folder is none."""
+    """Renamed files are another dataset. The same files in another folder are not."""
     here, there = tmp_path / "here", tmp_path / "elsewhere" / "there"
     for root in (here, there):
         write_names(root)
@@ -96,7 +96,7 @@ def test_an_image_folder_is_its_files_wherever_it_lies(tmp_path: Path) -> None:
 
 
 def cifar(data: Any, targets: list[int]) -> Any:
-    """CIFAR10 as it is once its files were read."""
+    """Return CIFAR10 in its state after its files were read."""
     dataset: Any = torchvision_datasets.CIFAR10.__new__(torchvision_datasets.CIFAR10)
     torchvision_datasets.VisionDataset.__init__(dataset, "data", transform=None)
     dataset.data, dataset.targets, dataset.train = data, targets, True
@@ -143,7 +143,7 @@ DIFFERENT: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
 
 
 def test_another_content_is_another_text() -> None:
-    """Of equal length, each."""
+    """All of equal length."""
     for one, other in DIFFERENT.values():
         assert text(one()) == text(one())
         assert text(pickle.loads(pickle.dumps(one()))) == text(one())
@@ -161,7 +161,7 @@ def test_a_users_files_are_known_below_the_folder_that_they_share() -> None:
 
 
 def test_the_class_of_a_user_leaves_the_dataset_unverified() -> None:
-    """What it does with its attributes is unknown, and so are others that it has."""
+    """Its use of its attributes is unknown, and so are its other attributes."""
     assert describe_dataset(Files(["a"])).unknown == (
         "what a tests.state.test_descriptions_of_datasets.Files does",
     )
@@ -170,7 +170,7 @@ def test_the_class_of_a_user_leaves_the_dataset_unverified() -> None:
 
 
 def test_a_users_class_may_be_renamed_or_mended() -> None:
-    """It is known by what it holds, and not at all if that is nothing of the usual names."""
+    """It is known by its content, or not at all if no attribute has a usual name."""
 
     class Mended(Files):
         pass
@@ -183,8 +183,9 @@ def test_a_users_class_may_be_renamed_or_mended() -> None:
 
 
 def test_what_a_user_opens_while_reading_is_no_part_of_the_dataset() -> None:
-    """A file of h5py that is opened at the first sample, for one: the same loader, built anew, has
-    not opened it yet."""
+    """For example an h5py file opened at the first sample: a new instance of the same loader has
+    not opened it yet.
+    """
 
     class Handle:
         pass
@@ -198,7 +199,7 @@ def test_what_a_user_opens_while_reading_is_no_part_of_the_dataset() -> None:
 def test_the_text_of_a_long_list_costs_no_more_than_that_of_a_short_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Some of a million files are looked at: the first, the last, and others between."""
+    """A few of a million files are read: the first, the last, and others between."""
     monkeypatch.setattr(contents, "MOST_COST", 1000)
     paths = [(f"/data/{i // 100}/{i}.jpg", i // 100) for i in range(130_000)]
     samples = CountingEntries(paths)
@@ -215,7 +216,7 @@ def test_the_text_of_a_long_list_costs_no_more_than_that_of_a_short_one(
 def test_the_text_of_many_parts_costs_no_more_than_that_of_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first ones are looked at more closely than the others."""
+    """The first ones are read more closely than the others."""
     monkeypatch.setattr(contents, "MOST_COST", 1000)
     parts = [CountingEntries(range(1000)) for _ in range(500)]
     before = text(ConcatDataset(parts))
@@ -225,7 +226,7 @@ def test_the_text_of_many_parts_costs_no_more_than_that_of_one(
 
 
 def test_a_large_array_is_sampled_over_its_whole_length() -> None:
-    """Rows that are far larger than what is looked at, too."""
+    """Also if single rows are far larger than the sampled bytes."""
     data = torch.zeros(10_000, 16, 16, dtype=torch.uint8)
     before = text(TensorDataset(data))
     for row in (slice(0, 1), slice(-1, None), slice(5000, 5000 + 2 * 10_000 // MOST_ROWS)):
@@ -269,7 +270,7 @@ def test_values_that_nobody_can_read_are_unverified() -> None:
 
 
 def test_transforms_inside_a_dataset_are_described_apart(tmp_path: Path) -> None:
-    """So that another one can be accepted in the middle of an epoch, the dataset not."""
+    """So another transform can be accepted in the middle of an epoch, but not another dataset."""
     write_names(tmp_path)
     flip, crop = v2.RandomHorizontalFlip(0.25), v2.RandomCrop(8)
     dataset = image_folder(tmp_path, transform=flip, target_transform=float)
@@ -305,7 +306,7 @@ def test_the_digest_of_a_hugging_face_dataset_counts_in_no_other_class() -> None
 
 @pytest.mark.filterwarnings("ignore")
 def test_real_hugging_face_datasets_are_known() -> None:
-    """With the package itself: another seed of its shuffle, too."""
+    """With the real package. Another seed of its shuffle counts, too."""
     import datasets
 
     dataset = datasets.Dataset.from_dict({"x": list(range(100))})
@@ -335,7 +336,7 @@ def _with_noise(generator: np.random.Generator, rows: dict[str, Any]) -> dict[st
 
 
 def test_files_are_known_by_their_paths_below_the_root() -> None:
-    """And not below the deepest folder that they share, which is the class here."""
+    """And not below the deepest common folder, which is the class here."""
     dataset = Files(["/data/photos/cat/1.jpg", "/data/photos/cat/2.jpg"])
     dataset.root = "/data/photos"
     assert "'cat/1.jpg', 'cat/2.jpg'" in describe_dataset(dataset).text

@@ -1,4 +1,4 @@
-"""Which epoch an iterator takes, and what the state says meanwhile."""
+"""The epoch that an iterator takes, and the state meanwhile."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_a_failed_batch_before_a_pass_went_back_is_still_tried_again_from_before
 
 
 def test_an_earlier_state_lies_before_all_batches_that_failed_after_it() -> None:
-    """A load of it tries all of them again, not only the last one."""
+    """Loading it tries all of them again, not only the last one."""
     passes = Passes()
     current = passes.begin()
     deliver(passes, current, 4)

@@ -1,4 +1,4 @@
-"""A lane's cursor as text, and moments of lanes: each keeps what it says, however many follow."""
+"""A lane's cursor as text, and moments of lanes: each keeps its value, however many follow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.interrupts import handle_at, places_of
 
 
 def test_every_moment_says_what_a_copy_would() -> None:
-    """Asked in any order, also while others follow."""
+    """Read in any order, also while others follow."""
     drawing = random.Random(5)
     copied = {lane: LaneCursor() for lane in range(3, 40, 4)}
     moments, copies = [LaneCursors(7, copied)], [dict(copied)]
@@ -61,7 +61,7 @@ def test_a_copy_is_a_moment_of_its_own() -> None:
 
 
 def test_a_signal_handler_reads_a_moment_while_it_is_followed() -> None:
-    """It runs in the thread that has the lock, so it must not wait for it."""
+    """The handler runs in the thread that holds the lock, so it must not wait for it."""
 
     def begun() -> LaneCursors:
         return LaneCursors(0, {0: LaneCursor(), 1: LaneCursor()})

@@ -53,7 +53,7 @@ def test_a_state_survives_json_and_restricted_pickle() -> None:
 
 
 def test_the_state_of_version_1_is_golden() -> None:
-    """This is what version 1 wrote; every later version must load it."""
+    """Written by version 1; every later version must load it."""
     golden = {
         "format": "stateful_gpu_loader",
         "version": 1,
@@ -72,9 +72,10 @@ def test_the_state_of_version_1_is_golden() -> None:
 
 
 def test_the_fingerprint_of_version_1_is_golden() -> None:
-    """Texts that version 1 wrote load in every later one. The first is from before a dataset's
-    own transforms, ``collate_fn`` and the rest were in it, the second from before digests of
-    everything: what a state does not say is not compared."""
+    """Texts of version 1 load in every later version. The first is older than a dataset's own
+    transforms, ``collate_fn`` and the rest, the second older than digests. Values missing
+    from a state are not compared.
+    """
     first = (
         '{"dataset": null, "length": 12, "order": "sequential", "shuffle": false, '
         '"drop_last": false, "transform": "none", "decoder": "none", "decoder_version": null, '
@@ -131,7 +132,7 @@ def test_a_value_that_cannot_be_shown_is_refused_all_the_same() -> None:
 
 
 def test_an_array_in_place_of_the_format_is_refused() -> None:
-    """Found by the fuzzer of inputs: its comparison with a text is an array, too."""
+    """Found by the fuzzer of inputs: comparing it with a text gives an array."""
     for found in (np.array([1, 2]), np.array(["a", "b"]), torch.tensor([1, 2])):
         state = {**STATE.to_dict(), "format": found, "_num_yielded": 3}
         assert is_torchdata_state(state)
@@ -140,7 +141,7 @@ def test_an_array_in_place_of_the_format_is_refused() -> None:
 
 
 def test_missing_and_additional_keys_are_named() -> None:
-    """A truncated state, and one of somebody who added to it."""
+    """A truncated state, and a state with additional keys."""
     for key in set(STATE.to_dict()) - {"format", "version"}:
         truncated = STATE.to_dict()
         del truncated[key]
@@ -151,7 +152,7 @@ def test_missing_and_additional_keys_are_named() -> None:
 
 
 def test_the_key_that_accelerate_adds_is_let_alone() -> None:
-    """And a state of this package is never taken for torchdata's, which has that key, too."""
+    """A state of this package is never mistaken for torchdata's, which has that key, too."""
     added = {**STATE.to_dict(), "_iterator_finished": True}
     assert LoaderState.from_dict(added) == STATE
     assert not is_torchdata_state(added)
@@ -235,8 +236,9 @@ def test_every_field_is_compared_and_can_be_accepted_knowingly(field: str) -> No
 
 
 def test_a_dataset_of_another_length_is_accepted_at_position_0_only() -> None:
-    """A place in an epoch means nothing in another one. In a dataset of equal length it
-    does, if somebody says that it is the same, described otherwise."""
+    """A place in an epoch has no meaning in another length. In a dataset of equal length it has,
+    if the user accepts another description.
+    """
     other = Fingerprint(**{**vars(FINGERPRINT), "dataset": "another"})
     with pytest.raises(StateMismatch, check=differing("dataset")) as refused:
         FINGERPRINT.check(other, accept=(), position=64)
@@ -260,7 +262,7 @@ def with_content(**content: str) -> Fingerprint:
 
 
 def test_a_digest_is_compared_beside_a_text_that_tells_a_part() -> None:
-    """And accepted by the name of its field."""
+    """It is accepted by the name of its field."""
     for saved in (with_content(dataset="a"), with_content()):
         with pytest.raises(StateMismatch, check=differing("dataset")) as caught:
             with_content(dataset="b").check(saved, accept=(), position=5)

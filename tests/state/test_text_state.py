@@ -1,4 +1,4 @@
-"""State as one string: the same as state_dict's, and refused as strictly."""
+"""State as one string: equal to state_dict's, and refused as strictly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
 
 
 class Holder(TextState):
-    """Anything with the two methods."""
+    """Any object with the two methods."""
 
     def __init__(self, state: Any = None) -> None:
         self.state = state

@@ -1,4 +1,4 @@
-"""Only a mismatch comes out of what torchdata did not write, and it names the field."""
+"""States that torchdata did not write raise only a mismatch, which names the field."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_users_state_is_not_taken_for_torchdatas(
 
 
 UNUSED = ("_base_seed", "_shared_seed", "_IterableDataset_len_called")
-"""Keys of torchdata's that say nothing of the place."""
+"""Keys of torchdata's that do not describe the place."""
 
 
 def test_a_missing_key_is_named_by_its_path(examples: list[dict[str, Any]]) -> None:
@@ -266,7 +266,7 @@ def test_what_is_no_generators_state_is_refused() -> None:
         state.reshape(2, -1),
         state.to("meta"),
     ]
-    # Each of these torch takes, and reads beyond its words for some, or refuses as RuntimeError.
+    # torch accepts each of these, and for some reads beyond its words, or raises RuntimeError.
     left, seeded, following, word = 8, 12, 16, 28
     for changes in (
         {left: 0},

@@ -1,4 +1,4 @@
-"""Typed JSON: what goes in comes out, to the last bit, or is refused with its place."""
+"""Typed JSON: values survive to the last bit, or are refused with their place."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_plain_values_stay_as_they_are() -> None:
         (np.float32(1), {"$scalar": {"dtype": "<f4", "shape": [], "data": "AACAPw=="}}),
         ("\udc80", {"$str": "7bKA"}),
     ],
-    # A set's text differs from process to process, and with it a test's name.
+    # A set's text, and so the test's name, differs from process to process.
     ids=lambda argument: type(argument).__name__ if isinstance(argument, set) else str(argument),
 )
 def test_forms_of_version_1(value: Any, form: Any) -> None:
@@ -194,7 +194,7 @@ BIT_GENERATORS = [
 
 
 class Numbers(torch.utils.data.IterableDataset):
-    """A dataset whose state holds what JSON does not."""
+    """A dataset whose state holds values that JSON does not have."""
 
     def __init__(self) -> None:
         self.i = 0
@@ -295,7 +295,7 @@ def with_attribute() -> Any:
     ids=lambda value: type(value).__name__,
 )
 def test_what_has_no_form_is_refused_with_its_place(value: Any, named: str) -> None:
-    """Never pickle, never a near miss."""
+    """Never pickled, never approximated."""
     for outer, place in (
         ({"a": [0, value]}, r"state\['a'\]\[1\]"),
         ({("x", 1): {2: value}}, r"state\[\('x', 1\)\]\[2\]"),
@@ -326,7 +326,7 @@ def test_limits_are_inclusive() -> None:
 
 
 def test_the_deepest_value_can_be_read() -> None:
-    """Each level in the form that takes most of JSON."""
+    """Each level takes the form that nests JSON deepest."""
     value: Any = torch.ones(1)
     for _ in range(64):
         value = OrderedDict(a=value)

@@ -1,4 +1,4 @@
-"""Typed JSON that nobody encoded: refused, in memory and time that its length bounds."""
+"""Hand-made typed JSON is refused, in time and memory bounded by its length."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ JUNK = st.sampled_from(
 @settings(max_examples=400)
 @given(values, st.integers(0, 10**6), JUNK)
 def test_an_altered_form_is_refused_or_another_value(value: Any, number: int, junk: Any) -> None:
-    """Whatever is read is what some value would have written."""
+    """A value that is read has some valid encoding."""
     form = json.loads(write(encode({"state": value})))
     slots = list(_slots(form))
     holder, key = slots[number % len(slots)]
@@ -186,7 +186,7 @@ def test_too_little_stack_is_a_refusal() -> None:
 
 
 def test_memory_is_in_proportion_to_the_text() -> None:
-    """The worst is what Python itself makes of many empty objects."""
+    """The worst case is Python's own memory for many empty objects."""
     for text in (b"[" * 1_000_000, b"[" + b"{}," * 300_000 + b"1]", b'"",' * 300_000):
         tracemalloc.start()
         try:

@@ -1,4 +1,4 @@
-"""Values that a checkpoint can hold, drawn by hypothesis, and what it means that two are equal."""
+"""Values that a checkpoint can hold, drawn by hypothesis, and their equality."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stateful_gpu_loader.state.typed_json import TENSOR_DTYPES
 
-TENSOR_NAMES = [name for name in TENSOR_DTYPES if name != "complex32"]  # which warns
+TENSOR_NAMES = [name for name in TENSOR_DTYPES if name != "complex32"]  # complex32 warns
 ARRAY_DTYPES = [
     *("|b1", "|u1", "|i1", "<i2", ">i4", "<i8", ">u2", "<u8", "<f2", ">f4", "<f8", "<c8", ">c16"),
     *("<M8[ns]", "<M8[25s]", ">m8[D]", "<m8", "|S3", "<U2", ">U1"),
@@ -20,7 +20,9 @@ ARRAY_DTYPES = [
 
 
 def identical(one: Any, other: Any) -> bool:
-    """Equal to the last bit, in type, order, dtype, shape, sign of zero and bits of NaN."""
+    """Return whether values are equal to the last bit, in type, order, dtype, shape, sign of
+    zero and NaN bits.
+    """
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
@@ -41,7 +43,7 @@ def identical(one: Any, other: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    """Another one for NaN with other bits, of which a set may hold several."""
+    """Return a text that differs for NaN with other bits, several of which a set may hold."""
     if isinstance(value, float):
         return struct.pack("d", value).hex()
     if isinstance(value, (tuple, frozenset)):

@@ -1,4 +1,4 @@
-"""Files in which loaders' states lie, as the real libraries write them."""
+"""Files with loaders' states, written by the real libraries."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Counting(IterableDataset[int]):
 
 
 def after(batches: int, dataset: Any = None, **arguments: Any) -> State:
-    """The state of a loader after so many batches."""
+    """Return the state of a loader after so many batches."""
     given = {"batch_size": 2, "seed": 1, "shuffle": dataset is None, **arguments}
     loader: StatefulGPULoader[Any] = StatefulGPULoader(
         range(10) if dataset is None else dataset, **given
@@ -50,7 +50,7 @@ def after(batches: int, dataset: Any = None, **arguments: Any) -> State:
 
 
 def after_in_torchdata(batches: int) -> State:
-    """The state of torchdata's loader after so many batches."""
+    """Return the state of torchdata's loader after so many batches."""
     loader: Any = StatefulDataLoader(list(range(10)), batch_size=2, shuffle=True)
     iterator = iter(loader)
     for _ in range(batches):
@@ -74,7 +74,7 @@ def write_all(folder: Path) -> dict[str, State]:
     )
     loader.load_state_dict(train)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # DCP says that there is one process.
+        warnings.simplefilter("ignore")  # DCP warns that there is one process
         dcp.save({"loader": loader, "w": torch.zeros(4)}, checkpoint_id=folder / "dcp")
         titan = ParallelAwareLoader(loader, 0, 1)
         dcp.save({"dataloader": titan, "w": torch.zeros(4)}, checkpoint_id=folder / "titan")

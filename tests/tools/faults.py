@@ -23,7 +23,7 @@ _LIBC = ctypes.CDLL(None)
 
 
 class Applied(Indices):
-    """``{"index": i, "value": function(i)}``."""
+    """Returns ``{"index": i, "value": function(i)}``."""
 
     def __init__(self, function: Callable[[int], Any], length: int = 12) -> None:
         super().__init__(length)
@@ -34,7 +34,7 @@ class Applied(Indices):
 
 
 class OwnGenerator:
-    """Adds noise from a generator of its own."""
+    """Adds noise from a private generator."""
 
     def __init__(self, generator: Any) -> None:
         self.generator = generator
@@ -46,7 +46,7 @@ class OwnGenerator:
 
 
 class RunningMean:
-    """Subtracts the mean of all that it was called with."""
+    """Subtracts the mean of all earlier inputs."""
 
     def __init__(self) -> None:
         self.total, self.count = 0.0, 0
@@ -79,17 +79,17 @@ def numbered(index: int) -> int:
 
 
 def decoded(index: int) -> int:
-    """Something native, whose state Python does not see."""
+    """Draw from a native generator, whose state Python does not see."""
     return index + _LIBC.rand()
 
 
 def first_of_a_set(index: int) -> str:
-    """Depends on the order of a set of texts, which each process has its own of."""
+    """Return the first of a set of texts, whose order differs between processes."""
     return " ".join({f"class {number} of {index}" for number in range(20)})
 
 
 class ReadsFile:
-    """Returns what a file holds."""
+    """Returns the content of a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -99,7 +99,7 @@ class ReadsFile:
 
 
 def augmented(index: int) -> float:
-    """As augmentations do, by the global generators."""
+    """Augment with draws from the global generators."""
     return index + random.random() + float(np.random.rand()) + float(torch.rand(()))
 
 

@@ -26,13 +26,13 @@ WATCHED = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a search found, and what it did to its process."""
+    """Result of a search, and its effects on the process."""
 
     states: list[str]
     """Paths below the top, each with the state's place."""
     reasons: list[str]
     changed: list[str]
-    """Attributes of classes that are others than before."""
+    """Attributes of classes that have changed."""
 
 
 class Guard:
@@ -64,7 +64,7 @@ class Guard:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can search."""
+        """Return whether it can search."""
         return self._process.poll() is None
 
 

@@ -1,4 +1,4 @@
-"""What is measured of a loader, and what the recommendation makes of given figures."""
+"""Measurements of a loader, and the recommendation for given figures."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_each_number_of_workers_is_measured_and_accounts_for_its_time(source: Fo
     assert len(inline.rounds) == ROUNDS
     assert set(inline.stages) == {"read", "decode", "augment", "collate"}
     assert inline.idle == 0
-    # The rates are medians, so one round's time bounds the work of all only from above.
+    # The rates are medians, so one round's time bounds the total work only from above.
     assert sum(inline.stages.values()) <= 1 / min(inline.rounds)
     assert [one.stage for one in report.ceilings] == ["read", "decode", "augment", "collate"]
     assert report.recommendation == recommend(report.rates, report.cores)

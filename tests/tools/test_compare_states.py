@@ -1,4 +1,4 @@
-"""Two states: what differs, whether a loader takes the other, how far apart they are."""
+"""Two states: their differences, whether a loader accepts the other, and their distance."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
 def test_what_is_said_of_accept_is_what_a_load_does(
     change: dict[str, Any], field: str, batches: int
 ) -> None:
-    """The loader itself refuses the state, and takes it with the names or does not."""
+    """The loader itself refuses the state, and accepts it with the names or does not."""
     first, second = after(0, **{"shuffle": True, "dataset": range(10), **change}), after(batches)
     found = compare(first, second)
     assert found.resumes is False

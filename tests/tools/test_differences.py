@@ -1,4 +1,4 @@
-"""Where two samples differ: every kind of field, bit for bit."""
+"""Differences between two samples: every kind of field, bit for bit."""
 
 from __future__ import annotations
 

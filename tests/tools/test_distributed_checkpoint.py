@@ -1,4 +1,4 @@
-"""Folders of torch.distributed.checkpoint: values, tensors, and indices that lie."""
+"""Folders of torch.distributed.checkpoint: values, tensors, and false indices."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from tests.tools.checkpoints import Counting, after, after_in_torchdata
 
 def save(folder: Path, **state: Any) -> Path:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # DCP says that there is one process.
+        warnings.simplefilter("ignore")  # DCP warns that there is one process
         dcp.save(state, checkpoint_id=folder)
     return folder
 
 
 def reindexed(folder: Path, change: Callable[[Any], Any]) -> Path:
-    """Change DCP's own index of a folder, in place or to what the function returns."""
+    """Change DCP's own index of a folder, in place or by the function's result."""
     index = pickle.loads((folder / ".metadata").read_bytes())
     (folder / ".metadata").write_bytes(pickle.dumps(change(index) or index))
     return folder
 
 
 class Code:
-    """Whoever unpickles it creates a folder."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -48,7 +48,7 @@ class Code:
 
 
 def titans(*ranks: Any) -> dict[str, Any]:
-    """What torchtitan's ParallelAwareDataloader saves, of all data-parallel ranks."""
+    """Return torchtitan's ParallelAwareDataloader state of all data-parallel ranks."""
     pickled = {f"dp_rank_{rank}": pickle.dumps(state) for rank, state in enumerate(ranks)}
     return {**pickled, "world_size": len(ranks)}
 
@@ -91,7 +91,7 @@ def test_tensors_of_a_state_are_read(tmp_path: Path) -> None:
 
 @pytest.fixture
 def in_two_chunks(tmp_path: Path) -> Path:
-    """A checkpoint whose tensor ``t`` is stored as sharded tensors are."""
+    """Write a checkpoint whose tensor ``t`` is stored in shards."""
     whole = torch.arange(8).reshape(4, 2)
 
     def in_chunks(index: Any) -> None:
@@ -111,7 +111,7 @@ def test_a_tensor_is_put_together_from_its_chunks(in_two_chunks: Path) -> None:
 
 @pytest.mark.parametrize("module", [b"pathlib", b"pathlib._local"])
 def test_a_folder_of_another_python_is_read(tmp_path: Path, module: bytes) -> None:
-    """Python 3.13 names another module for the paths in the index than all others."""
+    """Python 3.13 uses another module name than all others for the paths in the index."""
     folder = save(tmp_path / "7", loader=after(1))
     index = pickle.loads((folder / ".metadata").read_bytes())
     written = re.sub(rb"cpathlib(\._local)?\n", b"c%s\n" % module, pickle.dumps(index, protocol=2))
@@ -198,7 +198,7 @@ def test_an_index_names_nothing_that_executes(tmp_path: Path) -> None:
 def test_an_index_that_claims_other_bytes_is_refused(
     tmp_path: Path, field: str, value: Any
 ) -> None:
-    """Found by the fuzzer of inputs: as much would have been read as the index says."""
+    """Found by the fuzzer of inputs: as many bytes would be read as the index claims."""
 
     def claim(index: Any) -> None:
         for place, stored in index.storage_data.items():

@@ -1,4 +1,4 @@
-"""Files that were made to harm whoever looks into them: the tools refuse them, and go on."""
+"""Files that were made to harm their readers: the tools refuse them, and continue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.tools.guarded import Guard, Outcome
 from tests.tools.test_distributed_checkpoint import save
 
 MARK = "stateful_gpu_loader"
-"""Without it a file is passed over unread."""
+"""Without this mark a file is passed over unread."""
 
 
 _guards: list[Guard] = []
@@ -39,14 +39,14 @@ def _end_of_guards() -> Iterator[None]:
 
 
 def guarded_search(path: Path) -> Outcome:
-    """Search in a process with little memory, a new one where a test has ended the last."""
+    """Search in a process with little memory; start a new one if a test has ended the last."""
     if not _guards or not _guards[-1].is_alive:
         _guards.append(Guard())
     return _guards[-1].search(path)
 
 
 class Calls:
-    """Whoever unpickles it calls a function."""
+    """Calls a function when it is unpickled."""
 
     def __init__(self, function: Any, *arguments: Any) -> None:
         self.called = function, arguments
@@ -56,7 +56,7 @@ class Calls:
 
 
 def shared(depth: int, kind: type = list) -> Any:
-    """Containers of which each holds the next twice."""
+    """Return containers, each of which holds the next one twice."""
     value: Any = kind()
     for _ in range(depth):
         value = kind((value, value))
@@ -88,7 +88,7 @@ TARGETS = {
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 def test_an_index_changes_no_class(tmp_path: Path, target: bytes) -> None:
-    """Python's unpickler sets attributes of whatever lies on its stack, classes included."""
+    """Python's unpickler sets attributes of any object on its stack, classes included."""
     attributes = b"}" + text("is_relative_to") + b"ctorch\nSize\ns"
     index = b"\x80\x02" + target + b"N" + attributes + b"\x86b."
     found = guarded_search(with_index(tmp_path, index))
@@ -159,7 +159,7 @@ def test_a_tensor_that_claims_more_than_is_stored_is_refused(tmp_path: Path) -> 
 
 
 def test_lists_without_items_are_bounded(tmp_path: Path, index: Any) -> None:
-    """As many lists as values, each as long as there are values, grow with the square."""
+    """n lists of n values each take quadratic memory."""
     number = 2000
     for i in range(number):
         name = f"many.{i}"
@@ -175,7 +175,7 @@ def test_lists_without_items_are_bounded(tmp_path: Path, index: Any) -> None:
 
 
 def reduce_of(module: str, name: str, number: int) -> bytes:
-    """A pickle that calls a function with a number, beside a mark."""
+    """Return a pickle that calls a function with a number, beside a mark."""
     call = f"c{module}\n{name}\n".encode() + b"\x8a\x08" + struct.pack("<q", number) + b"\x85R"
     return b"\x80\x02}(" + text(MARK) + b"K\x01" + text("x") + call + b"u."
 
@@ -221,7 +221,7 @@ def test_a_compressed_file_is_not_unpacked(tmp_path: Path) -> None:
 def test_a_file_whose_entries_claim_more_than_it_holds_is_refused(
     tmp_path: Path, claimed: int, reason: str
 ) -> None:
-    """Sizes in the directory of a zip are what its writer says."""
+    """A zip's writer chooses the sizes in its directory."""
     path = tmp_path / "a.pt"
     torch.save({MARK: [torch.zeros(100) for _ in range(40)]}, path)
     content = path.read_bytes()
@@ -274,7 +274,7 @@ def test_shared_lists_are_looked_through_once(tmp_path: Path) -> None:
 
 
 def test_a_state_of_shared_lists_is_refused(tmp_path: Path) -> None:
-    """Comparing or printing it would take as long as 2**60 lists do."""
+    """Comparing or printing it would take as long as for 2**60 lists."""
     torch.save({"train": after(1) | {"user": {"sampler": shared(60)}}}, tmp_path / "a.pt")
     (reason,) = guarded_search(tmp_path).reasons
     assert "hold the same values so often" in reason
@@ -446,14 +446,14 @@ def test_a_folder_with_a_pipe_is_not_copied(folder: Path, tmp_path: Path) -> Non
 
 
 def test_names_of_torchs_distributed_tensors_are_read(tmp_path: Path) -> None:
-    """torch declares them safe where their module is imported, which the guard has not done."""
+    """torch declares them safe when their module is imported, which the guard has not done."""
     torch.save({"placement": Shard(0), "train": after(1)}, tmp_path / "a.pt")
     assert guarded_search(tmp_path).states == ["a.pt:train"]
 
 
 def quantized() -> torch.Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch means to remove them
+        warnings.simplefilter("ignore")  # torch deprecates them
         return torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.qint8)
 
 
@@ -482,5 +482,5 @@ def test_checkpoints_of_programs_are_still_read(tmp_path: Path) -> None:
         path = tmp_path / f"{is_zip}.pt"
         torch.save(saved, path, _use_new_zipfile_serialization=is_zip)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch reads a quantized tensor as it should not
+            warnings.simplefilter("ignore")  # torch warns when it reads a quantized tensor
             assert [each.where for each in find_states(path)] == ["train"]

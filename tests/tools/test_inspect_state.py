@@ -1,4 +1,4 @@
-"""A state is described by what it holds, and what it does not hold is unknown."""
+"""A state is described by its content; missing values are unknown."""
 
 from __future__ import annotations
 

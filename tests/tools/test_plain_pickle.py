@@ -32,7 +32,7 @@ def test_every_protocol_is_read(protocol: int) -> None:
 
 
 class Calls:
-    """Whoever unpickles it calls a function."""
+    """Calls a function when it is unpickled."""
 
     def __init__(self, function: Any, *arguments: Any) -> None:
         self.called = function, arguments

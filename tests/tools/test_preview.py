@@ -1,4 +1,4 @@
-"""preview: what it shows is what the loader delivers, and looking changes nothing."""
+"""preview shows what the loader delivers, and changes nothing."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def whole_rectangle(sample: PreviewedSample) -> list[int]:
 
 
 def cut(sample: PreviewedSample) -> Tensor:
-    """The original, padded with zeros where the region reaches beyond it, cut and flipped."""
+    """Return the region, padded with zeros beyond the original, and flipped."""
     assert sample.original is not None
     assert sample.region is not None
     left, top, right, bottom = whole_rectangle(sample)
@@ -107,7 +107,7 @@ def test_a_rotation_is_a_quadrilateral_whose_corners_are_computed(folder: Path) 
         assert sample.original is not None
         assert sample.region is not None
         height, width = sample.original.shape[1:]
-        # Turned counterclockwise, the right edge is on top.
+        # Rotated counterclockwise, the right edge is on top.
         assert sample.region.corners == ((width, 0), (width, height), (0, height), (0, 0))
         assert sample.region.rectangle is None
         assert sample.parameters[1] == ("RandomRotation", {"angle": 90.0})

@@ -1,4 +1,4 @@
-"""What preview writes: the boxes on a picture, the sheet, and the page."""
+"""Output of preview: the boxes on a picture, the sheet, and the page."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from stateful_gpu_loader.tools.preview_pictures import picture_of, write_html, w
 from tests.images import write_photo_folder
 
 SIDE = 231
-"""Of a square image in its picture, which then is as large as it is here."""
+"""Side of a square image that keeps its size in its picture."""
 
 
 class Boxed(Dataset[Any]):
-    """One black image with these boxes and labels."""
+    """One black image with the given boxes and labels."""
 
     def __init__(self, boxes: list[list[float]], labels: list[int]) -> None:
         self.categories = {1: "cat", 2: "a very long name of a rare animal"}
@@ -44,7 +44,7 @@ def boxed(boxes: list[list[float]], labels: list[int]) -> PreviewedSample:
 
 
 def lit(picture: Image.Image) -> tuple[int, int, int, int] | None:
-    """The smallest box around what is not black."""
+    """Return the smallest box around the non-black pixels."""
     return picture.convert("RGB").convert("L").point(lambda value: 255 * (value > 0)).getbbox()
 
 

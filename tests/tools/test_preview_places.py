@@ -1,4 +1,4 @@
-"""preview calls samples by what finds them: an index, a lane and its sample, or a call."""
+"""preview names samples by their address: an index, a lane and its sample, or a call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CROP = [T.RandomResizedCrop(24), T.RandomHorizontalFlip()]
 
 @pytest.fixture(scope="module")
 def tars(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Three shards of 4, 3 and 6 photographs."""
+    """Write three shards of 4, 3 and 6 photographs."""
     return write_photo_tars(tmp_path_factory.mktemp("tars"))
 
 
@@ -33,7 +33,7 @@ def names_of(samples: list[PreviewedSample]) -> list[str]:
 
 
 def assert_as_delivered(loader: Loader, samples: list[PreviewedSample], num_batches: int) -> None:
-    """The loader itself, which nobody touched, delivers these images."""
+    """Check that the unchanged loader itself delivers these images."""
     run = iter(loader)
     images = torch.cat([next(run)[0] for _ in range(num_batches)])
     assert torch.equal(torch.stack([sample.image for sample in samples]), images)

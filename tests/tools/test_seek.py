@@ -1,4 +1,4 @@
-"""A state alone is moved to any place of its stream, or that is refused."""
+"""A state alone is moved to any place of its stream, or refused."""
 
 from __future__ import annotations
 

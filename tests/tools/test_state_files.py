@@ -86,7 +86,7 @@ def test_the_states_of_ranks_are_found(tmp_path: Path) -> None:
 
 
 class Code:
-    """Whoever unpickles it creates a file."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -111,7 +111,7 @@ def test_a_zip_that_is_damaged_inside_is_refused(
     """Found by the fuzzer of inputs: zipfile raises other exceptions, too."""
     content = bytearray((folder / "script.pt").read_bytes())
     directory = content.rindex(b"PK\x01\x02", 0, content.index(b"PK\x01\x02") + 4)
-    content[directory + 10] = 99  # The method of compression, which zipfile does not know.
+    content[directory + 10] = 99  # A compression method that zipfile does not know.
     (tmp_path / "script.pt").write_bytes(content)
     with pytest.raises(NoState, match=r"script\.pt"):
         find_states(tmp_path / "script.pt")
@@ -159,7 +159,7 @@ def test_a_damaged_file_among_others_is_named(
 def test_files_without_a_state_are_passed_over(
     tmp_path: Path, folder: Path, states: dict[str, State]
 ) -> None:
-    """As random states and arguments of a trainer, which need code to be read."""
+    """For example random states and a trainer's arguments, which need code to be read."""
     shutil.copy(folder / "bare.pt", tmp_path)
     torch.save({"arguments": Code(tmp_path / "executed")}, tmp_path / "arguments.bin")
     assert search(tmp_path).unreadable == ()
@@ -191,7 +191,7 @@ def test_a_copy_has_the_changed_state_and_all_else(
 
 
 def test_states_inside_pickles_and_texts_are_replaced(tmp_path: Path) -> None:
-    """As torchtitan and RankedState keep them."""
+    """torchtitan and RankedState keep them so."""
     ranks = write(encode({"dp_rank_0": after(1)}))
     torch.save({"pickled": pickle.dumps(after(2)), "text": ranks}, tmp_path / "a.pt")
     found = find_states(tmp_path / "a.pt")

@@ -1,4 +1,4 @@
-"""verify_resume: exact loaders pass, planted faults are found and named, the rest is said."""
+"""verify_resume: exact loaders pass, planted faults are found, and limits are reported."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ MakeLoader = Callable[[], Any]
 
 
 def map_style(function: Callable[[int], Any], **arguments: Any) -> MakeLoader:
-    """A factory that a new process cannot call, which saves these tests its start."""
+    """Return a factory that a new process cannot call, which saves the start of one."""
     return lambda: StatefulGPULoader(faults.Applied(function), **{"batch_size": 4, **arguments})
 
 
 def without_processes(function: Callable[[int], Any], **arguments: Any) -> MakeLoader:
-    """Its workers cannot be spawned, and with the fixture ``spawns`` they are not forked either."""
+    """Return a factory whose workers cannot be spawned, nor forked with the fixture ``spawns``."""
     return map_style(function, collate_fn=lambda batch: default_collate(batch), **arguments)
 
 
 def outcomes(report: Report) -> dict[str, str]:
-    """The outcome of each check, by its name and its place."""
+    """Return the outcome of each check, by its name and its place."""
     return {f"{check.name}, {check.place}": check.outcome for check in report.checks}
 
 
@@ -141,7 +141,7 @@ report.check()
 
 @pytest.mark.processes
 def test_a_script_that_new_processes_cannot_import(tmp_path: Path) -> None:
-    """Its loader is not found to be inexact: the question could not be asked."""
+    """Its loader is not found to be inexact: the check could not run."""
     (tmp_path / "check.py").write_text(SCRIPT)
     command = [sys.executable, str(tmp_path / "check.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds(60))
@@ -153,7 +153,7 @@ def test_a_script_that_new_processes_cannot_import(tmp_path: Path) -> None:
 
 
 class NeverBeginsAgain(IterableDataset[int]):
-    """Once its state is loaded at the end of an epoch, it yields nothing any more."""
+    """Yields nothing once its state is loaded at the end of an epoch."""
 
     LENGTH = 6
 
@@ -176,7 +176,7 @@ class NeverBeginsAgain(IterableDataset[int]):
 
 
 def test_a_resumed_run_without_any_batch_differs() -> None:
-    """Although none of its batches does."""
+    """Although none of its batches differs."""
     report = verify_resume(lambda: StatefulGPULoader(NeverBeginsAgain(), batch_size=2))
     assert not report
     told = {check.difference for check in report.checks if check.outcome == "differs"}
@@ -240,7 +240,7 @@ def test_an_iterable_keeps_its_workers() -> None:
 
 
 def faulty(function: Callable[[], Callable[[int], Any]]) -> MakeLoader:
-    """A loader of samples that a new function makes."""
+    """Return a factory of loaders whose samples come from a new function."""
     return lambda: without_processes(function())()
 
 
@@ -282,7 +282,7 @@ def test_a_fault_is_found_and_named(fault: str, spawns: None) -> None:
 
 
 class Randomizable:
-    """Draws from a generator that its class holds, as MONAI's transforms do."""
+    """Draws from a generator of its class, as MONAI's transforms do."""
 
     R = random.Random(3)
 
@@ -329,13 +329,13 @@ def test_the_shuffle_of_webdataset(tmp_path: Path) -> None:
     for text in ("called by webdataset.", "detshuffle", "not reproducible"):
         assert text in str(report.cause)
     with warnings.catch_warnings():
-        # webdataset leaves its files open in iterators that were not read to their end.
+        # webdataset leaves files open in iterators that were not read to their end.
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
 
 
 class Nodes(IterableDataset[Any]):
-    """Draws in threads of torchdata.nodes, which deliver as they are ready."""
+    """Draws in threads of torchdata.nodes, which deliver as soon as they are ready."""
 
     def __iter__(self) -> Iterator[Any]:
         numbers = torchdata.nodes.IterableWrapper(range(400))
@@ -353,7 +353,7 @@ def test_threads_of_torchdata_nodes() -> None:
 
 
 class Forgets(StatefulIterable):
-    """Its state does not have the generator that it draws from."""
+    """Has a state without the generator that it draws from."""
 
     def __init__(self, lengths: list[int]) -> None:
         super().__init__(lengths)
@@ -391,7 +391,7 @@ def test_the_first_sample_that_differs(spawns: None) -> None:
     report = verify_resume(without_processes(faults.counted, shuffle=True, seed=3), batches=BATCHES)
     order = [int(i) for batch in map_style(int, shuffle=True, seed=3)() for i in batch["index"]]
     assert report.sample is not None
-    # The counter goes on, so the very first sample behind the first state differs.
+    # The counter continues, so the very first sample after the first state differs.
     place = report.sample.batch, report.sample.place_in_batch
     assert (*place, report.sample.position, report.sample.index) == (1, 0, 4, str(order[4]))
     assert "1 of 1 values differ, by" in report.sample.fields[0].what

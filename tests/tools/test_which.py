@@ -1,4 +1,4 @@
-"""What stands where, and what is delivered when, is what real loaders of all ranks deliver."""
+"""Reported places and deliveries are those of real loaders of all ranks."""
 
 from __future__ import annotations
 

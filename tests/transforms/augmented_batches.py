@@ -10,7 +10,7 @@ from torchvision.transforms import v2
 
 
 def batch(n: int, height: int = 7, width: int = 9, num_classes: int = 5) -> tuple[Tensor, Tensor]:
-    """Images float32 [n, 3, height, width] in [0, 1] and labels int64 [n]."""
+    """Return images float32 [n, 3, height, width] in [0, 1] and labels int64 [n]."""
     generator = torch.Generator().manual_seed(n)
     images = torch.rand(n, 3, height, width, generator=generator)
     return images, torch.randint(num_classes, (n,), generator=generator)
@@ -19,6 +19,6 @@ def batch(n: int, height: int = 7, width: int = 9, num_classes: int = 5) -> tupl
 def by_torchvision(
     reference: v2.Transform, images: Tensor, labels: Tensor, **params: Any
 ) -> tuple[Tensor, Tensor]:
-    """Images and labels as torchvision makes them of these parameters."""
+    """Return images and labels as torchvision makes them from these parameters."""
     params |= {"labels": labels, "batch_size": len(labels)}
     return reference.transform(images, params), reference.transform(labels, params)

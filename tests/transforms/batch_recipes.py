@@ -89,7 +89,7 @@ DTYPES = (torch.uint8, torch.float32, torch.float64, torch.float16, torch.bfloat
 
 
 def images(n: int, size: tuple[int, int], dtype: torch.dtype, layout: str) -> Tensor:
-    """Random pixels [n, 3, H, W]; "planes", "interleaved", or "strided": a part of wider rows."""
+    """Return random pixels [n, 3, H, W]; "planes", "interleaved", or "strided" in wider rows."""
     generator = torch.Generator().manual_seed(n)
     height, width = size
     pixels = torch.randint(0, 256, (n, 3, height, width + 3), generator=generator).to(torch.uint8)
@@ -104,7 +104,7 @@ def images(n: int, size: tuple[int, int], dtype: torch.dtype, layout: str) -> Te
 
 
 def numbers_for(recipe: Recipe, batch: Tensor, seed: int = 0) -> np.ndarray:
-    """[n, k]: one row for each image, from NumPy's uniforms; nobody may write to them."""
+    """Return read-only numbers [n, k], a row for each image, from NumPy's uniforms."""
     n, sizes = len(batch), np.full((len(batch), 2), batch.shape[-2:])
     uniforms = np.random.default_rng(seed).random((n, recipe.num_draws))
     numbers = recipe.draw(uniforms, sizes).numbers

@@ -10,7 +10,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """One intra-op thread unless a test sets two; the caller's number is put back."""
+    """Use one intra-op thread unless a test sets two; restore the caller's number."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -19,14 +19,15 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _products_rounded_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchvision places pixels by a batched matrix product, which rounds as the CPU's BLAS does.
+    """Round torchvision's batched matrix product, by which it places pixels, step by step.
 
-    Some fuse its steps. Ours rounds each by itself, and is compared with torchvision doing so.
+    The CPU's BLAS may fuse its steps. This package rounds each step, and is compared with
+    torchvision doing so.
     """
     monkeypatch.setattr(torch.Tensor, "bmm", _rounded_bmm, raising=False)
 
 
 def _rounded_bmm(points: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
-    """[b, n, 3] by [b, 3, m], each product and each sum rounded, in order."""
+    """Multiply [b, n, 3] by [b, 3, m], each product and each sum rounded, in order."""
     terms = points.unsqueeze(-1) * matrices.unsqueeze(1)
     return (terms[:, :, 0] + terms[:, :, 1]) + terms[:, :, 2]

@@ -10,7 +10,7 @@ import torch
 from torchvision.transforms import v2
 
 Params = Callable[[Any, list[float]], Any]
-"""Makes the result of v1's ``get_params`` or v2's ``make_params`` of our numbers."""
+"""Makes the result of v1's ``get_params`` or v2's ``make_params`` from the recipe's numbers."""
 
 
 def _box(_: Any, numbers: list[float]) -> tuple[int, ...]:
@@ -93,13 +93,13 @@ _WITH_A_CHANCE = {
         lambda numbers: numbers[0] == 1,
     ),
 }
-"""Transforms that compare ``torch.rand(1)`` with p first, and whether they act."""
+"""Transforms that first compare ``torch.rand(1)`` with p, and whether they act."""
 
 
 def called_with(
     monkeypatch: pytest.MonkeyPatch, transforms: Sequence[Any], image: Any, rows: Sequence[Any]
 ) -> Any:
-    """Call transforms in a row, each with the numbers of one row; None for what draws nothing."""
+    """Call transforms in a row, each with one row's numbers; None for one that draws nothing."""
     for transform, numbers in zip(transforms, rows, strict=True):
         name = type(transform).__name__
         if numbers is None:

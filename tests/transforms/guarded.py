@@ -1,4 +1,4 @@
-"""Images between two pages that nobody may read: one pixel too far ends the process."""
+"""Images between two unreadable pages: one pixel too far ends the process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def guarded(image: Tensor, *, at_end: bool) -> Tensor:
-    """The same pixels, interleaved, right before the one page or right after the other."""
+    """Return the same pixels, interleaved, right before one page or right after the other."""
     page, n = mmap.PAGESIZE, image.numel()
     room = -(-n // page) * page
     memory = mmap.mmap(-1, room + 2 * page)

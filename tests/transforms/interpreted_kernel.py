@@ -1,6 +1,6 @@
-"""Runs the Triton kernel, and prints how far it is from torch's path.
+"""Runs the Triton kernel, and prints its difference from torch's path.
 
-A program of its own, to be run with TRITON_INTERPRET=1, which counts when triton is imported.
+A separate program, run with TRITON_INTERPRET=1, which is read when triton is imported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
         expected = resample(images, placement, pointwise, memory_format)
         out = torch.full_like(expected, 77)
         fenced = [guarded(image, at_end=len(found) % 2 == 0) for image in images]
-        # One case as they lie: planar, with a pitch, with bytes in between.
+        # One case in its layout: planar, with a pitch, with bytes in between.
         launch(kernels, images if name == "window" else fenced, placement, pointwise, out)
         error = (out.double() - expected.double()).abs()
         found[name] = {"max": error.max().item(), "unequal": (error > 0).double().mean().item()}
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def unequal_when_turned(images: list[torch.Tensor]) -> float:
-    """Share of values that change where an image is stored in another orientation."""
+    """Return the share of values that change when an image is stored in another orientation."""
     placement, pointwise, _ = cases()["window"]
     expected, out = (torch.zeros_like(resample(images, placement, pointwise)) for _ in range(2))
     launch(kernels, images, placement, pointwise, expected)
@@ -51,7 +51,7 @@ def unequal_when_turned(images: list[torch.Tensor]) -> float:
 
 
 def undone(orientation: int) -> int:
-    """The orientation that leads back from another one."""
+    """Return the inverse orientation."""
     return {6: 8, 8: 6}.get(orientation, orientation)
 
 

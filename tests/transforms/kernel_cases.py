@@ -1,4 +1,4 @@
-"""Ragged batches that, together, go through every line of the Triton kernel."""
+"""Ragged batches that together execute every line of the Triton kernel."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def resized(placement: Placement, height: int, width: int, antialias: bool) -> P
 
 
 def cases() -> dict[str, tuple[Placement, Pointwise, torch.memory_format]]:
-    """What to launch: all variants of the kernel, small."""
+    """Return launches: all variants of the kernel, small."""
     whole = Placement.of(sizes_of(ragged(SIZES)))
     boxes = np.array([[2, 3, 7, 11], [5, 1, 30, 8], [0, 0, 1, 1], [4, 0, 25, 30]])
     window = np.array([[1, 2, 5, 6]] * 4)

@@ -1,4 +1,4 @@
-"""Photographs as the decoder gives them, and rows of numbers for them."""
+"""Photographs as the decoder returns them, and rows of numbers for them."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ ODD_SIZES = [(1, 1), (1, 7), (5, 1), (3, 5), (37, 53), (225, 223), (1000, 20), (
 
 
 def decoded(name: str) -> Tensor:
-    """A photograph, uint8 [3, H, W]: a view of interleaved memory, strides (1, 3 W, 3)."""
+    """Return a photograph, uint8 [3, H, W]: a view of interleaved memory, strides (1, 3 W, 3)."""
     return torch.from_numpy(np.array(photograph(name))).permute(2, 0, 1)
 
 
 def noise(height: int, width: int, channels: int = 3, seed: int = 0) -> Tensor:
-    """Random pixels, uint8 [channels, height, width], interleaved in memory."""
+    """Return random pixels, uint8 [channels, height, width], interleaved in memory."""
     generator = torch.Generator().manual_seed(seed)
     pixels = torch.randint(0, 256, (height, width, channels), generator=generator)
     return pixels.to(torch.uint8).permute(2, 0, 1)
 
 
 def rows_for(recipe: Recipe, image: Tensor, n: int, seed: int = 0) -> list[list[float]]:
-    """n rows of numbers for one image, from NumPy's uniforms."""
+    """Return n rows of numbers for one image, from NumPy's uniforms."""
     uniforms = np.random.default_rng(seed).random((n, recipe.num_draws))
     rows: list[list[float]] = recipe.draw(uniforms, sizes_of([image] * n)).numbers.tolist()
     return rows
 
 
 def sizes_of(images: Sequence[Tensor]) -> np.ndarray:
-    """int64 [n, 2]: heights and widths."""
+    """Return heights and widths, int64 [n, 2]."""
     return np.array([image.shape[1:] for image in images], dtype=np.int64).reshape(-1, 2)
 
 
 def as_float(image: Tensor) -> Tensor:
-    """float32 in [0, 1], same memory layout."""
+    """Return float32 in [0, 1], same memory layout."""
     return image.to(torch.float32).div_(255)

@@ -1,4 +1,4 @@
-"""Ragged batches, and what becomes of each image alone."""
+"""Ragged batches, and the result of each image alone."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from stateful_gpu_loader.transforms.compose import PipelineDraw
 from tests.transforms.pictures import noise, sizes_of
 
 SIZES = [(61, 47), (40, 90), (75, 75), (33, 120), (61, 47), (128, 36)]
-"""Heights and widths of the ragged batch; two images are of one size."""
+"""Heights and widths of the ragged batch; two images have the same size."""
 
 
 def laid_out(image: Tensor, layout: int) -> Tensor:
-    """The same pixels: planar, interleaved, within larger memory, or every second byte of it."""
+    """Return the same pixels: planar, interleaved, in larger memory, or in every second byte."""
     channels, height, width = image.shape
     if layout == 0:
         return image.contiguous()
@@ -32,15 +32,15 @@ def laid_out(image: Tensor, layout: int) -> Tensor:
 
 
 def ragged(sizes: Sequence[tuple[int, int]] = SIZES, seed: int = 0) -> list[Tensor]:
-    """Noise of several sizes and memory layouts, uint8 [3, H, W]."""
+    """Return noise of several sizes and memory layouts, uint8 [3, H, W]."""
     return [laid_out(noise(*size, seed=seed + i), i % 4) for i, size in enumerate(sizes)]
 
 
 def drawn_for(recipes: T.Compose, images: Sequence[Tensor], seed: int = 42) -> PipelineDraw:
-    """Numbers for a batch, positions 0, 1, ..."""
+    """Return numbers for a batch, positions 0, 1, ..."""
     return recipes.draw(seed, 0, np.arange(len(images)), sizes_of(images))
 
 
 def one_by_one(recipes: T.Compose, images: Sequence[Tensor], drawn: PipelineDraw) -> Tensor:
-    """Each image alone, recipe by recipe."""
+    """Apply each recipe to each image alone."""
     return torch.stack([recipes.apply(image, drawn.sample(i)) for i, image in enumerate(images)])

@@ -19,13 +19,13 @@ NAN = math.nan
 
 
 class Words(Enum):
-    """Not torchvision's, though the word is."""
+    """A user's enum with a value of torchvision's."""
 
     LINEAR = "bilinear"
 
 
 PER_TYPE = {tv_tensors.Image: 1}
-"""What v2 accepts in place of a number: one for each type of a sample."""
+"""Accepted by v2 in place of a number: one for each type of a sample."""
 
 VALUES: list[tuple[Any, dict[str, list[Any]]]] = [
     (T.Resize, {"size": [(1, 2, 3), 0, None]}),
@@ -112,7 +112,7 @@ TYPES: list[tuple[Any, dict[str, list[Any]]]] = [
 
 
 def _cases(table: list[tuple[Any, dict[str, list[Any]]]]) -> list[Any]:
-    """A recipe's kind, and its arguments with another value for one of them."""
+    """Return a recipe's kind, and its arguments with another value for one of them."""
     made = []
     for recipe, wrong in table:
         kind = recipe if isinstance(recipe, type) else type(recipe)

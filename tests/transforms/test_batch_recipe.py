@@ -1,4 +1,4 @@
-"""What every batch recipe keeps: pure functions, torchvision's arguments and calls."""
+"""Properties of every batch recipe: pure functions, torchvision's arguments and calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 @every_kind
 def test_arguments_are_torchvisions(kind: type[BatchRecipe]) -> None:
-    """The same names in the same order with the same defaults, by name only."""
+    """The same names in the same order with the same defaults, as keywords."""
     ours = inspect.signature(kind).parameters.values()
     theirs = inspect.signature(getattr(v2, kind.__name__)).parameters.values()
     assert [(p.name, p.default, p.kind) for p in ours] == [
@@ -38,7 +38,7 @@ def test_arguments_are_torchvisions(kind: type[BatchRecipe]) -> None:
 
 @every_recipe
 def test_numbers_are_plain_and_of_their_uniforms_alone(recipe: BatchRecipe) -> None:
-    """Floats that any state or process can carry; torch's generator stays put."""
+    """Floats that any state or process can carry; torch's generator does not move."""
     torch.manual_seed(1)
     state = torch.get_rng_state()
     for row in np.random.default_rng(0).random((20, recipe.num_draws)):
@@ -50,7 +50,7 @@ def test_numbers_are_plain_and_of_their_uniforms_alone(recipe: BatchRecipe) -> N
 
 @every_recipe
 def test_a_call_draws_from_torchs_default_generator(recipe: BatchRecipe) -> None:
-    """So that it works in any collate_fn; the budget is what is drawn."""
+    """So it works in any collate_fn. It draws exactly its budget."""
     images, labels = batch(4)
     torch.manual_seed(7)
     made, after = recipe(images, labels), torch.rand(1)
@@ -63,7 +63,7 @@ def test_a_call_draws_from_torchs_default_generator(recipe: BatchRecipe) -> None
 
 @every_recipe
 def test_a_batch_is_made_of_its_uniforms(recipe: BatchRecipe) -> None:
-    """What the loader calls, with uniforms of the batch's key; the generator stays put."""
+    """The loader calls it with uniforms of the batch's key; the generator does not move."""
     images, labels = batch(4)
     uniforms = np.linspace(0.3, 0.6, recipe.num_draws)
     state = torch.get_rng_state()
@@ -80,7 +80,7 @@ Sample = namedtuple("Sample", ["image", "label", "name"])
 
 @every_recipe
 def test_a_call_keeps_the_structure(recipe: BatchRecipe) -> None:
-    """Two arguments, a list as default_collate makes it, a named tuple; further items pass."""
+    """Two arguments, a list from default_collate, a named tuple; further items pass."""
     images, labels = batch(3)
     for inputs in (
         (images, labels),
@@ -168,7 +168,7 @@ def test_batches_that_do_not_fit_are_refused(
     labels: Tensor,
     match: str,
 ) -> None:
-    """By the kind of error that torchvision raises, in ``apply`` as in a call."""
+    """By the same type of error as torchvision's, in ``apply`` as in a call."""
     pixels = torch.zeros(images)
     with pytest.raises(ValueError, match=match):
         kind(**arguments).apply(pixels, labels, (0.0, 0.0, 1.0, 1.0, 0.5)[: kind.num_draws])

@@ -1,4 +1,4 @@
-"""RandomApply and RandomChoice: who acts, on what, and what is drawn for it."""
+"""RandomApply and RandomChoice: which recipes act, on which images, with which draws."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SEVERAL = T.RandomChoice(
 
 @pytest.mark.parametrize("recipe", [T.RandomApply(JITTERS, 0.4), CROPS, SEVERAL], ids=repr)
 def test_what_acts_gets_the_numbers_that_it_drew(recipe: Any) -> None:
-    """Each image is what its part alone makes of it, drawn from the part's own uniforms."""
+    """Each image equals the result of its part alone, drawn from the part's own uniforms."""
     image = decoded("coffee")[:, :60, :90]
     n = 40
     rows = np.random.default_rng(0).random((n, recipe.num_draws))
@@ -79,7 +79,7 @@ GOLDEN_CHOICE = [
 
 
 def test_golden_numbers() -> None:
-    """A change of any breaks every saved state."""
+    """Any change breaks every saved state."""
     positions, sizes = np.array([0, 1, 2**40 + 3]), np.array([[375, 500], [1, 1], [2000, 20]])
     for recipe, numbers in (
         (
@@ -101,7 +101,7 @@ def test_names_of_numbers() -> None:
 
 
 def test_boxes_move_with_what_acts() -> None:
-    """The motion of each image is that of its part, sizes in between included."""
+    """Each image has the motion of its part, sizes in between included."""
     inside = T.Compose([T.RandomCrop((20, 30)), T.RandomHorizontalFlip(1.0)])
     recipe = T.RandomApply([inside], p=0.5)
     sizes = np.array([[50, 80], [40, 60]])

@@ -35,7 +35,7 @@ def drawn_numbers(
 
 
 def test_numbers_are_a_function_of_the_position() -> None:
-    """Positions 5, 6, 7 get what they get within any other batch."""
+    """Positions 5, 6, 7 get the same numbers within any other batch."""
     whole = drawn_numbers(TRAINING, list(range(10)))
     assert drawn_numbers(TRAINING, [5, 6, 7]) == whole[5:8]
     assert drawn_numbers(TRAINING, [9, 2]) == [whole[9], whole[2]]
@@ -53,7 +53,7 @@ def test_seed_and_epoch_change_all_numbers() -> None:
 
 
 def test_appending_a_recipe_leaves_the_draws_before_it() -> None:
-    """Recipe i has a stream of its own."""
+    """Recipe i has its own stream."""
     longer = T.Compose([*TRAINING.recipes, T.RandomVerticalFlip(), T.RandomRotation(10)])
     before, after = drawn_numbers(TRAINING, [0, 1, 2]), drawn_numbers(longer, [0, 1, 2])
     assert [row[:5] for row in after] == before
@@ -98,7 +98,7 @@ def test_pixels_of_a_training_pipeline_are_torchvisions() -> None:
 
 
 def test_channels_that_share_memory() -> None:
-    """A grey image is one plane seen three times; what comes after must not mind."""
+    """A grey image is one plane seen three times, which later recipes must handle."""
     image = decoded("rocket")
     pipeline = T.Compose([T.RandomGrayscale(1.0), T.Resize(50), T.Normalize(MEAN, STD)])
     rows = pipeline.draw(0, 0, np.arange(1), sizes_of([image])).sample(0)

@@ -324,7 +324,7 @@ def test_all_weights_of_classification_models_have_equal_recipes() -> None:
 
 
 def test_what_has_no_equal_is_refused_and_named_with_its_place() -> None:
-    """All of it in one error, whose list from_dataloader and programs read."""
+    """All in one error, whose list from_dataloader and programs read."""
     parts = {
         "transform.transforms[0]": v2.FiveCrop(8),
         "transform.transforms[2].transforms[1]": v1.Lambda(len),
@@ -381,7 +381,7 @@ class AddsNoise(CallsTwice):
 
 
 class Wraps(nn.Module):
-    """Only calls what it holds, as a module."""
+    """A module that only calls the transform it holds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -426,7 +426,7 @@ def test_refused(transform: Any, places: list[str]) -> None:
 
 
 def test_an_object_that_only_calls_its_transform_is_seen_through() -> None:
-    """And it is called with a stand-in, so that it keeps what it has."""
+    """It is called with a stand-in, so that its attributes survive."""
     preset = ClassificationPresetTrain(v2, None, "pil", 0)
     before = preset.transforms
     assert T.from_torchvision(preset).fingerprint() == T.from_torchvision(before).fingerprint()
@@ -434,7 +434,7 @@ def test_an_object_that_only_calls_its_transform_is_seen_through() -> None:
 
 
 def assert_close(made: Tensor, expected: Tensor, mean: float, share: float, scale: float) -> None:
-    """In levels of 255: the mean difference, and the share of values that differ by over 2."""
+    """Compare in levels of 255: mean difference, and share of values that differ by over 2."""
     difference = (made.double() - expected.double()).abs() * scale
     assert difference.mean() <= mean
     assert (difference > 2.01).double().mean() <= share
@@ -484,7 +484,7 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[float, float]]] = {
 def test_the_same_numbers_give_pillows_pixels(
     monkeypatch: pytest.MonkeyPatch, library: Any, name: str, arguments: Any, limits: Any
 ) -> None:
-    """The documented limits: what Pillow makes, and what the recipe makes of the same numbers."""
+    """The documented limits between Pillow's pixels and the recipe's, for the same numbers."""
     transform = getattr(library, name)(**arguments)
     recipes = T.from_torchvision(library.Compose([transform, library.PILToTensor()]))
     for picture in ("coffee", "rocket", "chelsea"):
@@ -543,7 +543,7 @@ def test_evaluation_gives_a_presets_pixels(preset: Any) -> None:
 
 
 def test_a_loader_takes_what_was_converted() -> None:
-    """And tells two pipelines apart by their recipes, as if they had been written by hand."""
+    """It distinguishes pipelines by their recipes, as if written by hand."""
     transform = ClassificationPresetTrain(torchvision.transforms, "ra", "pil", 0.1)
     by_hand = [
         *(T.RandomResizedCrop(176), T.RandomHorizontalFlip()),

@@ -22,7 +22,7 @@ HAS_TIMM = importlib.util.find_spec("timm") is not None
 
 
 def stand_in(name: str, module: str = "transforms", **attributes: Any) -> Any:
-    """An object with the class name, module and attributes of one of timm's (1.0.31)."""
+    """Return an object with the class name, module and attributes of one of timm's (1.0.31)."""
     kind = type(name, (), {"__module__": f"timm.data.{module}", "__call__": lambda self, x: x})
     made = kind()
     vars(made).update(attributes)
@@ -62,7 +62,7 @@ def normalized() -> list[Any]:
 
 
 def training(interpolation: Any, *after: Any) -> Any:
-    """``create_transform(224, is_training=True)``."""
+    """Return ``create_transform(224, is_training=True)``."""
     jitter = v1.ColorJitter(0.4, 0.4, 0.4)
     return v1.Compose(
         [resized_crop(interpolation), v1.RandomHorizontalFlip(0.5), jitter, *normalized(), *after]
@@ -70,7 +70,7 @@ def training(interpolation: Any, *after: Any) -> Any:
 
 
 def evaluation(*last: Any) -> Any:
-    """``create_transform(224, interpolation="bicubic")``."""
+    """Return ``create_transform(224, interpolation="bicubic")``."""
     return v1.Compose([v1.Resize(256, interpolation=BICUBIC), v1.CenterCrop(224), *last])
 
 

@@ -1,4 +1,4 @@
-"""What the first recipes keep of an image is all that their pixels are made of."""
+"""The part of an image that the first recipes keep determines all of their pixels."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CHAINS: dict[str, tuple[list[Recipe], int]] = {
 
 
 def image(height: int = 61, width: int = 83) -> torch.Tensor:
-    """A photograph as decoders return it: a view of interleaved memory."""
+    """Photograph as decoders return it: a view of interleaved memory."""
     pixels = photograph("chelsea").crop((100, 80, 100 + width, 80 + height))
     return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
 
@@ -93,7 +93,7 @@ def test_only_what_comes_before_the_first_resize_is_kept_by() -> None:
 
 
 def test_a_part_may_come_at_a_smaller_scale() -> None:
-    """The recipes give the drawn sizes all the same."""
+    """The recipes still give the drawn sizes."""
     recipes = Compose([T.CenterCrop(60), T.RandomHorizontalFlip(1.0), T.Resize((20, 25))])
     drawn = recipes.draw(5, 0, np.arange(1), np.array([(61, 83)]))
     cut, num_cut = recipes.cut((61, 83), drawn.rows[0])

@@ -1,4 +1,4 @@
-"""Numbers are distributed as torchvision's, by thousands of draws of each."""
+"""Numbers are distributed as torchvision's, over thousands of draws of each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPERATIONS = list(v2.TrivialAugmentWide._AUGMENTATION_SPACE)
 
 
 def by_keys(*keys: str) -> Callable[[dict[str, Any]], list[float]]:
-    """Numbers of torchvision's parameters, in the order of ours."""
+    """Return the numbers of torchvision's parameters, in the recipe's order."""
     return lambda params: [float(n) for key in keys for n in np.ravel(params[key])]
 
 
@@ -32,29 +32,29 @@ def crop(params: dict[str, Any]) -> list[float]:
 
 
 def erased(params: dict[str, Any]) -> list[float]:
-    """A box without pixels counts as none."""
+    """Return the box. A box without pixels counts as none."""
     box = [params[side] for side in "ijhw"]
     return box if params["v"] is not None and box[2] * box[3] else [0] * 4
 
 
 def shape(boxes: Numbers) -> Sequence[Numbers]:
-    """Area and logarithm of the aspect ratio."""
+    """Return the area and the logarithm of the aspect ratio."""
     heights, widths = boxes[:, 2], boxes[:, 3]
     return heights * widths, np.log((heights + 0.1) / (widths + 0.1))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A recipe, and where torchvision's has its numbers."""
+    """A recipe, and the place of the numbers in torchvision's."""
 
     kind: str
     arguments: dict[str, Any]
     read: Callable[[dict[str, Any]], list[float]]
     size: tuple[int, int] = (45, 60)
     more: Callable[[Numbers], Sequence[Numbers]] = lambda numbers: ()
-    """Other statistics of the numbers."""
+    """Further statistics of the numbers."""
     together: tuple[int, ...] = ()
-    """Columns of which the combinations are compared too."""
+    """Columns whose combinations are compared too."""
 
     def ours(self, n: int) -> Numbers:
         recipe = getattr(T, self.kind)(**self.arguments)
@@ -71,13 +71,13 @@ class Case:
 
 
 def by_keys_of_edge(params: dict[str, Any]) -> list[float]:
-    """Height and width, of which torchvision draws the shorter."""
+    """Return height and width, of which torchvision draws the shorter."""
     (shorter,) = params["size"]
     return [shorter, int(shorter * 60 / 45)]
 
 
 def photometric(params: dict[str, Any]) -> list[float]:
-    """Pairs of whether and by what, and whether contrast comes first."""
+    """Return pairs of whether and by what, and whether contrast comes first."""
     numbers: list[float] = []
     for name in ("brightness", "contrast", "saturation", "hue"):
         factor = params[f"{name}_factor"]
@@ -86,7 +86,7 @@ def photometric(params: dict[str, Any]) -> list[float]:
 
 
 def corners(params: dict[str, Any]) -> list[float]:
-    """Where the corners go, which the test puts in place of the coefficients."""
+    """Return the corners' new places, which the test puts in place of the coefficients."""
     return [1.0, *np.ravel(params["coefficients"]).tolist()]
 
 
@@ -199,7 +199,7 @@ CASES = {
 
 
 def assert_same_counts(ours: Numbers, theirs: Numbers) -> None:
-    """Of whole rows, by chi-square; rare ones are counted together."""
+    """Compare counts of whole rows by chi-square; rare ones are counted together."""
     _, rows = np.unique(np.concatenate((ours, theirs)), axis=0, return_inverse=True)
     rows = rows.reshape(-1)
     counts = [np.bincount(part, minlength=rows.max() + 1) for part in np.split(rows, [len(ours)])]
@@ -223,7 +223,7 @@ def assert_same_column(one: Numbers, other: Numbers) -> None:
 def test_numbers_are_distributed_as_torchvisions(
     monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
-    """Kolmogorov-Smirnov of each number; chi-square of those that have few values."""
+    """Kolmogorov-Smirnov of each number; chi-square of those with few values."""
     solved = "torchvision.transforms.v2._geometry._get_perspective_coeffs"
     monkeypatch.setattr(solved, lambda _, corners: corners)
     theirs = case.theirs(4000)
@@ -239,7 +239,7 @@ def test_numbers_are_distributed_as_torchvisions(
 def policies_draws(
     monkeypatch: pytest.MonkeyPatch, reference: v2.Transform, size: tuple[int, int], n: int
 ) -> Numbers:
-    """The operations and magnitudes that torchvision's own ``forward`` asks for."""
+    """Return the operations and magnitudes that torchvision's own ``forward`` asks for."""
     calls: list[float] = []
 
     def record(image: Any, name: str, magnitude: float, **_: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Golden vectors of the drawn numbers: a change of any of them breaks every saved state."""
+"""Golden vectors of the drawn numbers: any change breaks every saved state."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ GOLDEN = [
 def test_drawn_numbers(
     recipe: T.Recipe, numbers: list[list[float]], sizes: list[list[int]]
 ) -> None:
-    """Exact, floats too: they come from sums and products alone."""
+    """Exact, floats too: only sums and products are used."""
     drawn = recipe.draw(uniforms(42, 1, POSITIONS, Stream.RECIPES, recipe.num_draws), SIZES)
     assert drawn.numbers.tolist() == numbers
     assert drawn.sizes.tolist() == sizes

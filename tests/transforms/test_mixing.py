@@ -21,7 +21,7 @@ from tests.transforms.augmented_batches import batch, by_torchvision
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
 @pytest.mark.parametrize("n", [1, 2, 7])
 def test_mixup_batches_are_torchvisions(n: int, dtype: torch.dtype) -> None:
-    """Bit for bit, for the same share; the arguments stay as they are."""
+    """Bit for bit, for the same share; the arguments stay unchanged."""
     images, labels = batch(n)
     images = images.to(dtype)
     before = images.clone(), labels.clone()
@@ -37,7 +37,7 @@ def test_mixup_batches_are_torchvisions(n: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.float64])
 def test_labels_that_are_weights_already(dtype: torch.dtype) -> None:
-    """[n, num_classes] is mixed as it is, float afterwards."""
+    """[n, num_classes] is mixed directly, and float afterwards."""
     images, labels = batch(4)
     weights = torch.eye(5)[labels].to(dtype)
     for arguments in ({}, {"num_classes": 5}):
@@ -64,7 +64,7 @@ def test_threads_do_not_matter() -> None:
 
 
 def test_images_that_cannot_hold_a_blend_are_refused() -> None:
-    """torchvision refuses them too, by an error of torch's."""
+    """torchvision raises an error of torch's."""
     images, labels = batch(2)
     with pytest.raises(TypeError, match=r"uint8.*ToDtype"):
         MixUp(num_classes=5).apply(images.to(torch.uint8), labels, (0.5,))
@@ -86,7 +86,7 @@ def torchvisions(images: Tensor, labels: Tensor, numbers: tuple[float, ...]) -> 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float16])
 @pytest.mark.parametrize("n", [1, 2, 7])
 def test_cutmix_batches_are_torchvisions(n: int, dtype: torch.dtype) -> None:
-    """Bit for bit, for the same box, on bytes too; the arguments stay as they are."""
+    """Bit for bit, for the same box, on bytes too; the arguments stay unchanged."""
     images, labels = batch(n)
     images = images.mul(255).to(dtype)
     for pixels in (images, images.to(memory_format=torch.channels_last)):
@@ -104,7 +104,7 @@ def test_cutmix_batches_are_torchvisions(n: int, dtype: torch.dtype) -> None:
 def test_boxes_follow_torchvisions_formula(
     monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]
 ) -> None:
-    """For the same share and middle of the box, the same box and the same share kept."""
+    """The share and the middle of the box give torchvision's box and its kept share."""
     height, width = size
     recipe, reference = CutMix(num_classes=5), v2.CutMix(num_classes=5)
     image = torch.empty(2, 3, *size)
@@ -134,7 +134,7 @@ def test_quantiles_are_scipys(alpha: float) -> None:
 
 @pytest.mark.parametrize("alpha", [0.1, 0.2, 1.0, 2.0])
 def test_small_quantiles_have_a_small_relative_error(alpha: float) -> None:
-    """Where x is 1e-20, an error of 1e-13 would be all of it."""
+    """At x = 1e-20, an absolute error of 1e-13 would be far too large."""
     for exponent in (2, 8, 32, 52):
         expected = stats.beta.ppf(2.0**-exponent, alpha, alpha)
         assert beta_quantile(alpha, 2.0**-exponent) == pytest.approx(expected, rel=1e-12)
@@ -142,7 +142,7 @@ def test_small_quantiles_have_a_small_relative_error(alpha: float) -> None:
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_shares_are_rounded_and_symmetric(alpha: float) -> None:
-    """Multiples of 2**-24, so that the last bits of a C library do not show."""
+    """Multiples of 2**-24 hide the last bits of a C library."""
     for uniform in (0.0, 2.0**-32, 0.1, 0.3, 0.5):
         share = beta_share(alpha, uniform)
         assert share * 2**24 == int(share * 2**24)
@@ -154,7 +154,7 @@ def test_shares_are_rounded_and_symmetric(alpha: float) -> None:
 
 
 def test_golden_shares() -> None:
-    """A change of any breaks every saved state; as scipy has them, in units of 2**-24."""
+    """Any change breaks every saved state; as scipy has them, in units of 2**-24."""
     golden = {0.1: [0, 14181, 8388608, 16777215], 1.0: [0, 4194304, 8388608, 15099494]}
     uniforms = [0.0, 0.25, 0.5, 0.9]
     for alpha, units in golden.items():

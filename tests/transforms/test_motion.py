@@ -1,4 +1,4 @@
-"""Where recipes move points: boxes go where torchvision moves them."""
+"""Motion of points by recipes: boxes go where torchvision moves them."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_affine_boxes_move_as_torchvisions(numbers: list[float]) -> None:
 
 
 def assert_encloses(found: list[float], expected: Any, abs: float = 0.01) -> None:
-    """torchvision clamps its boxes to the image."""
+    """Compare a box, clamped to the image, with torchvision's, which is clamped already."""
     height, width = expected.canvas_size
     left, top, right, bottom = found
     clamped = [max(left, 0), max(top, 0), min(right, width), min(bottom, height)]

@@ -27,7 +27,7 @@ ODD = [noise(*size) for size in ODD_SIZES]
 JITTER = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)
 
 ByTorchvision = Callable[[Any, Tensor, list[Any]], Tensor]
-"""Of a transform of torchvision's, an image, and our numbers."""
+"""Result of a torchvision transform for an image and the recipe's numbers."""
 
 
 def affine(reference: Any, image: Tensor, numbers: list[Any]) -> Tensor:
@@ -146,11 +146,11 @@ class Case:
     arguments: Sequence[dict[str, Any]]
     images: Sequence[Tensor] = (*PHOTOGRAPHS, *ODD)
     level: int = 0
-    """By how many levels one in ten thousand bytes may differ."""
+    """Levels by which one in ten thousand bytes may differ."""
     atol: float = 0.0
-    """By how much floats may differ."""
+    """Allowed difference of floats."""
     share: float = 0.0
-    """Of the pixels, those that may differ by anything: coordinates that round to another pixel."""
+    """Share of pixels that may differ by anything: coordinates that round to another pixel."""
 
 
 CASES = [
@@ -387,7 +387,7 @@ def assert_close(made: Tensor, expected: Tensor, case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.kind)
 def test_pixels_are_torchvisions(case: Case) -> None:
-    """Bit for bit but where the case says otherwise; sizes and dtypes are as they were told."""
+    """Bit for bit unless the case says otherwise; sizes and dtypes are as announced."""
     for arguments in case.arguments:
         recipe = getattr(T, case.kind)(**arguments)
         reference = getattr(v2, case.kind)(**in_torchvisions_words(arguments))
@@ -397,7 +397,7 @@ def test_pixels_are_torchvisions(case: Case) -> None:
             try:
                 drawn = recipe.draw(uniforms, sizes_of([image] * n))
             except ValueError:
-                with pytest.raises(RuntimeError):  # torchvision finds out when it makes the pixels
+                with pytest.raises(RuntimeError):  # torchvision raises when it makes the pixels
                     reference(image)
                 continue
             for numbers, size in zip(drawn.numbers.tolist(), drawn.sizes.tolist(), strict=True):

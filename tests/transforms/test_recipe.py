@@ -1,4 +1,4 @@
-"""What every recipe keeps: pure functions, torchvision's arguments, any pipeline."""
+"""Properties of every recipe: pure functions, torchvision's arguments, any pipeline."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ RECIPES = [
 
 
 def taken_by(recipe: T.Recipe, *images: Tensor) -> list[Tensor]:
-    """The images that a recipe takes: JPEG compresses bytes alone."""
+    """Return the images that a recipe takes: JPEG compresses bytes only."""
     return [i for i in images if not (isinstance(recipe, T.JPEG) and i.is_floating_point())]
 
 
@@ -77,7 +77,7 @@ def test_all_public_recipes_are_tested() -> None:
 
 @every_recipe
 def test_every_number_has_a_name(recipe: T.Recipe) -> None:
-    """What a loader's draws() is read by."""
+    """A loader's draws() uses the names."""
     drawn = recipe.draw(np.full((2, recipe.num_draws), 0.5), np.array([[90, 80], [70, 120]]))
     assert len(recipe.number_names) == drawn.numbers.shape[1]
     named = recipe.named(drawn)
@@ -137,7 +137,7 @@ def test_an_image_is_chosen_with_a_probability_and_left_alone_otherwise(kind: An
 @pytest.mark.fuzz
 @every_recipe
 def test_apply_is_pure(recipe: T.Recipe) -> None:
-    """The image stays as it is, layout does not matter, and sizes are as drawn."""
+    """The image stays unchanged, layout does not matter, and sizes are as drawn."""
     smallest = noise(2, 3) if isinstance(recipe, (T.GaussianBlur, T.RandomChoice)) else noise(1, 1)
     images = decoded("coffee"), smallest, noise(37, 53), as_float(noise(37, 53))
     for image in taken_by(recipe, *images):
@@ -181,7 +181,7 @@ def test_threads_do_not_matter(recipe: T.Recipe) -> None:
 
 @every_recipe
 def test_a_call_draws_from_torchs_default_generator(recipe: T.Recipe) -> None:
-    """So that a recipe works in any pipeline; the budget is what is drawn."""
+    """So a recipe works in any pipeline. It draws exactly its budget."""
     image = decoded("coffee")
     torch.manual_seed(7)
     first, after = recipe(image), torch.rand(1)
@@ -255,7 +255,7 @@ FINGERPRINTS = [
 
 @pytest.mark.parametrize(("recipe", "text"), FINGERPRINTS, ids=lambda value: type(value).__name__)
 def test_fingerprint_is_canonical(recipe: T.Recipe, text: str) -> None:
-    """Made from arguments alone, however they were spelled; golden, since states hold it."""
+    """Made from arguments alone, in any spelling; golden, since states hold it."""
     assert recipe.fingerprint() == repr(recipe) == text
 
 

@@ -1,4 +1,4 @@
-"""ToDtype, ToMemoryFormat and Normalize: torchvision's pixels, and what they refuse."""
+"""ToDtype, ToMemoryFormat and Normalize: torchvision's pixels, and their refusals."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_batch_is_laid_out_wherever_the_recipe_stands(recipes: list[T.Recipe])
     made = asked.apply_batch(images, drawn_for(asked, images))
     assert made.is_contiguous(memory_format=LAST)
     assert not made.is_contiguous()
-    # In the place of the recipe one that does nothing, so that the streams stay.
+    # A recipe that does nothing takes its place, so that the streams stay.
     plain = T.Compose([T.ToMemoryFormat(FIRST) if "Memory" in str(r) else r for r in recipes])
     usual = plain.apply_batch(images, drawn_for(plain, images))
     assert usual.is_contiguous()
@@ -88,7 +88,7 @@ def test_floats_are_normalized_as_by_torchvision(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("size", ODD_SIZES)
 def test_into_the_batch_gives_the_same_bits(size: tuple[int, int]) -> None:
-    """The fused way and the plain one are one result; the rows around stay untouched."""
+    """The fused and the plain way have one result; the rows around stay unchanged."""
     image, recipe = noise(*size), Normalize(MEAN, STD)
     batch = torch.full((3, 3, *size), -7.0)
     recipe.apply_into(image, [], batch[1])
@@ -101,12 +101,12 @@ def test_into_the_batch_gives_the_same_bits(size: tuple[int, int]) -> None:
     "out", [torch.empty(3, 8, 9), torch.empty(3, 8, 8, dtype=torch.uint8), torch.empty(1, 8, 8)]
 )
 def test_wrong_room_in_the_batch_is_refused(out: torch.Tensor) -> None:
-    """Nothing is broadcast, resized or converted in silence."""
+    """Nothing is silently broadcast, resized or converted."""
     with pytest.raises(ValueError, match="has room for"):
         Normalize(MEAN, STD).apply_into(noise(8, 8), [], out)
 
 
 def test_other_integers_are_refused() -> None:
-    """As torchvision refuses them."""
+    """torchvision refuses them, too."""
     with pytest.raises(TypeError, match="float tensor"):
         Normalize(MEAN, STD).apply(noise(4, 4).int(), [])

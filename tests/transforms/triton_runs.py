@@ -22,7 +22,7 @@ _SKIPS = {
 
 
 def interpreted(module: str) -> Any:
-    """What a program prints as JSON; TRITON_INTERPRET counts when triton is imported."""
+    """Return a program's JSON output; TRITON_INTERPRET is read when triton is imported."""
     run = subprocess.run(
         [sys.executable, "-m", module],
         capture_output=True,
@@ -40,7 +40,7 @@ def interpreted(module: str) -> Any:
 def ptx_for_hopper(
     kernel: Any, signature: dict[str, str], constants: dict[str, Any], num_warps: int
 ) -> str:
-    """The assembly of a kernel, which ptxas, that triton brings, makes machine code of."""
+    """Return a kernel's assembly, which triton's ptxas also turns into machine code."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -53,6 +53,6 @@ def ptx_for_hopper(
     text: str = compiled.asm["ptx"]
     assert ".target sm_90" in text
     assert len(compiled.asm["cubin"]) > 1000
-    # Registers that do not suffice would show as local memory.
+    # Too few registers would show as local memory.
     assert ".local" not in text
     return text

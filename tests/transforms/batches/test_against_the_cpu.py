@@ -1,4 +1,4 @@
-"""Whole batches beside the CPU's image by image: what docs/augmentation.md says of them."""
+"""Whole batches compared with the CPU's single images, as docs/augmentation.md states."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from tests.transforms.pictures import decoded, sizes_of
 
 
 def test_crops_of_photographs_are_those_of_torchvision_and_near_those_of_the_cpu() -> None:
-    """At most half a level of 255 from torchvision's unrounded float32, which is rounding itself;
-    at most one from the CPU's whole-number resize."""
+    """At most half a level of 255 from torchvision's unrounded float32, which is the rounding
+    itself; at most one from the CPU's integer resize.
+    """
     images = [decoded(name) for name in PHOTOGRAPHS]
     recipes = T.Compose([T.RandomResizedCrop(112), T.RandomHorizontalFlip()])
     drawn = recipes.draw(1, 0, np.arange(len(images)), sizes_of(images))

@@ -1,4 +1,4 @@
-"""Compose.apply_batch: ragged batches, against each image alone, recipe by recipe."""
+"""Compose.apply_batch: ragged batches, compared with each image alone, recipe by recipe."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCALE = T.ToDtype(torch.float32, scale=True)
 
 
 class Inverted(T.Recipe):
-    """A user's recipe: it knows of one image alone."""
+    """A user's recipe for single images only."""
 
     def draw(self, uniforms: FloatArray, sizes: np.ndarray) -> Draw:
         return nothing_drawn(sizes)
@@ -45,7 +45,7 @@ class InvertedCrop(T.CenterCrop):
 
 
 PIPELINES: dict[str, tuple[list[T.Recipe], int, int]] = {
-    # Recipes, how many resamplings of the whole batch they cost, and how many steps besides.
+    # Recipes, how many resamplings of the whole batch they cost, and how many more steps.
     "training": ([T.RandomResizedCrop(32), FLIP, NORMALIZE], 1, 0),
     "evaluation": ([T.Resize(40), T.CenterCrop(32), NORMALIZE], 1, 0),
     "evaluation, scaled": ([T.Resize(40), T.CenterCrop(32), SCALE, NORMALIZE], 1, 0),
@@ -80,7 +80,7 @@ PIPELINES: dict[str, tuple[list[T.Recipe], int, int]] = {
 
 @pytest.fixture
 def _float_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchvision resizes uint8 by way of float32, as it does on a GPU."""
+    """Resize uint8 by way of float32, as torchvision does on a GPU."""
     geometry = "torchvision.transforms.v2.functional._geometry"
     monkeypatch.setattr(f"{geometry}._do_native_uint8_resize_on_cpu", lambda interpolation: False)
     monkeypatch.setattr(
@@ -91,7 +91,7 @@ def _float_path(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_float_path")
 @pytest.mark.parametrize("name", PIPELINES)
 def test_a_batch_is_its_images(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """One pass over the pixels where it can be; a byte of a resize may differ by 1."""
+    """One pass over the pixels where possible; a byte of a resize may differ by 1."""
     launched = []
 
     def counted(images: list[Tensor], *others: object) -> Tensor:
@@ -122,12 +122,12 @@ def test_a_batch_is_its_images(monkeypatch: pytest.MonkeyPatch, name: str) -> No
     if not any("esize" in str(recipe) for recipe in recipes):
         torch.testing.assert_close(made, expected, rtol=0, atol=0)
         return
-    # In levels of a byte: ImageNet's smallest deviation makes 1 / 0.224 of one.
+    # In levels of a byte: ImageNet's smallest deviation scales one by 1 / 0.224.
     level = 1.0 if made.dtype is torch.uint8 else 1 / (255 * 0.224 if NORMALIZE in recipes else 255)
     error = (made.double() - expected.double()).abs() / level
     blurred = {"color": 3.0, "two resizes": 2.0}.get(name, 1.03)
     assert error.max() <= blurred
-    # Halves are frequent where so small images are resized by 5 / 3.
+    # Halves are frequent when small images are resized by 5 / 3.
     assert (error > 1e-3).double().mean() <= 3e-3
 
 
@@ -143,7 +143,7 @@ def test_row_does_not_depend_on_the_batch_around_it(name: str) -> None:
 
 
 def test_order_of_flips_and_crops_matters() -> None:
-    """The box of a crop is placed in what the flip before it left."""
+    """A crop's box is placed in the result of an earlier flip."""
     images = [noise(8, 8)]
     crop, flip = T.RandomCrop(3), T.RandomHorizontalFlip(1.0)
     for recipes in ([crop, flip], [flip, crop]):
@@ -164,7 +164,7 @@ def test_the_batch_has_memory_of_its_own(recipes: list[T.Recipe]) -> None:
 
 
 def test_channels_that_normalize_adds() -> None:
-    """Three numbers make three channels of one, as image by image."""
+    """Three numbers make three channels of one, as for single images."""
     pipeline, images = T.Compose([T.CenterCrop(8), NORMALIZE]), [noise(9, 9, channels=1)]
     drawn = drawn_for(pipeline, images)
     made = pipeline.apply_batch(images, drawn)
@@ -184,7 +184,7 @@ def test_images_must_match_the_numbers() -> None:
         pipeline.apply_batch(images[1:], drawn_for(pipeline, images))
     with pytest.raises(ValueError, match="at least one"):
         pipeline.apply_batch([], drawn_for(pipeline, []))
-    # A decoder that gives another size than the header said.
+    # A decoder that returns another size than the header says.
     smaller = [image[:, :4, :4] for image in images]
     with pytest.raises(ValueError, match="does not lie inside image"):
         pipeline.apply_batch(smaller, drawn_for(pipeline, images))

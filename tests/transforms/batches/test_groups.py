@@ -1,4 +1,4 @@
-"""Groups of a batch: one call for each, and everything at its place."""
+"""Groups of a batch: one call for each, and every result in its place."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ pytestmark = needs_triton
 
 @pytest.fixture(scope="module")
 def found() -> Any:
-    """For each case the largest difference from torch's path, and how many values differ."""
+    """Largest difference from torch's path, and number of differing values, for each case."""
     return interpreted("tests.transforms.interpreted_kernel")
 
 
@@ -30,7 +30,7 @@ def test_the_kernel_is_torchs_path(found: Any, name: str) -> None:
         return
     level = {"": 1.0, "*": 0.25, "*-/": 1 / (255 * 0.2)}[pointwise.steps]
     if pointwise.dtype in (torch.float16, torch.bfloat16):
-        # The interpreter, unlike a GPU, cuts bfloat16 off instead of rounding it.
+        # The interpreter truncates to bfloat16, while a GPU rounds.
         assert found[name]["max"] <= 1.01 * level + 4 * torch.finfo(pointwise.dtype).eps
     else:
         assert found[name]["max"] <= 1.01 * level
@@ -62,7 +62,7 @@ def test_the_kernel_compiles_for_hopper(
     steps: str,
     columns: int,
 ) -> None:
-    """All pairs of its variants, to machine code, by the ptxas that triton brings."""
+    """All pairs of its variants, to machine code, by triton's ptxas."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     from stateful_gpu_loader.transforms.batches import kernels
 
@@ -75,6 +75,6 @@ def test_the_kernel_compiles_for_hopper(
     }
     pointers = {"parameters": "*i64", "coefficients": "*fp32", "out": f"*{dtype}"}
     text = ptx_for_hopper(kernels.resample_kernel, pointers, constants, num_warps=1)
-    # No quotient is approximate, and no small number is taken for 0.
+    # No quotient is approximate, and no small number is flushed to 0.
     assert "div.rn.f32" in text
     assert not re.search(r"\.ftz|\.approx|div\.full", text)

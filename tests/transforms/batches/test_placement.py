@@ -1,4 +1,4 @@
-"""Placement: crops, a resize and flips, folded, against the same done one after the other."""
+"""Placement: crops, a resize and flips, folded, compared with one after the other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.transforms.pictures import noise, sizes_of
 
 
 def carried_out(images: list[Tensor], placement: Placement) -> list[Tensor]:
-    """Each image alone, so that their sizes may differ."""
+    """Apply a placement to each image alone, so that their sizes may differ."""
     return [
         resample([image], placement.take(np.array([i])), Pointwise())[0]
         for i, image in enumerate(images)
@@ -33,7 +33,7 @@ def random_box(data: st.DataObject, height: int, width: int) -> list[int]:
 def one_step(
     data: st.DataObject, kind: str, placement: Placement, images: list[Tensor]
 ) -> tuple[Placement, list[Tensor]]:
-    """The step folded into the placement, and done to each image on the spot."""
+    """Fold the step into the placement, and apply it to each image at once."""
     if kind == "crop":
         boxes = np.array([random_box(data, *image.shape[1:]) for image in images])
         cut = [
@@ -91,7 +91,7 @@ def test_two_resizes_are_not_one() -> None:
 )
 @pytest.mark.parametrize("is_resized", [False, True])
 def test_box_outside_its_image_is_refused(box: list[int], is_resized: bool) -> None:
-    """A kernel would read memory that belongs to somebody else."""
+    """A kernel would read foreign memory."""
     placement: Any = Placement.of(np.array([[8, 8], [8, 8]]))
     if is_resized:
         placement = placement.resize(np.array([[8, 8], [8, 8]]), True)

@@ -1,4 +1,4 @@
-"""Pointwise: Normalize and ToDtype, folded, give the bits that they give one by one."""
+"""Pointwise: folded, Normalize and ToDtype give the same bits as one by one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHAINS: list[list[T.Recipe]] = [
 
 @pytest.mark.parametrize("chain", CHAINS, ids=str)
 def test_folded_is_one_after_the_other(chain: list[T.Recipe]) -> None:
-    """Every value that a byte can have, bit for bit."""
+    """Every value of a byte, bit for bit."""
     expected, folded = BYTES, Pointwise()
     for recipe in chain:
         expected = recipe.apply(expected, [])

@@ -1,4 +1,4 @@
-"""Resampling ragged batches with torch: aten's numbers, whatever else is in the batch."""
+"""Resampling ragged batches with torch gives aten's numbers, whatever else is in the batch."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def aten(image: Tensor, size: tuple[int, int], antialias: bool) -> Tensor:
 def test_error_against_aten(monkeypatch: pytest.MonkeyPatch, antialias: bool) -> None:
     """Photographs, up and down; unrounded, and rounded to bytes.
 
-    Measured, in levels of 255: at most 9e-5, on average 4e-6, 58% to 84% of the sums bit for bit;
-    0 to 3 of 10,000 bytes differ, by 1, where a sum is a half. Without antialiasing aten's own
-    sums differ by 3e-3 between one thread and two.
+    Measured, in levels of 255: at most 9e-5, on average 4e-6, 58% to 84% of the sums bit for bit; 0
+    to 3 of 10,000 bytes differ, by 1, where a sum is a half. Without antialiasing aten's own sums
+    differ by 3e-3 between one thread and two.
     """
     images = [decoded(name) for name in PHOTOGRAPHS] + [noise(1, 1), noise(1000, 20)]
     for size in [(224, 224), (96, 180), (700, 650)]:
@@ -137,7 +137,7 @@ def test_default_dtype_changes_nothing() -> None:
 def test_without_a_working_triton_torch_resamples(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A kernel that does not start here, and no triton at all: said in the log, not raised."""
+    """A kernel that does not start here, and no triton at all: logged, not raised."""
     find = ragged._kernels.__wrapped__
     assert find(torch.device("cpu")) is None
     assert "torch resamples" in caplog.text
@@ -152,7 +152,7 @@ def test_without_a_working_triton_torch_resamples(
 def test_memory_that_runs_out_is_no_reason_to_change_the_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Which code resamples depends on the machine, never on its load."""
+    """The machine decides which code resamples, never its load."""
 
     def full(*args: object) -> None:
         raise torch.OutOfMemoryError("out of memory")

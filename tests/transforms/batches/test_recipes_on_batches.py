@@ -1,4 +1,4 @@
-"""Recipes on batches: what they make of each image alone, without waiting for the device."""
+"""Recipes on batches equal each image alone, without waiting for the device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ every_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @every_recipe
 def test_a_batch_is_its_images_one_by_one(recipe: Recipe, dtype: torch.dtype) -> None:
-    """Bit for bit, in any layout, and the images stay as they are."""
+    """Bit for bit, in any layout; the images stay unchanged."""
     for size in ((37, 53), (24, 24)):
         for layout in ("planes", "interleaved", "strided"):
             batch = images(9, size, dtype, layout)
@@ -68,16 +68,16 @@ class Recorded(TorchDispatchMode):
 @pytest.mark.fuzz
 @pytest.mark.parametrize("name", RECIPES)
 def test_nothing_is_read_back_and_little_is_launched(name: str) -> None:
-    """On a device without memory, where a look at any value raises.
+    """On a device without memory, where reading any value raises.
 
-    The numbers travel in one copy, and as many operations are launched for 64 images as for 32.
-    Noise adds a copy of its seeds, a jitter has one for each step, and a choice those of its parts.
+    The numbers travel in one copy, and 64 images need as many operations as 32. Noise adds a copy
+    of its seeds, a jitter has one for each step, and a choice those of its parts.
     """
     recipe, counts = RECIPES[name], []
     for n in (32, 64):
         batch = torch.empty(n, 3, 40, 48, dtype=torch.uint8, device="meta")
         numbers = numbers_for(recipe, batch)
-        recipe.apply_batch(batch, numbers)  # copies what is the same for all batches
+        recipe.apply_batch(batch, numbers)  # copies values shared by all batches
         with Recorded() as recorded:
             made = recipe.apply_batch(batch, numbers)
         assert made.is_meta

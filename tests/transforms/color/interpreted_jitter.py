@@ -1,6 +1,6 @@
-"""Runs ColorJitter's kernels, and prints how far they are from torch's path.
+"""Runs ColorJitter's kernels, and prints their difference from torch's path.
 
-A program of its own, to be run with TRITON_INTERPRET=1, which counts when triton is imported.
+A separate program, run with TRITON_INTERPRET=1, which is read when triton is imported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main() -> None:
         for name, (recipe, batch, numbers) in cases().items()
     }
     jitter._within_kernels = lambda images: True
-    # The attempt of its own takes place here too, and raises what a warning would hide.
+    # The kernels' own attempt runs here too, and raises errors that a warning would hide.
     assert jitter._kernels(torch.device("cpu")) is not None
     found = {}
     for name, (recipe, batch, numbers) in cases().items():

@@ -1,4 +1,4 @@
-"""Batches that, together, go through every line of ColorJitter's kernels."""
+"""Batches that together execute every line of ColorJitter's kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIZE = (23, 29)
 
 
 def cases() -> dict[str, Case]:
-    """What to launch: a recipe, a batch [n, 3, H, W], and its numbers."""
+    """Return launches: a recipe, a batch [n, 3, H, W], and its numbers."""
     made = {}
     for dtype in DTYPES:
         name = str(dtype).removeprefix("torch.")
@@ -43,7 +43,7 @@ def cases() -> dict[str, Case]:
         made[f"one pixel, {name}"] = in_any_order(images(6, (1, 1), dtype, "planes"))
         made[f"one column, {name}"] = in_any_order(images(2, (600, 1), dtype, "interleaved"))
         made[f"edges of the wheel, {name}"] = in_any_order(edges(dtype), WIDE)
-        # A hue of 0 becomes one of 1: less than 1 is no float32.
+        # A hue of 0 becomes one of 1: the difference to 1 is too small for float32.
         made[f"a whole turn, {name}"] = in_any_order(edges(dtype), ColorJitter(hue=(-1e-9, -1e-9)))
     floats = torch.rand(24, 3, *SIZE, generator=_generator())
     made["floats of all bits"] = in_any_order(floats)
@@ -56,14 +56,14 @@ def cases() -> dict[str, Case]:
 
 
 def in_any_order(batch: Tensor, recipe: ColorJitter = USUAL) -> Case:
-    """The 24 orders, if there are 24 images, with factors of the recipe's."""
+    """Return the 24 orders, if there are 24 images, with factors of the recipe's."""
     numbers = numbers_for(recipe, batch).copy()
     numbers[:, :4] = ORDERS[np.arange(len(batch)) * 7 % 24]
     return recipe, batch, numbers
 
 
 def edges(dtype: torch.dtype) -> Tensor:
-    """[12, 3, 6, 36]: greys, primaries, ties, and what lies next to them."""
+    """Return [12, 3, 6, 36]: greys, primaries, ties, and their neighbours."""
     levels = torch.tensor([0, 1, 127, 128, 254, 255], dtype=torch.uint8)
     colors = torch.cartesian_prod(levels, levels, levels).T.reshape(1, 3, 6, 36)
     colors = colors if dtype is torch.uint8 else colors.to(dtype) / 255
@@ -75,20 +75,22 @@ def _generator() -> torch.Generator:
 
 
 def _large_sum() -> tuple[Tensor, np.ndarray]:
-    """Of bytes, beyond 2**24; contrast comes last, and nothing else happens."""
+    """Return bytes with a sum beyond 2**24; contrast comes last, and nothing else happens."""
     batch = torch.randint(200, 256, (1, 3, 251, 331), generator=_generator()).to(torch.uint8)
     return batch, np.array([[0.0, 2.0, 3.0, 1.0, 1.0, 0.3, 1.0, 0.0]])
 
 
 def _without_number() -> Case:
-    """One value of each second image is NaN."""
+    """Set one value of each second image to NaN."""
     recipe, batch, numbers = in_any_order(images(6, SIZE, torch.float32, "planes"))
     batch[::2, 1, 5, 7] = torch.nan
     return recipe, batch, numbers
 
 
 def _guarded(at_end: bool) -> Tensor:
-    """Interleaved, up to the last byte before a page that nobody may read, or from the first."""
+    """Place the batch, interleaved, up to the last byte before an unreadable page, or from the
+    first after one.
+    """
     batch = images(4, SIZE, torch.uint8, "planes")
     column = guarded(batch.transpose(0, 1).flatten(1, 2), at_end=at_end)
     return column.unflatten(1, (4, SIZE[0])).transpose(0, 1)

@@ -1,4 +1,4 @@
-"""Hue, levels and sharpness for an image or a batch: torchvision's, to the bit."""
+"""Hue, levels and sharpness for an image or a batch: torchvision's, bit for bit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def one_batch(image: Tensor, n: int) -> Tensor:
 
 @every_image
 def test_posterize(image: Tensor) -> None:
-    """Each image its own number of bits, none and all of them too."""
+    """Each image has its own number of bits, including none and all."""
     made = posterize(one_batch(image, 9), columns([2.0**bits for bits in range(9)]))
     for bits, result in enumerate(made):
         assert torch.equal(result, F.posterize(image, bits))
@@ -51,7 +51,7 @@ def test_posterize(image: Tensor) -> None:
 
 @every_image
 def test_solarize(image: Tensor) -> None:
-    """Each image its own threshold, those that are levels too."""
+    """Each image has its own threshold, including exact levels."""
     shares = [*torch.linspace(1.0, 0.0, 31).tolist(), 128 / 255, 20 / 255]
     brightest = 1.0 if image.is_floating_point() else 255.0
     for share, result in zip(
@@ -61,7 +61,7 @@ def test_solarize(image: Tensor) -> None:
 
 
 def test_normalized_floats() -> None:
-    """Outside [0, 1] too, as torchvision has it."""
+    """Outside [0, 1] too, as with torchvision."""
     image = as_float(noise(9, 9)) * 4 - 2
     (posterized,) = posterize(image[None], columns([8.0]))
     assert torch.equal(posterized, F.posterize(image, 3))
@@ -70,7 +70,7 @@ def test_normalized_floats() -> None:
 
 
 def flat_and_others() -> Tensor:
-    """Bytes [4, 3, 8, 8]: of one level, of one level in one channel, of two levels, and noise."""
+    """Return bytes [4, 3, 8, 8]: one level; one level in a channel; two levels; noise."""
     flat = torch.full((3, 8, 8), 77, dtype=torch.uint8)
     two = flat.clone()
     two[:, :3] = 200
@@ -109,7 +109,7 @@ def test_images_stay_as_they_are(image: Tensor) -> None:
 
 
 def test_two_channels_are_refused() -> None:
-    """As torchvision refuses them."""
+    """torchvision refuses them, too."""
     with pytest.raises(TypeError, match="2 channels"):
         autocontrast(noise(4, 4, 2)[None])
     with pytest.raises(TypeError, match="2 channels"):
@@ -170,7 +170,7 @@ def test_sharp_bytes_are_torchvisions(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
 def test_sharp_floats_are_torchvisions(dtype: torch.dtype) -> None:
-    """On CPUs with fused multiply-add to the bit for float32; here within a few last bits."""
+    """On CPUs with fused multiply-add bit for bit for float32; here within a few last bits."""
     image = as_float(decoded("chelsea")[:, :97, :101]).to(dtype)
     made = adjust_sharpness(image.expand(len(FACTORS), -1, -1, -1), columns(FACTORS))
     tolerance = {torch.float32: 1e-6, torch.float64: 1e-7, torch.float16: 4e-3}[dtype]
@@ -183,14 +183,14 @@ def test_sharp_floats_are_torchvisions(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("size", [*ODD_SIZES, (3, 3), (2, 9)])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_odd_images(size: tuple[int, int], channels: int) -> None:
-    """Too small ones stay as they are."""
+    """Images that are too small stay unchanged."""
     image = noise(*size, channels=channels)
     (made,) = adjust_sharpness(image[None], columns([1.7]))
     assert torch.equal(made, F.adjust_sharpness(image, 1.7))
 
 
 def test_floats_stay_in_their_range() -> None:
-    """What is sharpened beyond black and white is cut off, as by torchvision."""
+    """Values sharpened beyond black and white are clipped, as by torchvision."""
     image = as_float(noise(40, 40))
     made = adjust_sharpness(image.expand(2, -1, -1, -1), columns([1.9, 0.1]))
     assert (made[0].min(), made[0].max()) == (0.0, 1.0)
@@ -198,7 +198,7 @@ def test_floats_stay_in_their_range() -> None:
 
 
 def test_floats_are_blurred_in_reading_order_with_one_rounding_a_step() -> None:
-    """By exact fractions, so that no library's order of additions is in the result."""
+    """By exact fractions, so that the result depends on no library's order of additions."""
     edge, middle = np.float32(1 / 13), np.float32(5 / 13)
     for image in torch.rand(50, 1, 3, 3, generator=torch.Generator().manual_seed(0)):
         blurred = np.float32(0)
@@ -212,7 +212,7 @@ def test_floats_are_blurred_in_reading_order_with_one_rounding_a_step() -> None:
 
 
 def test_every_level_is_blended_as_by_torchvision() -> None:
-    """All levels next to all others, so that no sum that a level hangs on is left out."""
+    """All levels next to all others, so that every critical sum occurs."""
     levels = torch.arange(256, dtype=torch.uint8)
     image = torch.stack((levels.repeat(256, 1), levels[:, None].repeat(1, 256)), dim=-1)
     image = image.flatten(1)[None]
@@ -222,7 +222,7 @@ def test_every_level_is_blended_as_by_torchvision() -> None:
 
 
 def test_contrast_blends_with_the_exact_mean() -> None:
-    """97 * 1601 * 1743 is no float32, by which the mean would fall to 96.99999."""
+    """97 * 1601 * 1743 is no float32; with float32 the mean would fall to 96.99999."""
     image = torch.full((1, 1601, 1743), 97, dtype=torch.uint8)
     assert (adjust_contrast(image, 0.0) == 97).all()
 

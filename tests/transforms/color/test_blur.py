@@ -12,7 +12,7 @@ from tests.transforms.pictures import as_float, decoded, noise
 
 
 def test_a_grey_image_is_within_a_rounding_of_torchvisions() -> None:
-    """A lone plane is convolved by other code there; bytes are equal, floats within 2e-7."""
+    """Other code convolves a single plane there; bytes are equal, floats within 2e-7."""
     image = decoded("coffee")[:1, :60, :64]
     assert torch.equal(
         GaussianBlur(3).apply(image, [1.0]), F.gaussian_blur(image, [3, 3], [1.0, 1.0])
@@ -23,7 +23,7 @@ def test_a_grey_image_is_within_a_rounding_of_torchvisions() -> None:
 
 
 def test_a_grey_image_is_what_each_channel_of_a_color_image_is() -> None:
-    """Other code for a lone plane would show in the last bits."""
+    """Other code for a single plane would show in the last bits."""
     image = as_float(decoded("coffee")[:, :60, :64])
     made = GaussianBlur(3).apply(image, [1.0])
     for channel in range(3):
@@ -41,7 +41,7 @@ def test_sixteen_bits_are_the_rounded_result_of_float32(dtype: torch.dtype) -> N
 
 
 def test_an_image_too_small_to_be_mirrored_is_refused_when_drawn() -> None:
-    """As torchvision refuses it, but before a pixel was made; width comes first in kernels."""
+    """torchvision refuses it later, when pixels are made; width comes first in kernels."""
     sizes = np.array([[9, 9], [2, 5]])
     GaussianBlur((9, 3)).draw(np.zeros((2, 1)), sizes)
     with pytest.raises(ValueError, match="sample 1 of the batch has 2x5"):

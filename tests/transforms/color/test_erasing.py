@@ -1,4 +1,4 @@
-"""RandomErasing: torchvision's boxes and pixels, and noise that is the same on every device."""
+"""RandomErasing: torchvision's boxes and pixels, and the same noise on every device."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_noise_is_normal_and_of_its_seed() -> None:
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
 def test_probability(p: float) -> None:
-    """Binomial test; 0 and 1 are never and always; nothing erased is the image itself."""
+    """Binomial test; 0 and 1 are never and always; with nothing erased the image itself returns."""
     image = noise(40, 40)
     rows = rows_for(RandomErasing(p), image, 5000)
     erased = [row for row in rows if row[2]]
@@ -67,7 +67,7 @@ def test_boxes_lie_inside_and_reach_every_edge() -> None:
 
 
 def test_a_value_for_another_number_of_channels_is_refused() -> None:
-    """As torchvision refuses it."""
+    """torchvision refuses it, too."""
     recipe, row = RandomErasing(1.0, value=(1, 2)), [0, 0, 2, 2, 0, 0]
     with pytest.raises(ValueError, match="3 channels"):
         recipe.apply(noise(9, 9), row)
@@ -79,7 +79,7 @@ CPU = torch.device("cpu")
 
 
 def test_philox_is_numpys() -> None:
-    """The one that is checked against Random123's answers; the largest words among them."""
+    """Up to the largest words; NumPy's is checked against Random123's answers elsewhere."""
     generator = np.random.default_rng(0)
     counter = generator.integers(0, 2**32, (1000, 4), dtype=np.uint32)
     key = generator.integers(0, 2**32, (1000, 2), dtype=np.uint32)
@@ -105,7 +105,7 @@ def test_all_halves_of_all_words_are_used() -> None:
 
 
 def test_values_depend_on_their_own_seed_alone() -> None:
-    """On neither other seeds nor how many are drawn; both halves of a seed matter."""
+    """Not on other seeds nor on the number of values; both halves of a seed matter."""
     seeds = np.array([[1, 0], [0, 1], [2**32 - 1, 2**32 - 1], [1, 0]])
     counts = np.array([17, 1, 30, 5])
     values, starts = normal_noise(seeds, counts, CPU)

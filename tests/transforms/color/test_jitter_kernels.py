@@ -27,14 +27,14 @@ NAMES = list(cases())
 
 @pytest.fixture(scope="module")
 def found() -> Any:
-    """For each case, what the kernels made of it."""
+    """The kernels' results for each case."""
     return interpreted("tests.transforms.color.interpreted_jitter")
 
 
 @needs_triton
 @pytest.mark.parametrize("name", NAMES)
 def test_the_kernels_are_torchs_path(found: Any, name: str) -> None:
-    """Bit for bit, in every order and layout, in memory of their own, laid out as before."""
+    """Bit for bit, in every order and layout, in separate memory with the same layout."""
     made = found[name]
     assert made["num_different"] > 0 or name == "a whole turn, uint8"
     assert made["num_unequal"] == 0
@@ -51,7 +51,7 @@ def test_the_kernels_are_torchs_path(found: Any, name: str) -> None:
 def test_the_kernels_compile_for_hopper(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dtype: str, kernel: str
 ) -> None:
-    """To machine code, by the ptxas that triton brings, and fused only where it is meant."""
+    """To machine code, by triton's ptxas, and fused only where intended."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     from stateful_gpu_loader.transforms.color import jitter_kernels
 
@@ -63,7 +63,7 @@ def test_the_kernels_compile_for_hopper(
     # Three for each blend, two for each grey.
     assert text.count("fma.rn.f32") == pixels * (8 if kernel == "jitter_kernel" else 7)
     assert text.count("div.rn.f32") == pixels * 3
-    # No quotient is approximate, and the least of float32 are taken for 0 by floor alone.
+    # No quotient is approximate, and only floor flushes the smallest float32 to 0.
     assert not re.search(r"(?<!cvt\.rmi)\.ftz|\.approx|div\.full", text)
 
 
@@ -77,7 +77,7 @@ def test_the_kernels_compile_for_hopper(
     ],
 )
 def test_no_number_makes_triton_compile_again(module: str, kernel: str) -> None:
-    """A batch of another size would wait for the compiler in the middle of a pass."""
+    """A new batch size would otherwise wait for the compiler in the middle of a pass."""
     kernels = importlib.import_module(f"stateful_gpu_loader.transforms.{module}")
     tensors = ("table", "images", "out", "parameters", "coefficients")
     numbers = [
@@ -90,9 +90,9 @@ def test_no_number_makes_triton_compile_again(module: str, kernel: str) -> None:
 
 
 def test_what_the_kernels_do_not_know_is_left_to_torch() -> None:
-    """Channels, dtypes, devices, and distances beyond 32 bits; no memory is taken here."""
+    """Channels, dtypes, devices, and distances beyond 32 bits; nothing is allocated here."""
     with FakeTensorMode():
-        # Made as they are: a fake tensor's views and copies ask torch 2.8 for a CUDA driver.
+        # Made directly: a fake tensor's views and copies ask torch 2.8 for a CUDA driver.
         new = partial(torch.empty, device="cuda")
         strided = partial(torch.empty_strided, device="cuda")
         for dtype in DTYPES:
@@ -110,7 +110,7 @@ def test_what_the_kernels_do_not_know_is_left_to_torch() -> None:
 
 
 def test_where_triton_does_not_run_torch_does(caplog: pytest.LogCaptureFixture) -> None:
-    """On a CPU triton refuses, or is missing; it is said once, and nothing is raised."""
+    """On a CPU triton refuses, or is missing: one warning, no error."""
     with caplog.at_level(logging.WARNING):
         assert jitter._kernels.__wrapped__(torch.device("cpu")) is None
     assert "torch changes colors" in caplog.text
@@ -119,7 +119,7 @@ def test_where_triton_does_not_run_torch_does(caplog: pytest.LogCaptureFixture) 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NAMES)
 def test_a_gpu_makes_what_its_torch_makes(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Bytes bit for bit; a last bit of a float sum, by the hue that follows, up to 1e-6."""
+    """Bytes bit for bit; the last bit of a float sum, which a later hue scales up to 1e-6."""
     recipe, batch, numbers = cases()[name]
     there = batch.cuda()
     assert jitter._kernels(there.device) is not None

@@ -1,4 +1,4 @@
-"""JPEG: torchvision's on a CPU, and the same bytes from whole numbers on any device."""
+"""JPEG: torchvision's on a CPU, and the same bytes from integers on any device."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_batch_is_its_images_one_by_one() -> None:
 
 
 def test_on_a_device_nothing_is_read_back() -> None:
-    """On one without memory, where a look at any value raises."""
+    """On a device without memory, where reading any value raises."""
     images = torch.empty(2, 3, 20, 30, dtype=torch.uint8, device="meta")
     assert JPEG(50).apply_batch(images, np.array([[3], [50]])).is_meta
     assert JPEG(50).apply(images[0], [50]).is_meta
@@ -68,7 +68,7 @@ def test_qualities_are_all_as_likely_both_ends_included() -> None:
 
 
 def test_golden_numbers() -> None:
-    """A change of any breaks every saved state."""
+    """Any change breaks every saved state."""
     recipe = JPEG((10, 90))
     given = uniforms(42, 1, np.array([0, 1, 2**40 + 3]), Stream.RECIPES, 1)
     assert recipe.draw(given, np.ones((3, 2), np.int64)).numbers.tolist() == [[68], [37], [76]]

@@ -30,7 +30,7 @@ def test_shear_is_torchvisions(arguments: dict[str, Any]) -> None:
 @pytest.mark.parametrize("size", [(24, 24), (24, 30)])
 @pytest.mark.parametrize("center", [None, (12, 12)])
 def test_quarter_turns_among_other_angles(size: tuple[int, int], center: object) -> None:
-    """torchvision turns them without sampling; a batch does so for the images they are of."""
+    """torchvision turns them without sampling; a batch does so image by image."""
     angles = np.array([[0.0], [37.0], [90.0], [-90.0], [180.0], [270.0], [360.0], [450.0], [5.0]])
     recipe = RandomRotation(999, "bilinear", center=center, fill=(1, 2, 3))
     batch = as_float(torch.stack([noise(*size, seed=i) for i in range(len(angles))]))
@@ -45,7 +45,7 @@ def test_quarter_turns_among_other_angles(size: tuple[int, int], center: object)
 
 
 def test_expanded_batches_have_one_size_or_are_refused() -> None:
-    """Angles that make one size are one batch; others are refused with both sizes."""
+    """Angles with one resulting size are one batch; others are refused with both sizes."""
     recipe = RandomRotation(180, "bilinear", expand=True)
     batch = torch.stack([noise(20, 30, seed=i) for i in range(4)])
     for angles in ([[30.0], [-30.0], [150.0], [30.001]], [[90.0], [-90.0], [270.0], [90.0]]):

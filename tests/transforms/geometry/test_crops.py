@@ -1,4 +1,4 @@
-"""Crops: which boxes are drawn, and which are refused."""
+"""Crops: the drawn boxes, and the refused ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.transforms.pictures import noise, rows_for
 
 
 def test_small_image_is_refused_by_number() -> None:
-    """As v2, but the message names the sample."""
+    """v2 refuses it, too, but this message names the sample."""
     with pytest.raises(ValueError, match=r"sample 1 of the batch has 30x40, padded 34x44"):
         RandomCrop(36, padding=2).draw(np.zeros((2, 2)), np.array([[64, 64], [30, 40]]))
 
@@ -33,7 +33,7 @@ def test_box_outside_the_image_is_not_cut_off() -> None:
     ("size", "ratio"), [((20, 2000), (0.75, 4 / 3)), ((2000, 20), (0.75, 4 / 3)), ((9, 9), (1, 1))]
 )
 def test_fallback_is_torchvisions(size: tuple[int, int], ratio: tuple[float, float]) -> None:
-    """Where no attempt fits, the central box; a scale beyond the image forces it."""
+    """If no attempt fits, the central box; a scale beyond the image forces it."""
     arguments = {"scale": (5.0, 6.0), "ratio": ratio}
     image = torch.empty(1, *size)
     params = v2.RandomResizedCrop(8, **arguments).make_params([image])
@@ -42,7 +42,7 @@ def test_fallback_is_torchvisions(size: tuple[int, int], ratio: tuple[float, flo
 
 
 def test_first_fitting_attempt_is_taken() -> None:
-    """A later attempt's draws do not matter once one fits; an earlier one's misfit does."""
+    """Later attempts' draws do not matter once one fits; an earlier misfit does."""
     uniforms = np.full((2, 22), 0.5)
     uniforms[1, 2], uniforms[1, 12] = 1 - 2.0**-32, 0.0  # nearly all of the area, narrow: misfit
     size = np.array([[375, 500]] * 2)

@@ -1,4 +1,4 @@
-"""Resize and the resampling beneath it: torchvision's pixels, bit for bit."""
+"""Resize and its resampling: torchvision's pixels, bit for bit."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_without_native_kernel_torchvision_is_asked(monkeypatch: pytest.MonkeyPa
 def test_torchvision_is_asked_whether_it_resizes_bytes(
     monkeypatch: pytest.MonkeyPatch, by_bytes: bool
 ) -> None:
-    """Its versions differ in it on a CPU with AVX-512; and so do the bytes."""
+    """Its versions, and the bytes, differ on a CPU with AVX-512."""
     monkeypatch.setattr(
         "torchvision.transforms.v2.functional._geometry._do_native_uint8_resize_on_cpu",
         lambda interpolation: by_bytes,

@@ -58,7 +58,7 @@ def test_one_number_serves_all_matrices() -> None:
 def test_however_the_product_is_rounded_pixels_are_a_level_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With the product as this machine's BLAS rounds it."""
+    """With the rounding of this machine's BLAS."""
     monkeypatch.undo()
     batch = images(20, (47, 60), torch.uint8, "interleaved")
     matrices = inverse_affine_matrices(
@@ -81,7 +81,7 @@ def test_odd_images_stay_when_nothing_moves(size: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_sixteen_bits_are_the_rounded_result_of_float32(dtype: torch.dtype) -> None:
-    """Where torchvision, with torch 2.15 on the CPU, misses pixels and reads beside the image."""
+    """Here torchvision, with torch 2.15 on the CPU, misses pixels and reads outside the image."""
     batch = as_float(decoded("coffee")).unsqueeze(0).to(dtype)
     matrices = inverse_affine_matrices(tuple(batch.shape[-2:]), angles=[33.0])
     made = warp(batch, matrices, "bilinear", 0.0)
@@ -96,6 +96,6 @@ def test_another_size_keeps_the_center() -> None:
 
 
 def test_a_fill_of_another_number_of_channels_is_refused() -> None:
-    """As torchvision refuses it."""
+    """torchvision refuses it, too."""
     with pytest.raises(ValueError, match="3 channels"):
         warp(noise(4, 4).unsqueeze(0), inverse_affine_matrices((4, 4)), "nearest", (1.0, 2.0))

@@ -1,4 +1,4 @@
-"""The operations of the automatic augmentations: torchvision's, on batches."""
+"""The operations of the automatic augmentations on batches equal torchvision's."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def by_torchvision(
 
 
 def assert_torchvisions(made: Tensor, expected: Tensor, operation: int) -> None:
-    """To the bit; what blends, to one level in a thousand pixels or a millionth.
+    """Compare bit for bit; blends to one level in a thousand pixels or a millionth.
 
-    There torchvision's own result depends on the number of threads.
+    torchvision's own blends depend on the number of threads.
     """
     assert made.dtype is expected.dtype
     if operation not in COLORS:
@@ -61,7 +61,7 @@ def assert_torchvisions(made: Tensor, expected: Tensor, operation: int) -> None:
 
 
 def test_operations_are_torchvisions() -> None:
-    """Numbers speak of them by their place."""
+    """Numbers address them by their place."""
     ours = [operation.name.replace("_", "").lower() for operation in Operation]
     assert ours == [name.lower() for name in NAMES]
     assert [*v2.RandAugment._AUGMENTATION_SPACE, "Invert"] == NAMES
@@ -94,7 +94,7 @@ def test_odd_images(operation: Operation, channels: int) -> None:
 
 
 def all_at_once() -> tuple[np.ndarray, np.ndarray]:
-    """Every operation at each of its magnitudes, in no order: int64 [n] and float64 [n]."""
+    """Return every operation at each of its magnitudes, shuffled: int64 [n] and float64 [n]."""
     pairs = [(int(o), magnitude) for o in Operation for magnitude in MAGNITUDES[o]]
     operations, magnitudes = zip(*pairs, strict=True)
     shuffled = np.random.default_rng(0).permutation(len(pairs))
@@ -106,7 +106,7 @@ def all_at_once() -> tuple[np.ndarray, np.ndarray]:
 def test_a_batch_is_its_images_one_by_one(
     size: tuple[int, int], interpolation: str, fill: object
 ) -> None:
-    """Bit for bit, whatever the others in the batch undergo; and it stays as it is."""
+    """Bit for bit, whatever the operations of other images; the batch stays unchanged."""
     operations, magnitudes = all_at_once()
     n = len(operations)
     bytes_ = torch.stack([noise(*size, seed=i) for i in range(n)])
@@ -140,7 +140,7 @@ def test_threads_do_not_matter(operation: Operation) -> None:
 
 
 def test_other_integers_are_refused() -> None:
-    """Equalize and the rest know bytes and floats; anything else would come out wrong."""
+    """Equalize and the rest handle bytes and floats; other types would come out wrong."""
     with pytest.raises(TypeError, match="int32"):
         augment(noise(4, 4).int(), Operation.IDENTITY, 0.0, Sampling())
     with pytest.raises(TypeError, match="int16"):

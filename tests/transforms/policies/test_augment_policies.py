@@ -1,4 +1,4 @@
-"""TrivialAugmentWide and RandAugment: their numbers, and torchvision's for them."""
+"""TrivialAugmentWide and RandAugment: their numbers, and torchvision's results for them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_batch_is_its_images_one_by_one(recipe: Recipe) -> None:
 
 
 def test_operations_follow_each_other() -> None:
-    """The second works on what the first made."""
+    """The second works on the result of the first."""
     image = decoded("coffee")[:, :50, :60]
     brightened = v2.functional.adjust_brightness(image, 1.3)
     numbers = [Operation.BRIGHTNESS, 0.3, Operation.EQUALIZE, 0.0]
@@ -103,7 +103,7 @@ GOLDEN: list[tuple[Recipe, list[list[float]]]] = [
 
 @pytest.mark.parametrize(("recipe", "numbers"), GOLDEN, ids=["TrivialAugmentWide", "RandAugment"])
 def test_golden_numbers(recipe: Recipe, numbers: list[list[float]]) -> None:
-    """A change of any breaks every saved state."""
+    """Any change breaks every saved state."""
     positions = np.array([0, 1, 2**40 + 3, 5])
     sizes = np.array([[375, 500], [1, 1], [20000, 20], [224, 224]])
     drawn = recipe.draw(uniforms(42, 1, positions, Stream.RECIPES, recipe.num_draws), sizes)

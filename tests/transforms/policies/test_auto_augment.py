@@ -1,4 +1,4 @@
-"""AutoAugment and AugMix: their numbers, and torchvision's for them."""
+"""AutoAugment and AugMix: their numbers, and torchvision's results for them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def numbers_of(recipe: Recipe, n: int, size: tuple[int, int] = (200, 300)) -> np
 
 @pytest.mark.parametrize("policy", list(AutoAugmentPolicy), ids=lambda policy: policy.value)
 def test_every_pair_is_torchvisions(policy: AutoAugmentPolicy) -> None:
-    """Both operations of each of 25, their magnitudes, and how likely they are."""
+    """Both operations of each of 25, their magnitudes, and their probabilities."""
     recipe, size = AutoAugment(policy), (224, 331)
     sizes = np.array([size])
     for i, pair in enumerate(v2.AutoAugment(policy)._policies):
@@ -43,7 +43,7 @@ def test_every_pair_is_torchvisions(policy: AutoAugmentPolicy) -> None:
 
 
 def recorded(reference: Any, monkeypatch: pytest.MonkeyPatch, n: int) -> list[list[float]]:
-    """Operations and magnitudes that torchvision applies to each of n images."""
+    """Return operations and magnitudes that torchvision applies to each of n images."""
     rows: list[list[float]] = []
 
     def record(image: Any, name: str, magnitude: float, **_: Any) -> Any:
@@ -65,7 +65,7 @@ def without_identities(numbers: np.ndarray) -> list[list[float]]:
 
 
 def assert_alike(ours: list[list[float]], theirs: list[list[float]]) -> None:
-    """How many operations an image gets, which they are, and the magnitudes of each."""
+    """Compare the number of an image's operations, which they are, and their magnitudes."""
     counts = [np.bincount([len(row) // 2 for row in rows], minlength=10) for rows in (ours, theirs)]
     table = np.array(counts)
     assert stats.chi2_contingency(table[:, table.any(axis=0)]).pvalue > 1e-4
@@ -131,7 +131,7 @@ def test_quantiles_of_the_gamma_distribution(alpha: float) -> None:
 def mixed_by_torchvision(
     monkeypatch: pytest.MonkeyPatch, recipe: AugMix, image: torch.Tensor, numbers: list[float]
 ) -> torch.Tensor:
-    """torchvision's AugMix, made to draw these numbers."""
+    """Run torchvision's AugMix with these numbers."""
     width, deepest = recipe.mixture_width, recipe._deepest
     reference = v2.AugMix(mixture_width=width, chain_depth=deepest, fill=9)
     weights = torch.tensor(numbers[: 1 + width], dtype=torch.float64)
@@ -250,7 +250,7 @@ GOLDEN: list[tuple[Recipe, list[list[float]]]] = [
 
 
 def test_golden_numbers() -> None:
-    """A change of any breaks every saved state."""
+    """Any change breaks every saved state."""
     positions, sizes = np.array([0, 1, 5]), np.array([[375, 500], [1, 1], [224, 224]])
     for recipe, numbers in GOLDEN:
         drawn = recipe.draw(uniforms(42, 1, positions, Stream.RECIPES, recipe.num_draws), sizes)

@@ -109,11 +109,11 @@ def checkpoint_section(content: Content) -> str:
         for name in (PLAIN, WRAPPED, ASKED)
     ]
     introduction = (
-        "**Checkpoints**: `collect()` and `save()` of a numbered file, beside DALI's own, which "
-        "writes without a sync. That a save takes no longer than DALI's was once an aim; it served "
-        "nobody, since the difference is under a millisecond for each checkpoint, and was retired. "
-        "Then a batch of a DALI pipeline on the CPU, "
-        f"{content['settings']['batch_size']} crops of {content['settings']['crop']} pixels."
+        "**Checkpoints**: `collect()` and `save()` of a numbered file, compared with DALI's own, "
+        "which writes without a sync. The former aim, a save no longer than DALI's, was dropped: "
+        "the difference is under a millisecond for each checkpoint. The second table has a batch "
+        f"of a DALI pipeline on the CPU, {content['settings']['batch_size']} crops of "
+        f"{content['settings']['crop']} pixels."
     )
     parts = [
         introduction,

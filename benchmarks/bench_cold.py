@@ -230,9 +230,9 @@ def cold_section(content: Content) -> str:
         f"**Cold starts**: from the beginning of a Python process to the first batch of "
         f"{settings['batch_size']} of a folder of {settings['num_images']:,} small JPEG files in "
         f"{settings['num_classes']:,} classes, shuffled, {settings['num_workers']} workers, a "
-        f"random crop resized to {settings['size']}x{settings['size']}. What lies beyond the "
-        "imports is the difference to a process that imports the same and ends. CPU time and "
-        "memory are those of all processes; files and folders come from the system's cache."
+        f"random crop resized to {settings['size']}x{settings['size']}. Figures beyond the "
+        "imports are differences to a process that only imports the same modules. CPU time and "
+        "memory include all processes. Files and folders come from the system's cache."
     )
     head = ["", "first batch", "beyond the imports", "CPU time beyond", "memory beyond"]
     table = as_table([*head, "CPU time of the listing"], rows)

@@ -1,10 +1,10 @@
-"""Images a second of datasets as people have them: unchanged, and read by this package's sources.
+"""Images a second of common datasets: unchanged, and read by this package's sources.
 
 There are three datasets: torchvision's ImageFolder, a Hugging Face Dataset in an Arrow file, and
-the class of CIFAR-10 with photographs of 32x32 pixels in it. torch's DataLoader reads each with the
-usual transforms of torchvision. This package's loader reads each unchanged, and then converted: the
-same files, rows or pixels as a source, and recipes of the same names. All make shuffled, normalised
-float32 batches with two workers. The clock runs in the middle of one long pass.
+torchvision's class for CIFAR-10, filled with photographs of 32x32 pixels. torch's DataLoader reads
+each with torchvision's usual transforms. This package's loader reads each unchanged, and then
+converted: the same files, rows or pixels as a source, and recipes of the same names. All make
+shuffled, normalised float32 batches with two workers. The clock runs in the middle of a long pass.
 """
 
 from __future__ import annotations
@@ -230,8 +230,8 @@ def converted_section(content: Content) -> str:
         times = f"{found[-1] / found[0]:.2f}x"
         rows.append([label, *(f"{rate:,.0f}" for rate in found), times])
     introduction = (
-        f"**Converted datasets**: the datasets that programs have, with torchvision's transforms, "
-        f"and as `FolderSource.from_dataset`, `HuggingFaceSource` and `ArraySource` with recipes. "
+        f"**Converted datasets**: common datasets with torchvision's transforms, compared with "
+        f" `FolderSource.from_dataset`, `HuggingFaceSource` and `ArraySource` with recipes. "
         f"Photographs of {content['settings']['width']}x{content['settings']['height']} pixels: "
         f"random crop resized to {SIZE}x{SIZE}, flip, normalised float32, batches of "
         f"{batch_sizes['image_folder']}. The array: {SMALL}x{SMALL} pixels, padded random crop, "

@@ -276,10 +276,10 @@ def cores_section(content: Content) -> str:
         for found in (medians, memory)
     )
     introduction = (
-        "**Many cores**: images a second by number and kind of workers, on cores that are "
-        f"simulated. Decoding takes a sleep of {1e3 * DECODE:.1f} ms and augmenting one of "
-        f"{1e3 * AUGMENT:.1f} ms, which need no core and do not hold Python's lock; the rest is "
-        "real, and two cores do it."
+        "**Many cores**: images a second by number and kind of workers, on simulated "
+        f"cores. Decoding takes a sleep of {1e3 * DECODE:.1f} ms and augmenting one of "
+        f"{1e3 * AUGMENT:.1f} ms, which need no core and release Python's lock. The rest is "
+        "real, on two cores."
     )
     in_memory = "MiB of all processes, shared memory counted once:"
     readers = ", ".join(

@@ -151,8 +151,8 @@ def executors_section(content: Content) -> str:
     introduction = (
         "**Decoders and execution paths on the CPU**: images per second of "
         f"{settings['mean_bytes'] / 1000:.0f} KB files, {settings['num_threads']} threads, random "
-        "crop resized to 224x224, flip, normalised float32. Image by image is what worker threads "
-        "do; batch by batch is the code of the device stage, as torch runs it without a GPU."
+        "crop resized to 224x224, flip, normalised float32. Worker threads work image by "
+        "image. The device stage works batch by batch; here torch runs its code without a GPU."
     )
     return f"{introduction}\n\n{as_table(['', *LABELS.values()], rows)}"
 

@@ -264,14 +264,14 @@ def faults_section(content: Content) -> str:
     settings = content["settings"]
     introduction = (
         f"**Faults**: {settings['num_workers']} workers, batches of {settings['batch_size']}. "
-        "Recovery is the time from the SIGKILL of a worker to the first batch of those that "
-        "replace them all, a fresh start that from `iter()` of a new loader to its first batch. "
-        "Once there was an aim of 1.2 fresh starts; it served nobody, since the difference is 30 "
-        "to 60 ms for each worker that dies, and was retired."
+        "Recovery is the time from the SIGKILL of a worker to the first batch of the new workers, "
+        "which replace all of them. A fresh start is the time from `iter()` of a new loader to its "
+        "first batch. The former aim of 1.2 fresh starts was dropped: the difference is 30 to 60 "
+        "ms for each worker that dies."
     )
     states = (
-        "Time a batch where user objects have states, which are taken with every batch; a state "
-        "of 1 MB is a tensor."
+        "Time per batch if user objects have a state, which is taken with every batch. A state of "
+        "1 MB is a tensor."
     )
     parts = [introduction, _recovery_table(content), states, _states_table(content)]
     return "\n\n".join([*parts, aims_table(content)])

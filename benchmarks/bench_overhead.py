@@ -241,10 +241,10 @@ def overhead_section(content: Content) -> str:
             rows.append(row)
     head = ["", *LABELS.values()]
     introduction = (
-        "**Overhead**: time a batch, and its ratio to torch's DataLoader with the 95% interval. "
+        "**Overhead**: time per batch, and its ratio to torch's DataLoader with the 95% interval. "
         "The loader adds a fixed time to each batch, whatever its size. It moves the place of the "
         "stream under a lock (5 us), so a signal handler or another thread finds the state before "
-        "or after a batch and never between. It compares the global generators before and after "
+        "or after a batch, never in between. It compares the global generators before and after "
         "the batch (2 us)."
     )
     return f"{introduction}\n\n{as_table(head, rows)}\n\n{aims_table(content)}"

@@ -62,14 +62,14 @@ _FFCV = 31_278, 172_801
 _LITDATA = 5_839, 6_692
 """Images a second, as published by the projects; read in November 2026."""
 _PUBLISHED = """\
-The ratios of FFCV and LitData are published by those projects. They were measured there, on other \
-machines, images and networks, and are not comparable one to one. \
+FFCV and LitData publish their own ratios. These come from other machines, images and networks, \
+and are not directly comparable. \
 [FFCV](https://docs.ffcv.io/benchmarks.html): ImageNet in the memory of an AWS p3dn.24xlarge (96 \
 virtual cores), all cores, random crop resized to 224x224 and flip; raw pixels of images of 256 \
 pixels beside JPEG files of 512. [LitData](https://github.com/Lightning-AI/litdata#benchmarks): \
-ImageNet streamed from S3, on a machine that is not named; each epoch decodes. On the machine of \
-this page, LitData is in the table of peers. FFCV is not: it is built from source, against headers \
-of OpenCV, which pip does not bring."""
+ImageNet streamed from S3, on an unnamed machine; each epoch decodes. The table of peers has \
+LitData on this page's machine. FFCV is missing there: it is built from source, against headers of \
+OpenCV, which pip does not install."""
 
 
 class _Passes:
@@ -199,20 +199,20 @@ def prepared_section(content: Content) -> str:
     introduction = (
         f"**Prepared images**: {settings['width']}x{settings['height']} JPEG files of "
         f"{settings['mean_bytes'] / 1000:.0f} KB on average, resized to {settings['resized']} "
-        "pixels, then a random crop of it resized to 224x224, flip, normalised float32, batches of "
-        f"{settings['batch_size']}, {settings['num_workers']} workers. The CPU time is that of all "
-        "processes; all bytes come from the system's cache."
+        "pixels, then a random crop resized to 224x224, flip, normalised float32, batches of "
+        f"{settings['batch_size']}, {settings['num_workers']} workers. The CPU time includes all "
+        "processes. All bytes come from the system's cache."
     )
     head = ["", "images/s", "CPU ms an image", "KB read an image"]
     parts = [introduction, as_table(head, rows)]
     if WRITING in medians:
         more = medians[f"{CPU} {FIRST}"] - medians[f"{CPU} {EACH_TIME}"]
         parts.append(
-            f"The epoch that fills the directory takes {more:.2f} ms of CPU an image more than one "
-            f"that decodes each time. Writing its bytes and nothing else takes "
+            f"The epoch that fills the directory takes {more:.2f} ms of CPU per image more than an "
+            "epoch that decodes each time. Writing its bytes alone takes "
             f"{medians[f'{CPU} {WRITING}']:.2f} ms: the system copies them into its cache of the "
-            "disk. Where the disk takes them more slowly than they come, the epoch waits for it as "
-            "soon as that cache is full."
+            "disk. If the disk is slower than the epoch, the epoch waits as soon as that cache is "
+            "full."
         )
     own = medians[EACH_TIME], medians[LATER]
     beside = [

@@ -275,7 +275,7 @@ def state_section(content: Content) -> str:
     ]
     rows = []
     for what in whats:
-        row = [TITLES.get(what) or f"{what} of the epoch behind"]
+        row = [TITLES.get(what) or f"{what} of the epoch delivered"]
         for case in cases:
             name = case.name(what)
             row.append(f"{short(medians[name])} {units[name]}" if name in medians else "")

@@ -192,7 +192,7 @@ def throughput_section(content: Content) -> str:
         f"**Throughput**: {settings['width']}x{settings['height']} JPEG files of "
         f"{settings['mean_bytes'] / 1000:.0f} KB on average, random crop resized to 224x224, flip, "
         f"normalised float32, batches of {settings['batch_size']}, {settings['num_workers']} "
-        "workers (processes or threads). The ceiling is decoding and nothing else."
+        "workers (processes or threads). The ceiling is decoding alone."
     )
     return f"{introduction}\n\n{as_table(head, rows)}\n\n{aims_table(content)}"
 

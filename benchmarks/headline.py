@@ -50,14 +50,14 @@ ROWS = (
         more_is_better=True,
     ),
     Row(
-        what="First batch after a resume, 90% of 100 million shuffled samples behind, 2 workers",
+        what="First batch after a resume, at 90% of 100 million shuffled samples, 2 workers",
         peer="Grain",
         benchmark="peers",
         ours="ours restore n=100000000 workers=2",
         theirs="grain restore n=100000000 workers=2",
     ),
     Row(
-        what="First batch after a resume, 90% of 256 streamed tar files behind",
+        what="First batch after a resume, at 90% of 256 streamed tar files",
         peer="webdataset in `DataLoader`",
         benchmark="lanes",
         ours="ours resume 90%",

@@ -27,21 +27,21 @@ def sources_section(content: Content) -> str:
     settings = content["settings"]
     rates = (
         f"**Sources**: samples per second of {settings['mean_bytes'] / 1000:.0f} KB files, read "
-        "and not decoded, from the system's cache. DALI reads ahead in threads of its own. "
-        f"Shuffled Parquet is mixed in windows of {settings['window']} row groups; shuffled as a "
-        f"whole it comes at {_whole_shuffle(content)} samples per second, since a row cannot be "
-        "read without its row group; the source warns of it, with the remedy."
+        "and not decoded, from the system's cache. DALI reads ahead in its own "
+        f"threads. Parquet is shuffled in windows of {settings['window']} row groups. Shuffled as "
+        f"a whole, it comes at {_whole_shuffle(content)} samples per second, since a row cannot be "
+        "read without its row group. The source warns of it, with the remedy."
     )
     cpu = (
-        "Microseconds of CPU time a sample, of all threads; Parquet that is shuffled as a whole "
-        f"takes {cell(medians_of(content), cpu_name(PARQUET, 'ours-shuffled'))}."
+        "Microseconds of CPU time per sample, of all threads. Parquet shuffled as a whole takes "
+        f"{cell(medians_of(content), cpu_name(PARQUET, 'ours-shuffled'))}."
     )
-    indices = "Seconds a gigabyte to index such files, once: the index is kept."
+    indices = "Seconds per gigabyte to index these files, once: the index is kept."
     resume = (
         f"Milliseconds to the first batch of {source_resume.BATCH_SIZE} in a file of "
-        f"{settings['num_records']:,} records, at the beginning of an epoch and with "
-        f"{settings['places'][1]:.0%} of it behind. DALI and webdataset open their files in that "
-        "time, and opening our source has its own column."
+        f"{settings['num_records']:,} records, at the beginning of an epoch and at "
+        f"{settings['places'][1]:.0%} of it. DALI and webdataset open their files in that time; "
+        "opening our source has its own column."
     )
     notes = " ".join(content["notes"])
     parts = [rates, _rates_table(content)]
@@ -81,8 +81,8 @@ def locality_section(content: Content) -> str:
     ]
     introduction = (
         f"**Orders by blocks**: {settings['num_samples']:,} photographs in tars and row groups of "
-        f"{settings['samples_a_block']}. Reads are counted where a source asks the storage; the "
-        "samples per second are those of files in the system's cache."
+        f"{settings['samples_a_block']}. Reads are counted at a source's requests to the storage. "
+        "Samples per second are for files in the system's cache."
     )
     head = ["", *_WHATS.values()]
     return f"{introduction}\n\n{as_table(head, rows)}\n\n{aims_table(content)}"
@@ -186,4 +186,4 @@ def _lane_resume_table(content: Content) -> str:
         if keys[0] in found:
             ratio = times_of(content, keys[1], keys[0])
             rows.append([LOADERS[who], *(cell(found, key, "ms") for key in keys), ratio])
-    return as_table(["", *(f"{place:.0%} behind" for place in places), "ratio"], rows)
+    return as_table(["", *(f"at {place:.0%}" for place in places), "ratio"], rows)

@@ -173,7 +173,7 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def alarm(seconds: float) -> Iterator[None]:
-    """Raise :class:`Interrupted` after so many seconds, wherever the block is."""
+    """Raise :class:`Interrupted` after some seconds, wherever the block is."""
     is_inside = True
 
     def ring(*_: Any) -> None:
@@ -214,7 +214,7 @@ def run_beside_draws(training: Training) -> None:
 
 @contextmanager
 def full_disk(left: int) -> Iterator[None]:
-    """Limit the size of this process's files to so many bytes."""
+    """Limit the size of this process's files, in bytes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (left, before[1]))
     try:

@@ -58,7 +58,7 @@ class Supervisor:
         """Process ids of all jobs and workers seen so far. Names of shared memory contain them."""
 
     def play(self, seconds: float) -> None:
-        """Play one life after another for so many seconds, or until a fault."""
+        """Play one life after another for some seconds, or until a fault."""
         ends = time.monotonic() + seconds
         try:
             while time.monotonic() < ends:
@@ -199,7 +199,7 @@ class Life:
 
 
 def stop(processes: list[psutil.Process], seconds: float) -> None:
-    """Stop the processes for so many seconds."""
+    """Stop the processes for some seconds."""
     send(processes, signal.SIGSTOP)
     time.sleep(seconds)
     send(processes, signal.SIGCONT)

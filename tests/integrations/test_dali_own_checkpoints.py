@@ -37,7 +37,7 @@ POLICIES = list(LastBatchPolicy)
 
 
 def of_dali_alone(reader: str, arguments: Arguments, runs: int, **made: Any) -> Any:
-    """Return a pipeline that DALI alone has run so many times."""
+    """Return a pipeline after some runs by DALI alone."""
     pipeline = augmented()(reader, arguments, enable_checkpointing=True, **(MADE | made))
     pipeline.build()
     for _ in range(runs):

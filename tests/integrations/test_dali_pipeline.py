@@ -179,7 +179,7 @@ def test_a_break_goes_on_with_the_epoch(datasets: dict[str, Arguments]) -> None:
 
 
 def test_a_break_after_the_last_batch_begins_the_next_epoch(datasets: dict[str, Arguments]) -> None:
-    """Trainers count to len() and never reach the end. A resumed rest is empty all the same."""
+    """Trainers count to len() and never reach the end. A resumed rest is still empty."""
     run = loader(numbers(), "file", datasets["file"])
     epochs = [[copy_of(batch) for batch in run] for _ in range(2)]
     loaded = loader(numbers(), "file", datasets["file"])

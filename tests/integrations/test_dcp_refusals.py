@@ -43,7 +43,7 @@ def test_on_another_number_of_ranks_and_with_a_rank_missing(tmp_path: Path) -> N
 
 
 def ranks_of(steps: int, size: int = 2, **arguments: Any) -> list[dict[str, Any]]:
-    """Return the states of so many ranks of lanes."""
+    """Return the states of some ranks of lanes."""
     states = []
     for rank in range(size):
         loader = lanes(rank, size, **arguments)

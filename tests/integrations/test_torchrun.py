@@ -29,7 +29,7 @@ Samples = list[tuple[int, str]]
 
 
 def torchrun(folder: Path, launch: int, size: int, deaths: dict[str, Any]) -> int:
-    """Start so many processes, again after each death but the last; return the exit status."""
+    """Start processes, again after each death but the last; return the exit status."""
     restarts = max(0, len(deaths) - 1)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={size}", f"--max-restarts={restarts}"]

@@ -83,7 +83,7 @@ def test_words_are_philox_of_the_documented_counter():
 
 
 def test_words_of_a_position_do_not_depend_on_the_others():
-    """Nor on their number."""
+    """Neither on the other positions nor on their number."""
     positions = np.arange(50) * 3 + 2**40
     drawn = words(42, 1, positions, Stream.RECIPES, 16)
     assert drawn.shape == (50, 16)

@@ -38,7 +38,7 @@ class Counting(IterableDataset[int]):
 
 
 def after(batches: int, dataset: Any = None, **arguments: Any) -> State:
-    """Return the state of a loader after so many batches."""
+    """Return the state of a loader after some batches."""
     given = {"batch_size": 2, "seed": 1, "shuffle": dataset is None, **arguments}
     loader: StatefulGPULoader[Any] = StatefulGPULoader(
         range(10) if dataset is None else dataset, **given
@@ -50,7 +50,7 @@ def after(batches: int, dataset: Any = None, **arguments: Any) -> State:
 
 
 def after_in_torchdata(batches: int) -> State:
-    """Return the state of torchdata's loader after so many batches."""
+    """Return the state of torchdata's loader after some batches."""
     loader: Any = StatefulDataLoader(list(range(10)), batch_size=2, shuffle=True)
     iterator = iter(loader)
     for _ in range(batches):

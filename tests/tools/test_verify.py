@@ -176,7 +176,7 @@ class NeverBeginsAgain(IterableDataset[int]):
 
 
 def test_a_resumed_run_without_any_batch_differs() -> None:
-    """Although none of its batches differs."""
+    """None of its batches differs, yet the run is shorter."""
     report = verify_resume(lambda: StatefulGPULoader(NeverBeginsAgain(), batch_size=2))
     assert not report
     told = {check.difference for check in report.checks if check.outcome == "differs"}

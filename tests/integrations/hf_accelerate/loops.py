@@ -69,7 +69,7 @@ def train(
     record: Callable[[Any], Any] = seen,
     killed: bool = False,
 ) -> Trained:
-    """Train; save after so many batches of the job, or after so many epochs, and break off."""
+    """Train; save after a number of the job's batches or epochs, and break off."""
     accelerator = new_accelerator(gradient_accumulation_steps=accumulated)
     model = Brightness()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

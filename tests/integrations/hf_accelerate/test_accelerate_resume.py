@@ -76,7 +76,7 @@ def test_a_resumed_run_is_resumed(tmp_path: Path) -> None:
 def test_gradients_are_synchronized_as_with_a_plain_loader(
     accumulated: int, tmp_path: Path
 ) -> None:
-    """Compared with Accelerate's own DataLoaderShard over as many batches."""
+    """Accelerate's own DataLoaderShard synchronizes at the same batches."""
     ours = train(loader_of("map", tmp_path / "data"), accumulated=accumulated)
     accelerator = new_accelerator(gradient_accumulation_steps=accumulated)
     theirs = []

@@ -48,7 +48,7 @@ def epochs(reader: Any, count: int = EPOCHS) -> list[list[Content]]:
 
 
 def after(reader: StatefulReader, batches: int) -> Iterator[Any]:
-    """Return the iterator of an epoch after so many batches."""
+    """Return the iterator of an epoch after some batches."""
     epoch = reader.next_epoch(BATCH)
     for _ in range(batches):
         next(epoch)

@@ -160,7 +160,7 @@ def fit(
 
 
 def every_step(folder: Path, steps: int = 1) -> ModelCheckpoint:
-    """Save ``step=1.ckpt``, ``step=2.ckpt``, ... in ``folder`` every so many optimizer steps."""
+    """Save ``step=1.ckpt``, ``step=2.ckpt``, ... in ``folder``, one every ``steps`` steps."""
     return ModelCheckpoint(folder, "{step}", every_n_train_steps=steps, save_top_k=-1)
 
 

@@ -126,7 +126,7 @@ def test_ranks_with_states_of_their_own(tmp_path: Path) -> None:
 
 
 def test_other_loaders_with_state(tmp_path: Path) -> None:
-    """Lightning restores torchdata's loaders; their number is checked all the same."""
+    """Lightning restores torchdata's loaders; the callback still checks their number."""
     torchdata = pytest.importorskip("torchdata.stateful_dataloader")
     plain = partial(torchdata.StatefulDataLoader, list(range(20)), batch_size=4)
     make = lambda: [noisy(), plain()]  # noqa: E731

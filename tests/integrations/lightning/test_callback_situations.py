@@ -87,7 +87,7 @@ def test_exception_on_the_way_to_the_device(loader: str, number: int, tmp_path: 
 
 
 class FailingValidation(Witness):
-    """Raises in a validation step, after so many validation batches."""
+    """Raises in a validation step after a given number of batches."""
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Validate as the base class does, or raise."""

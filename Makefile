@@ -9,6 +9,9 @@ INSTALL_IN = $(BIN)/uv pip install --quiet --python $(1)/bin/python $(2) || \
 	$(1)/bin/python -m pip install --quiet --no-compile $(2)
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
+# Files whose English `make check` checks.
+PROSE := stateful_gpu_loader tests benchmarks examples scripts docs README.md CHANGELOG.md CONTRIBUTING.md
+
 # What a test may be marked with (pyproject.toml). The fast ones have no mark, or are told apart.
 MARKS := processes ranks trainers dali ray fuzz benchmarks pretend_gpu gpu
 ANY_MARK := ($(shell echo $(MARKS) | sed 's/ / or /g'))
@@ -32,6 +35,7 @@ check: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python scripts/check_prose.py $(PROSE)
 
 # The documentation as a site, in site/; `python -m http.server -d site` shows it, its search included.
 docs: $(VENV)/.ready-docs

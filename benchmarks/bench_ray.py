@@ -265,11 +265,11 @@ def ray_section(content: Content) -> str:
         f"{settings['mean_bytes'] / 1000:.0f} KB, cropped to {settings['size']}x{settings['size']} "
         f"and normalised, batches of {settings['batch_size']}.\n\n{as_table(head, rows)}\n\n"
         f"An image crosses as {an_image / 1000:,.0f} KB, {an_image / (12 * SIZE**2):.0%} "
-        f"of float32. The only worker of a loader was lost, and the next batch came "
-        f"{medians[LOST_ACTOR]:.1f} s after its actor was killed, most of it the start of another "
-        f"Python that imports torch, and {medians[LOST_NODE]:.1f} s after its node was, most of it "
-        "the time until Ray holds a node that sends no heartbeats for lost. One thread takes in "
-        f"{taken} images a second, which is what any number of machines can send to one loader of "
+        f"of float32. After the loss of a loader's only worker, the next batch came "
+        f"{medians[LOST_ACTOR]:.1f} s after its actor was killed, and {medians[LOST_NODE]:.1f} s "
+        "after its node was killed. A new Python that imports torch takes most of the first time, "
+        "and Ray's timeout for heartbeats most of the second. One thread takes in "
+        f"{taken} images a second, the most that any number of machines can send to one loader of "
         f"this machine.\n\n{aims_table(content)}"
     )
 

@@ -247,7 +247,8 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         Args:
             loader: a DataLoader or a StatefulDataLoader. It stays as it is.
             changes: arguments of this class that replace the carried ones. A ``dataset`` or
-                ``transform`` is taken as it is.
+                ``transform`` is taken as it is. A ``dataset`` without a ``transform`` gets the
+                recipes of the replaced dataset's ``transform``.
 
         Raises:
             UnsupportedLoader: a part of the loader has no equal; ``refused`` names each of them.

@@ -54,7 +54,8 @@ class LoaderConversion:
         Args:
             loader: the DataLoader.
             changes: arguments that are taken instead of those of ``loader``. A ``dataset`` or a
-                ``transform`` among them is not converted.
+                ``transform`` among them is not converted. With a ``dataset`` alone, the attribute
+                ``transform`` of the replaced dataset is.
 
         Raises:
             UnsupportedLoader: the dataset, its transform or the class of the loader has no equal.
@@ -121,7 +122,9 @@ def _converted(loader: DataLoader[Any], changes: Mapping[str, Any]) -> tuple[Any
     """Return the source and the recipes; those among ``changes`` as they are."""
     refused: list[RefusedPart] = []
     dataset: Any = loader.dataset
-    found: tuple[Any, list[tuple[str, Any]]] = (changes.get("dataset"), [])
+    replaced = getattr(dataset, "transform", None)
+    replaced_transforms = [] if replaced is None else [("loader.dataset.transform", replaced)]
+    found: tuple[Any, list[tuple[str, Any]]] = (changes.get("dataset"), replaced_transforms)
     if "dataset" not in changes:
         try:
             found = _source_of(dataset, "loader.dataset")

@@ -190,6 +190,19 @@ def test_changes_replace_what_would_be_carried_over(root: Path) -> None:
     assert convert(DataLoader(range(3)), dataset=source, transform=RECIPES).dataset is source
 
 
+def test_a_replaced_dataset_leaves_its_transform(root: Path) -> None:
+    """As with timm's ImageDataset, whose files alone have to be passed."""
+    theirs = DataLoader(Own(str(root), TRAINING), 4, shuffle=True)
+    source = FolderSource(root)
+    made = convert(theirs, dataset=source, seed=1)
+    assert repr(made.transform) == repr(T.Compose(RECIPES))
+    assert convert(theirs, dataset=source, transform=None).transform is None
+    unknown = DataLoader(Own(str(root), v2.Lambda(np.asarray)), 4)
+    with pytest.raises(UnsupportedLoader) as caught:
+        convert(unknown, dataset=source)
+    assert [part.place for part in caught.value.refused] == ["loader.dataset.transform"]
+
+
 class Numbers(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(3))

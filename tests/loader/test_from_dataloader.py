@@ -191,7 +191,7 @@ def test_changes_replace_what_would_be_carried_over(root: Path) -> None:
 
 
 def test_a_replaced_dataset_leaves_its_transform(root: Path) -> None:
-    """As with timm's ImageDataset, whose files alone have to be passed."""
+    """A dataset of timm passes its files alone, and keeps its transform."""
     theirs = DataLoader(Own(str(root), TRAINING), 4, shuffle=True)
     source = FolderSource(root)
     made = convert(theirs, dataset=source, seed=1)

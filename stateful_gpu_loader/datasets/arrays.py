@@ -70,22 +70,30 @@ class ArraySource(Source):
         self._fingerprint: str | None = None
 
     def _open(self) -> None:
-        pixels = _as_pixels(self.images)
-        self._channels_last = _has_channels_last(pixels.shape)
-        if pixels.ndim == 3:
-            pixels = pixels[..., None]
-        self._pixels: Bytes = pixels
-        """uint8 [n, height, width, channels] or [n, channels, height, width], as given."""
+        self._channels_last = _has_channels_last(_as_pixels(self.images).shape)
+
+    @property
+    def _pixels(self) -> Bytes:
+        """uint8 [n, height, width, channels] or [n, channels, height, width], as given.
+
+        Made again for each use: a tensor that is sent to a process moves to shared memory, and an
+        array of it would stay on the old memory, which is freed.
+        """
+        images = self.images
+        found: Any = images.detach().numpy() if isinstance(images, torch.Tensor) else images
+        pixels: Bytes = np.asarray(found)
+        return pixels[..., None] if pixels.ndim == 3 else pixels
 
     def __len__(self) -> int:
-        return len(self._pixels)
+        return len(self.images)
 
     def _pixel_size(self) -> Size | None:
         return self._size if reads_as(self, ArraySource) else None
 
     @property
     def _size(self) -> Size:
-        height, width = self._pixels.shape[1:3] if self._channels_last else self._pixels.shape[2:]
+        shape = self._pixels.shape
+        height, width = shape[1:3] if self._channels_last else shape[2:]
         return height, width
 
     def read(self, index: int, into: Memory | None = None) -> EncodedSample:
@@ -127,12 +135,13 @@ class ArraySource(Source):
         """
         if self._fingerprint is None:
             digest = ContentDigest("arrays 1")
-            length, num_bytes = len(self), max(1, math.prod(self._pixels.shape[1:]))
+            pixels = self._pixels
+            length, num_bytes = len(self), max(1, math.prod(pixels.shape[1:]))
             is_whole = length * num_bytes <= _MOST_DIGESTED
             chosen = np.array(spread(length, length if is_whole else _MOST_SAMPLED))
             step = max(1, _BLOCK // num_bytes)
             for start in range(0, len(chosen), step):
-                block = self._pixels[chosen[start : start + step]]
+                block = pixels[chosen[start : start + step]]
                 if not self._channels_last:
                     block = block.transpose(0, 2, 3, 1)
                 digest.add(np.ascontiguousarray(block).tobytes())
@@ -161,10 +170,8 @@ class ArraySource(Source):
         return f"{type(self).__name__}[{index}]"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the view of the images, and replace a memory-mapped array by its place."""
-        state = {k: v for k, v in self.__dict__.items() if k != "_pixels"}
-        state["images"] = _Mapped.of(self.images) or self.images
-        return state
+        """Replace a memory-mapped array by its place."""
+        return {**self.__dict__, "images": _Mapped.of(self.images) or self.images}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -264,7 +271,9 @@ def _as_targets(targets: Any, length: int) -> npt.NDArray[Any]:
     if targets is None:
         found: Any = np.arange(length)
     else:
-        found = np.asarray(targets.cpu() if isinstance(targets, torch.Tensor) else targets)
+        # A tensor is copied, since its memory moves when it is sent to a process.
+        is_tensor = isinstance(targets, torch.Tensor)
+        found = np.asarray(targets.cpu().clone() if is_tensor else targets)
     if found.dtype.kind not in "biufU":
         raise TypeError(
             f"targets are {found.dtype}. Remedy: numbers or texts, or an array of numbers"

@@ -367,3 +367,14 @@ def test_changes_that_are_not_in_the_file_travel(tmp_path: Path) -> None:
     images[2] = 9
     restored = pickle.loads(pickle.dumps(ArraySource(images)))
     assert (restored.images[2] == 9).all()
+
+
+def test_a_tensor_is_read_where_it_lies_after_it_moved_to_shared_memory() -> None:
+    """Torch moves the tensors of a dataset that it sends to a spawned worker, and frees the old."""
+    images, targets = torch.from_numpy(photographs()), torch.tensor(LABELS)
+    source = ArraySource(images, targets)
+    assert not np.shares_memory(source.targets, targets.numpy())
+    images.share_memory_()
+    images[2] = 7
+    pixels, _ = source._read_pixels(np.array([2]))
+    assert pixels.unique().tolist() == [7]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,6 @@ from torch.utils.data import (
     default_collate,
     default_convert,
 )
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from stateful_gpu_loader.datasets import ArraySource, FolderSource, as_source
 from stateful_gpu_loader.engine.config import ARGUMENTS
@@ -33,6 +33,9 @@ _ARRAYS = {"CIFAR10": "targets", "CIFAR100": "targets", "STL10": "labels", "SVHN
 """Datasets of torchvision that hold uint8 RGB images in ``data``, and where their targets are."""
 _NEED_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
 """Arguments that DataLoader refuses without workers."""
+_DECIDE_BATCHES = ("__iter__", "__len__", "_get_iterator", "_index_sampler", "_auto_collation")
+"""Members of a loader's class that decide which batches it delivers."""
+_PACKAGE = __name__.partition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -61,13 +64,12 @@ class LoaderConversion:
             UnsupportedLoader: the dataset, its transform or the class of the loader has no equal.
         """
         _check_class(loader)
-        arguments = {
-            name: getattr(loader, name)
-            for name in ARGUMENTS
-            if name not in _ORDER and hasattr(loader, name)
-        }
-        arguments |= _order_of(loader) if not changes.keys() & set(_ORDER) else _sizes_of(loader)
-        if arguments["collate_fn"] in (default_collate, default_convert):
+        # A subclass may have attributes of these names that mean something else.
+        known = inspect.signature(_known_class(loader)).parameters.keys() - {"dataset", *_ORDER}
+        arguments = {name: getattr(loader, name) for name in ARGUMENTS if name in known}
+        arguments |= _order_of(loader, changes)
+        default = default_convert if loader.batch_sampler is None else default_collate
+        if arguments["collate_fn"] is default:
             arguments["collate_fn"] = None
         if not changes.get("num_workers", loader.num_workers):
             arguments = {k: v for k, v in arguments.items() if k not in _NEED_WORKERS}
@@ -85,36 +87,50 @@ def _check_class(loader: Any) -> None:
         raise UnsupportedLoader(
             [RefusedPart("loader", loader, "it is no torch.utils.data.DataLoader")]
         )
-    made_by = type(loader).__iter__
-    is_ours = made_by.__module__.partition(".")[0] == __name__.partition(".")[0]
-    if made_by not in (DataLoader.__iter__, StatefulDataLoader.__iter__) and not is_ours:
-        raise UnsupportedLoader([RefusedPart("loader", loader, "its class has its own __iter__")])
+    known = _known_class(loader)
+    for name in _DECIDE_BATCHES:
+        if getattr(type(loader), name) is not getattr(known, name):
+            raise UnsupportedLoader(
+                [RefusedPart("loader", loader, f"its class has its own {name}")]
+            )
 
 
-def _order_of(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the arguments that decide the order; a plain torch sampler becomes ``shuffle``."""
-    if loader.batch_size is None:
-        if loader.batch_sampler is not None:
-            return {"batch_sampler": loader.batch_sampler}
-        return {"batch_size": None, **_sampler_of(loader)}
+def _known_class(loader: DataLoader[Any]) -> type[Any]:
+    """Return the first class of torch, torchdata or this package that a loader's class is."""
+    packages = ("torch", "torchdata", _PACKAGE)
+    return next(c for c in type(loader).__mro__ if c.__module__.partition(".")[0] in packages)
+
+
+def _own(loader: DataLoader[Any], name: str) -> Any:
+    """Return an argument of a loader of this package; None of another loader."""
+    is_ours = _known_class(loader).__module__.partition(".")[0] == _PACKAGE
+    return getattr(loader, name) if is_ours else None
+
+
+def _order_of(loader: DataLoader[Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that decide the order, without those that ``changes`` replace."""
     batches = loader.batch_sampler
-    if batches is not None and type(batches) is not BatchSampler:
+    if changes.get("batch_sampler") is not None:
+        return {}
+    if batches is not None and (loader.batch_size is None or type(batches) is not BatchSampler):
         return {"batch_sampler": batches}
-    return {**_sizes_of(loader), **_sampler_of(loader)}
-
-
-def _sizes_of(loader: DataLoader[Any]) -> dict[str, Any]:
-    return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    order: dict[str, Any] = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    return order if changes.keys() & {"shuffle", "sampler"} else order | _sampler_of(loader)
 
 
 def _sampler_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return the sampler; a plain one of torch over the whole dataset becomes ``shuffle``."""
     sampler: Any = loader.sampler
-    if getattr(loader, "shuffle", False):
+    if _own(loader, "shuffle"):
         return {"shuffle": True}
-    if type(sampler) is SequentialSampler:
-        return {"shuffle": False}
-    if type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None:
-        return {"shuffle": True}
+    kind = type(sampler)
+    if kind in (SequentialSampler, RandomSampler):
+        if len(sampler.data_source) != len(loader.dataset):  # type: ignore[arg-type]
+            return {"sampler": sampler}
+        if kind is SequentialSampler:
+            return {"shuffle": False}
+        if not sampler.replacement and sampler._num_samples is None:
+            return {"shuffle": True}
     return {"sampler": sampler}
 
 
@@ -133,7 +149,7 @@ def _converted(loader: DataLoader[Any], changes: Mapping[str, Any]) -> tuple[Any
     source, transforms = found
     recipes = changes.get("transform")
     if "transform" not in changes and not refused:
-        own = getattr(loader, "transform", None)
+        own = _own(loader, "transform")
         try:
             recipes = _recipes_of(transforms, own)
         except UnsupportedTransform as error:

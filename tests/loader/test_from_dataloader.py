@@ -25,6 +25,7 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
     default_collate,
+    default_convert,
 )
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchvision.datasets import CIFAR10, MNIST, STL10, ImageFolder
@@ -203,6 +204,51 @@ def test_a_replaced_dataset_leaves_its_transform(root: Path) -> None:
     assert [part.place for part in caught.value.refused] == ["loader.dataset.transform"]
 
 
+def labels_of(loader: Any) -> list[list[int]]:
+    return [targets.tolist() for _, targets in loader]
+
+
+def test_a_changed_batch_size_leaves_the_order_alone() -> None:
+    for changes in ({"batch_size": 6}, {"drop_last": True}):
+        made = convert(DataLoader(cifar(), 5, shuffle=True, drop_last=True), seed=3, **changes)
+        assert (made.shuffle, made.drop_last) == (True, True)
+        made = convert(DataLoader(cifar(), 5, sampler=[3, 1, 2]), **changes)
+        assert made.sampler == [3, 1, 2]
+    batches = BatchSampler(SequentialSampler(cifar()), 5, False)
+    assert convert(DataLoader(cifar(), 5), batch_sampler=batches).batch_sampler is batches
+    assert labels_of(convert(DataLoader(cifar(), 5), sampler=[3, 1, 2])) == [[3, 1, 2]]
+    with pytest.raises(ValueError, match="batch_sampler"):
+        convert(DataLoader(cifar(), batch_sampler=batches), shuffle=True)
+
+
+@pytest.mark.parametrize("kind", [SequentialSampler, RandomSampler])
+def test_a_sampler_of_a_part_of_the_dataset_is_carried_over(kind: Any) -> None:
+    sampler = kind(range(5))
+    made = convert(DataLoader(cifar(), 2, sampler=sampler))
+    assert made.sampler is sampler
+    assert sorted(sum(labels_of(made), [])) == [0, 1, 2, 3, 4]
+
+
+class Described(DataLoader[Any]):
+    """Attributes that have the names of arguments, but mean something else."""
+
+    shuffle = True
+    transform = "a text"
+    seed, rank, num_replicas, device = "a seed", 3, 2, "a device"
+
+
+def test_attributes_of_a_subclass_are_no_arguments() -> None:
+    made = convert(Described(cifar(), 2, sampler=[1, 0, 2]))
+    assert labels_of(made) == [[1, 0], [2]]
+    assert (made.seed, made.rank, made.device) == (None, None, None)
+
+
+def test_samples_that_are_not_collated_stay_a_list() -> None:
+    theirs = DataLoader(tensors(), 4, collate_fn=default_convert)
+    assert convert(theirs).collate_fn is default_convert
+    assert same([x for x, _ in next(iter(convert(theirs)))], [x for x, _ in next(iter(theirs))])
+
+
 class Numbers(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(3))
@@ -211,6 +257,17 @@ class Numbers(IterableDataset[int]):
 class Repeating(DataLoader[Any]):
     def __iter__(self) -> Any:
         return iter([])
+
+
+class Redirected(DataLoader[Any]):
+    def _get_iterator(self) -> Any:
+        return iter([])
+
+
+class Reordered(DataLoader[Any]):
+    @property
+    def _index_sampler(self) -> Any:
+        return [[2, 1]]
 
 
 class Own(ImageFolder):
@@ -232,6 +289,8 @@ def rows() -> Any:
 REFUSED: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "no loader": (lambda root: nn.Identity(), ["loader"]),
     "another pass": (lambda root: Repeating(cifar()), ["loader"]),
+    "another iterator": (lambda root: Redirected(cifar()), ["loader"]),
+    "another order": (lambda root: Reordered(cifar()), ["loader"]),
     "an iterable": (lambda root: DataLoader(Numbers()), ["loader.dataset"]),
     "numbers": (lambda root: DataLoader(range(3)), ["loader.dataset"]),
     "grey images": (lambda root: DataLoader(mnist()), ["loader.dataset"]),

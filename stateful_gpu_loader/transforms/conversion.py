@@ -7,6 +7,7 @@ A subclass is not recognized: its code may do anything.
 from __future__ import annotations
 
 import copy
+import dis
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -83,7 +84,20 @@ torchvision.transforms.v2.FiveCrop(size=(8, 8)), because it makes several images
 leave out these parts, or keep the transform in the dataset: a loader runs it in worker processes, \
 and resumes as exactly
     """
-    conversion = _Conversion(_given_to(_leaves(transform)))
+    return _converted(transform, _given_to(_leaves(transform)))
+
+
+def from_pillow(transform: Any) -> Compose:
+    """Return the recipes as :func:`from_torchvision` does, of a transform of Pillow images.
+
+    Raises:
+        UnsupportedTransform: parts have no equal recipe, or nothing makes tensors of the images.
+    """
+    return _converted(transform, _Kind.PIL)
+
+
+def _converted(transform: Any, kind: _Kind) -> Compose:
+    conversion = _Conversion(kind)
     recipes = conversion.convert(transform, "transform")
     if conversion.kind is _Kind.PIL and not conversion.refused:
         conversion.refuse("transform", transform, "it ends with Pillow images")
@@ -223,15 +237,30 @@ def _known_name(transform: Any) -> str | None:
 def _held(transform: Any) -> tuple[str, Any] | None:
     """Return the attribute and the transform to which an object only passes its image.
 
-    The object is called with stand-ins for both, because a class may call its transform twice.
+    The object is called with stand-ins for both, because a class may call its transform twice. Code
+    with a branch does not count, because it may do something else with an image.
     """
     for name in ("transforms", "transform"):
         held = vars(transform).get(name) if hasattr(transform, "__dict__") else None
         if held is None:
             held = getattr(transform, "_modules", {}).get(name)
-        if held is not None and _only_calls(transform, name):
+        if held is not None and _is_straight(transform, name) and _only_calls(transform, name):
             return name, held
     return None
+
+
+def _is_straight(transform: Any, name: str) -> bool:
+    """Whether all calls of an object run the same code, which names one attribute and no more."""
+    kind = type(transform)
+    call = getattr(kind, "forward" if isinstance(transform, nn.Module) else "__call__", None)
+    code = getattr(call, "__code__", None)
+    if code is None or {*code.co_names} != {name} or code.co_freevars:
+        return False
+    catches = bool(getattr(code, "co_exceptiontable", b""))  # before 3.11, such code has jumps
+    return not catches and not any(
+        step.opcode in dis.hasjrel or step.opcode in dis.hasjabs
+        for step in dis.get_instructions(code)
+    )
 
 
 def _only_calls(transform: Any, name: str) -> bool:

@@ -433,6 +433,52 @@ def test_an_object_that_only_calls_its_transform_is_seen_through() -> None:
     assert preset.transforms is before
 
 
+class Holding:
+    """Base of objects that call their transform, and sometimes more."""
+
+    def __init__(self) -> None:
+        self.transform = v2.PILToTensor()
+
+
+class Branching(Holding):
+    def __call__(self, image: Any) -> Any:
+        made = self.transform(image)
+        return 255 - made if isinstance(made, Tensor) else made
+
+
+class Catching(Holding):
+    def __call__(self, image: Any) -> Any:
+        try:
+            return self.transform(image)
+        except TypeError:
+            return image
+
+
+class Calling(Holding):
+    def more(self, image: Any) -> Any:
+        return 255 - image if isinstance(image, Tensor) else image
+
+    def __call__(self, image: Any) -> Any:
+        return self.more(self.transform(image))
+
+
+class BranchingModule(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.transform = v2.PILToTensor()
+
+    def forward(self, image: Any) -> Any:
+        return self.transform(image) if self.training or image is None else image
+
+
+@pytest.mark.parametrize("kind", [Branching, Catching, Calling, BranchingModule])
+def test_an_object_whose_call_may_do_more_is_refused(kind: Any) -> None:
+    """The stand-in that it is called with would not show it."""
+    with pytest.raises(UnsupportedTransform) as caught:
+        T.from_torchvision(kind())
+    assert [part.place for part in caught.value.refused] == ["transform"]
+
+
 def assert_close(made: Tensor, expected: Tensor, mean: float, share: float, scale: float) -> None:
     """Compare in levels of 255: mean difference, and share of values that differ by over 2."""
     difference = (made.double() - expected.double()).abs() * scale

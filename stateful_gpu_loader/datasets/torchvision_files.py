@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +75,7 @@ _LISTS: dict[str, Callable[[Any], _Pairs]] = {
 """Reader of the files and targets of each class of torchvision.datasets. ImageFolder, ImageNet and
 Country211 are DatasetFolders."""
 
-_READ_BY = ("__getitem__", "__len__")
+_READ_BY = ("__getitem__", "__getitems__", "__len__")
 """Methods that a subclass may not replace."""
 
 _UNREADABLE = (".bmp", ".gif", ".pgm", ".tif", ".tiff")
@@ -98,7 +98,7 @@ def files_of(dataset: Any) -> ListedFiles:
             classes=whole.classes,
             class_to_idx=whole.class_to_idx,
         )
-    name = _known_class(dataset)
+    name = _listed_class(dataset)
     _check_loader(dataset, name)
     if getattr(dataset, "target_transform", None) is not None or _moves_targets(dataset):
         raise ValueError(
@@ -129,13 +129,34 @@ def files_of(dataset: Any) -> ListedFiles:
     )
 
 
-def _known_class(dataset: Any) -> str:
-    """Return the name of the torchvision class that determines the dataset's samples."""
+def torchvision_class(dataset: Any, among: Collection[str]) -> str | None:
+    """Return the class of torchvision that decides what a dataset's samples are.
+
+    Args:
+        among: names of the classes to choose from.
+
+    Returns:
+        its name; None if there is none, or if a subclass replaces a method that reads samples.
+    """
     kind = type(dataset)
     for cls in kind.__mro__:
-        is_known = cls.__module__.startswith("torchvision.datasets.") and cls.__name__ in _LISTS
-        if is_known and all(getattr(cls, name) is getattr(kind, name) for name in _READ_BY):
+        is_known = cls.__module__.startswith("torchvision.datasets.") and cls.__name__ in among
+        if is_known and all(
+            getattr(cls, name, None) is getattr(kind, name, None) for name in _READ_BY
+        ):
             return cls.__name__
+    return None
+
+
+def _listed_class(dataset: Any) -> str:
+    """Return the name of the dataset's class in :data:`_LISTS`.
+
+    Raises:
+        TypeError: it has none.
+    """
+    name, kind = torchvision_class(dataset, _LISTS), type(dataset)
+    if name is not None:
+        return name
     described = f"{kind.__module__}.{kind.__qualname__}"
     if hasattr(dataset, "data") and hasattr(dataset, "targets"):
         remedy = "ArraySource(dataset.data, dataset.targets)"

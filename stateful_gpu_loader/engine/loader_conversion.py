@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import (
     BatchSampler,
@@ -22,10 +23,11 @@ from torch.utils.data import (
 )
 
 from stateful_gpu_loader.datasets import ArraySource, FolderSource, as_source
+from stateful_gpu_loader.datasets.torchvision_files import torchvision_class
 from stateful_gpu_loader.engine.config import ARGUMENTS
 from stateful_gpu_loader.errors import RefusedPart, UnsupportedLoader, UnsupportedTransform
 from stateful_gpu_loader.transforms import Compose
-from stateful_gpu_loader.transforms.conversion import from_torchvision
+from stateful_gpu_loader.transforms.conversion import from_pillow
 
 _ORDER = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 """Arguments that decide the order, and exclude one another."""
@@ -182,16 +184,22 @@ def _source_of(dataset: Any, place: str) -> tuple[Any, list[tuple[str, Any]]]:
         parts = [
             _source_of(part, f"{place}.datasets[{i}]") for i, part in enumerate(dataset.datasets)
         ]
+        has_transforms = [bool(transforms) for _, transforms in parts]
+        if any(has_transforms) and not all(has_transforms):
+            i = has_transforms.index(False)
+            reason = "it has no transform, and another dataset has one"
+            raise _RefusedError(f"{place}.datasets[{i}]", dataset.datasets[i], reason)
         return ConcatDataset([source for source, _ in parts]), [
             each for _, transforms in parts for each in transforms
         ]
     if type(dataset) is TensorDataset:
         return _tensors(dataset, place), []
-    name = _torchvision_name(dataset)
-    if name in _ARRAYS:
-        _check_targets(dataset, place)
-        source: Any = ArraySource(dataset.data, getattr(dataset, _ARRAYS[name]))
-    elif name is None and type(dataset).__module__.partition(".")[0] == "datasets":
+    name = torchvision_class(dataset, _ARRAYS)
+    if name is not None:
+        targets = getattr(dataset, _ARRAYS[name])
+        _check_targets(dataset, targets, place)
+        source: Any = ArraySource(dataset.data, targets)
+    elif type(dataset).__module__.partition(".")[0] == "datasets":
         reason = (
             "a function makes its samples, or Pillow does. HuggingFaceSource reads the same rows: "
             "pass dataset=HuggingFaceSource(rows) and transform=, with the recipes or "
@@ -207,23 +215,25 @@ def _source_of(dataset: Any, place: str) -> tuple[Any, list[tuple[str, Any]]]:
     return source, [(f"{place}.transform", dataset.transform)]
 
 
-def _torchvision_name(dataset: Any) -> str | None:
-    """Return the name of the class of torchvision that reads a dataset's samples."""
-    reads = getattr(type(dataset), "__getitem__", None)
-    module, name = getattr(reads, "__module__", ""), getattr(reads, "__qualname__", "")
-    if not module.startswith("torchvision.datasets."):
-        return None
-    return str(name.partition(".")[0])
-
-
-def _check_targets(dataset: Any, place: str) -> None:
+def _check_targets(dataset: Any, targets: Any, place: str) -> None:
     if dataset.target_transform is not None:
         raise _RefusedError(place, dataset, "it has a target_transform, which is code")
     transforms = getattr(dataset, "transforms", None)
     if transforms is not None and type(transforms).__name__ != "StandardTransform":
         raise _RefusedError(place, dataset, "a function of image and target makes its samples")
-    if getattr(dataset, _ARRAYS[str(_torchvision_name(dataset))]) is None:
+    if targets is None:
         raise _RefusedError(place, dataset, "its images have no targets")
+    # CIFAR gives its targets as they are, and the others give an int.
+    if isinstance(targets, list):
+        kinds = {type(target) for target in targets}
+        if len(kinds) > 1 or not kinds <= {int, float, bool, str}:
+            names = ", ".join(sorted(kind.__name__ for kind in kinds))
+            raise _RefusedError(place, dataset, f"its targets are a list of {names}")
+    elif hasattr(dataset, "targets"):
+        found = np.asarray(targets)
+        if found.ndim == 1 and found.dtype not in (np.int64, np.float64, np.bool_):
+            reason = f"its targets are {found.dtype}, and a source gives numbers of Python"
+            raise _RefusedError(place, dataset, reason)
 
 
 def _tensors(dataset: TensorDataset, place: str) -> ArraySource:
@@ -259,7 +269,7 @@ def _recipes_of(transforms: list[tuple[str, Any]], own: Any) -> Any:
         if transform is None:
             raise _RefusedError(place, transform, "without it the samples are Pillow images")
         try:
-            made.append(from_torchvision(transform))
+            made.append(from_pillow(transform))
         except UnsupportedTransform as error:
             refused += [
                 part._replace(place=part.place.replace("transform", place, 1))

@@ -61,6 +61,12 @@ def cifar(transform: Any = EVALUATION, target_transform: Any = None) -> Any:
     return dataset
 
 
+def with_targets(targets: Any) -> Any:
+    dataset = cifar()
+    dataset.targets = targets
+    return dataset
+
+
 def stl() -> Any:
     dataset = STL10.__new__(STL10)
     dataset.data = np.ascontiguousarray(small_photographs(N, 96, 96).transpose(0, 3, 1, 2))
@@ -82,6 +88,8 @@ DATASETS: dict[str, Callable[[Path], Any]] = {
     ),
     "CIFAR10": lambda root: cifar(v2.Compose(FLOAT)),
     "STL10": lambda root: stl(),
+    "CIFAR10 with an array": lambda root: with_targets(np.arange(N)),
+    "CIFAR10 with rows": lambda root: with_targets(np.eye(N, dtype=np.float32)),
     "TensorDataset": lambda root: tensors(),
 }
 
@@ -96,7 +104,8 @@ def test_what_draws_nothing_gives_the_same_batches(name: str, root: Path) -> Non
         assert torch.equal(batch[1], targets)
         assert batch[1].dtype is targets.dtype
         assert batch[0].dtype is images.dtype
-        tolerance = 1e-6 if name in ("CIFAR10", "TensorDataset") else 2 / 255 / 0.25
+        is_exact = name.startswith("CIFAR10") or name == "TensorDataset"
+        tolerance = 1e-6 if is_exact else 2 / 255 / 0.25
         assert (batch[0].float() - images.float()).abs().max() <= tolerance
 
 
@@ -226,7 +235,7 @@ def test_a_sampler_of_a_part_of_the_dataset_is_carried_over(kind: Any) -> None:
     sampler = kind(range(5))
     made = convert(DataLoader(cifar(), 2, sampler=sampler))
     assert made.sampler is sampler
-    assert sorted(sum(labels_of(made), [])) == [0, 1, 2, 3, 4]
+    assert sorted(label for labels in labels_of(made) for label in labels) == [0, 1, 2, 3, 4]
 
 
 class Described(DataLoader[Any]):
@@ -275,6 +284,22 @@ class Own(ImageFolder):
         return super().__getitem__(index)
 
 
+class OwnLength(CIFAR10):
+    def __len__(self) -> int:
+        return 2
+
+
+class OwnBatches(ImageFolder):
+    def __getitems__(self, indices: list[int]) -> Any:
+        return [self[0] for _ in indices]
+
+
+def shortened() -> Any:
+    dataset = cifar()
+    dataset.__class__ = OwnLength
+    return dataset
+
+
 def mnist() -> Any:
     dataset = MNIST.__new__(MNIST)
     dataset.data, dataset.targets = torch.zeros(N, 28, 28, dtype=torch.uint8), torch.zeros(N)
@@ -300,6 +325,27 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
         ["loader.dataset"],
     ),
     "a subclass": (lambda root: DataLoader(Own(str(root), EVALUATION)), ["loader.dataset"]),
+    "a subclass with a length": (lambda root: DataLoader(shortened()), ["loader.dataset"]),
+    "a subclass that reads batches": (
+        lambda root: DataLoader(OwnBatches(str(root), EVALUATION)),
+        ["loader.dataset"],
+    ),
+    "targets of one dtype": (
+        lambda root: DataLoader(with_targets(np.arange(N, dtype=np.float32))),
+        ["loader.dataset"],
+    ),
+    "pairs as targets": (
+        lambda root: DataLoader(with_targets([(i, i) for i in range(N)])),
+        ["loader.dataset"],
+    ),
+    "targets of two types": (
+        lambda root: DataLoader(with_targets([0.5, *range(1, N)])),
+        ["loader.dataset"],
+    ),
+    "tensors beside images": (
+        lambda root: DataLoader(ConcatDataset([cifar(), tensors()])),
+        ["loader.dataset.datasets[1]"],
+    ),
     "a function of targets": (
         lambda root: DataLoader(ImageFolder(str(root), EVALUATION, str)),
         ["loader.dataset"],
@@ -309,6 +355,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
         ["loader.dataset"],
     ),
     "no transform": (lambda root: DataLoader(cifar(None)), ["loader.dataset.transform"]),
+    "Pillow images": (
+        lambda root: DataLoader(cifar(v2.CenterCrop(8)), collate_fn=list),
+        ["loader.dataset.transform"],
+    ),
     "two parts of a transform": (
         lambda root: DataLoader(
             Subset(cifar(v2.Compose([v2.FiveCrop(8), v2.ToImage(), v2.Lambda(len)])), [1])

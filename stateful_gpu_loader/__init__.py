@@ -9,6 +9,7 @@ The names here are those of a first program. Other samplers are in
 """
 
 import importlib
+import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -139,14 +140,21 @@ _MOVED = {
 
 __all__ = ["transforms", *_MODULE_OF]
 
+_IMPORTING = threading.RLock()
+"""Held while modules are imported on first use. Threads that import modules of torch at the same
+time may crash the process."""
+
 if not TYPE_CHECKING:
+
+    def _imported(module: str) -> Any:
+        with _IMPORTING:
+            return importlib.import_module(f"{__name__}.{module}")
 
     def __getattr__(name: str) -> Any:
         if name in _SUBPACKAGES:
-            return importlib.import_module(f"{__name__}.{name}")
+            return _imported(name)
         if name in _MODULE_OF:
-            module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
-            globals()[name] = getattr(module, name)
+            globals()[name] = getattr(_imported(_MODULE_OF[name]), name)
             return globals()[name]
         if name not in _MOVED:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -157,7 +165,7 @@ if not TYPE_CHECKING:
             DeprecationWarning,
             stacklevel=2,
         )
-        return getattr(importlib.import_module(module), name)
+        return getattr(_imported(_MOVED[name]), name)
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

@@ -176,3 +176,32 @@ def test_recipes_import_torchvision_before_workers_are_forked() -> None:
 
 def _run(code: str) -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+
+
+_AT_ONCE = """
+import threading
+import stateful_gpu_loader
+
+barrier = threading.Barrier(12)
+
+def use(first):
+    names = stateful_gpu_loader.__all__[first:] + stateful_gpu_loader.__all__[:first]
+    barrier.wait()
+    for name in names:
+        getattr(stateful_gpu_loader, name)
+
+threads = [threading.Thread(target=use, args=(3 * i,)) for i in range(12)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_threads_may_use_their_first_names_at_the_same_time() -> None:
+    """Imports of torch's modules that run at the same time abort the process, or fail."""
+    done = subprocess.run(
+        [sys.executable, "-c", _AT_ONCE], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Error" not in done.stderr

@@ -131,7 +131,8 @@ def _sampler_of(loader: DataLoader[Any]) -> dict[str, Any]:
             return {"sampler": sampler}
         if kind is SequentialSampler:
             return {"shuffle": False}
-        if not sampler.replacement and sampler._num_samples is None:
+        has_own_generator = sampler.generator not in (None, loader.generator)
+        if not (sampler.replacement or sampler._num_samples or has_own_generator):
             return {"shuffle": True}
     return {"sampler": sampler}
 

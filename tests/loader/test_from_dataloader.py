@@ -175,6 +175,7 @@ def samplers(dataset: Any) -> Iterator[Any]:
     yield WeightedRandomSampler([1.0] * N, N)
     yield RandomSampler(dataset, replacement=True)
     yield RandomSampler(dataset, num_samples=5)
+    yield RandomSampler(dataset, generator=torch.Generator())
     yield DistributedSampler(dataset, num_replicas=2, rank=1, seed=4)
     yield [3, 1, 2]
 

@@ -322,9 +322,9 @@ def test_to_tensor_for_a_source_says_what_takes_its_place(transform: Any, folder
 
 
 def test_to_tensor_among_recipes_says_what_takes_its_place() -> None:
-    with pytest.raises(TypeError, match=r"no recipe.*ToDtype\(torch\.float32, scale=True\)"):
+    with pytest.raises(TypeError, match=r"not a recipe.*ToDtype\(torch\.float32, scale=True\)"):
         T.Compose([T.CenterCrop(8), v1.ToTensor()])  # type: ignore[list-item]
-    with pytest.raises(TypeError, match=r"no recipe\. Remedy: take the recipe of that name"):
+    with pytest.raises(TypeError, match=r"not a recipe\. Remedy: take the recipe of that name"):
         T.Compose([v1.CenterCrop(8)])  # type: ignore[list-item]
 
 

@@ -158,7 +158,7 @@ def test_only_the_part_that_is_needed_is_decoded() -> None:
     ("make", "error", "match"),
     [
         (lambda: T.RandomApply([]), ValueError, "no recipe"),
-        (lambda: T.RandomApply([len]), TypeError, "no recipe"),
+        (lambda: T.RandomApply([len]), TypeError, "not a recipe"),
         (lambda: T.RandomApply([T.Normalize([0], [1])]), ValueError, "changes|change the dtype"),
         (lambda: T.RandomApply([T.CenterCrop(3)], 1.5), ValueError, "p = 1.5"),
         (lambda: T.RandomChoice([T.CenterCrop(3)], [1, 2]), ValueError, "must be 1 numbers"),

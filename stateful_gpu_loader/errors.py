@@ -114,42 +114,48 @@ class RefusedPart(NamedTuple):
     """Why it has no equal."""
 
 
-class UnsupportedTransform(LoaderError, TypeError):
+class _UnsupportedParts(LoaderError, TypeError):
+    """Base of refusals that name each refused part; a subclass says of what.
+
+    Args:
+        refused: each part that has no equal.
+    """
+
+    _message: str
+    """Message with a place, ``{}``, for the refused parts."""
+
+    def __init__(self, refused: Sequence[RefusedPart]) -> None:
+        self.refused = list(refused)
+        super().__init__(self._message.replace("{}", _listed(self.refused)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.refused,)
+
+
+class UnsupportedTransform(_UnsupportedParts):
     """Parts of a transform have no equal recipe; nothing was converted.
 
     Args:
         refused: each part that has none, in the order in which the transform calls them.
     """
 
-    def __init__(self, refused: Sequence[RefusedPart]) -> None:
-        self.refused = list(refused)
-        super().__init__(
-            f"no recipe equals {_listed(self.refused)}. Remedy: leave out these parts, or keep "
-            "the transform in the dataset: a loader runs it in worker processes, and resumes as "
-            "exactly"
-        )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.refused,)
+    _message = (
+        "no recipe equals {}. Remedy: leave out these parts, or keep the transform in the "
+        "dataset: a loader runs it in worker processes, and resumes as exactly"
+    )
 
 
-class UnsupportedLoader(LoaderError, TypeError):
+class UnsupportedLoader(_UnsupportedParts):
     """Parts of a DataLoader have no equal on the fast path; no loader was built.
 
     Args:
         refused: each part that has none.
     """
 
-    def __init__(self, refused: Sequence[RefusedPart]) -> None:
-        self.refused = list(refused)
-        super().__init__(
-            f"no faster loader equals one with {_listed(self.refused)}. Remedy: pass dataset= or "
-            "transform= in its place, or build StatefulGPULoader with the arguments of the "
-            "DataLoader, which resumes as exactly"
-        )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.refused,)
+    _message = (
+        "no faster loader equals one with {}. Remedy: pass dataset= or transform= in its place, or "
+        "build StatefulGPULoader with the arguments of the DataLoader, which resumes as exactly"
+    )
 
 
 class WorkerLost(LoaderError, RuntimeError):

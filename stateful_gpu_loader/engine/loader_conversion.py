@@ -86,15 +86,11 @@ class LoaderConversion:
 def _check_class(loader: Any) -> None:
     """Refuse a class that may deliver anything but what DataLoader does."""
     if not isinstance(loader, DataLoader):
-        raise UnsupportedLoader(
-            [RefusedPart("loader", loader, "it is no torch.utils.data.DataLoader")]
-        )
+        raise _refusal("loader", loader, "it is no torch.utils.data.DataLoader")
     known = _known_class(loader)
     for name in _DECIDE_BATCHES:
         if getattr(type(loader), name) is not getattr(known, name):
-            raise UnsupportedLoader(
-                [RefusedPart("loader", loader, f"its class has its own {name}")]
-            )
+            raise _refusal("loader", loader, f"its class has its own {name}")
 
 
 def _known_class(loader: DataLoader[Any]) -> type[Any]:
@@ -139,37 +135,20 @@ def _sampler_of(loader: DataLoader[Any]) -> dict[str, Any]:
 
 def _converted(loader: DataLoader[Any], changes: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return the source and the recipes; those among ``changes`` as they are."""
-    refused: list[RefusedPart] = []
     dataset: Any = loader.dataset
-    replaced = getattr(dataset, "transform", None)
-    replaced_transforms = [] if replaced is None else [("loader.dataset.transform", replaced)]
-    found: tuple[Any, list[tuple[str, Any]]] = (changes.get("dataset"), replaced_transforms)
-    if "dataset" not in changes:
-        try:
-            found = _source_of(dataset, "loader.dataset")
-        except _RefusedError as error:
-            refused.append(error.part)
-    source, transforms = found
-    recipes = changes.get("transform")
-    if "transform" not in changes and not refused:
-        own = _own(loader, "transform")
-        try:
-            recipes = _recipes_of(transforms, own)
-        except UnsupportedTransform as error:
-            refused += error.refused
-        except _RefusedError as error:
-            refused.append(error.part)
-    if refused:
-        raise UnsupportedLoader(refused)
-    return source, recipes
+    if "dataset" in changes:
+        replaced = getattr(dataset, "transform", None)
+        transforms = [] if replaced is None else [("loader.dataset.transform", replaced)]
+        source = changes["dataset"]
+    else:
+        source, transforms = _source_of(dataset, "loader.dataset")
+    if "transform" in changes:
+        return source, changes["transform"]
+    return source, _recipes_of(transforms, _own(loader, "transform"))
 
 
-class _RefusedError(Exception):
-    """A part of a loader has no equal on the fast path."""
-
-    def __init__(self, place: str, thing: Any, reason: str) -> None:
-        super().__init__(reason)
-        self.part = RefusedPart(place, thing, reason)
+def _refusal(place: str, thing: Any, reason: str) -> UnsupportedLoader:
+    return UnsupportedLoader([RefusedPart(place, thing, reason)])
 
 
 def _source_of(dataset: Any, place: str) -> tuple[Any, list[tuple[str, Any]]]:
@@ -177,7 +156,7 @@ def _source_of(dataset: Any, place: str) -> tuple[Any, list[tuple[str, Any]]]:
     if as_source(dataset) is not None:
         return dataset, []
     if isinstance(dataset, IterableDataset):
-        raise _RefusedError(place, dataset, "it is iterable, and its samples have no index")
+        raise _refusal(place, dataset, "it is iterable, and its samples have no index")
     if type(dataset) is Subset:
         whole, transforms = _source_of(dataset.dataset, f"{place}.dataset")
         return Subset(whole, dataset.indices), transforms
@@ -189,7 +168,7 @@ def _source_of(dataset: Any, place: str) -> tuple[Any, list[tuple[str, Any]]]:
         if any(has_transforms) and not all(has_transforms):
             i = has_transforms.index(False)
             reason = "it has no transform, and another dataset has one"
-            raise _RefusedError(f"{place}.datasets[{i}]", dataset.datasets[i], reason)
+            raise _refusal(f"{place}.datasets[{i}]", dataset.datasets[i], reason)
         return ConcatDataset([source for source, _ in parts]), [
             each for _, transforms in parts for each in transforms
         ]
@@ -206,35 +185,35 @@ def _source_of(dataset: Any, place: str) -> tuple[Any, list[tuple[str, Any]]]:
             "pass dataset=HuggingFaceSource(rows) and transform=, with the recipes or "
             "transforms.from_torchvision(...) of what the function does"
         )
-        raise _RefusedError(place, dataset, reason)
+        raise _refusal(place, dataset, reason)
     else:
         try:
             source = FolderSource.from_dataset(dataset)
         except (TypeError, ValueError) as error:
             reason = str(error).partition(" Remedy:")[0].rstrip(".")
-            raise _RefusedError(place, dataset, reason) from error
+            raise _refusal(place, dataset, reason) from error
     return source, [(f"{place}.transform", dataset.transform)]
 
 
 def _check_targets(dataset: Any, targets: Any, place: str) -> None:
     if dataset.target_transform is not None:
-        raise _RefusedError(place, dataset, "it has a target_transform, which is code")
+        raise _refusal(place, dataset, "it has a target_transform, which is code")
     transforms = getattr(dataset, "transforms", None)
     if transforms is not None and type(transforms).__name__ != "StandardTransform":
-        raise _RefusedError(place, dataset, "a function of image and target makes its samples")
+        raise _refusal(place, dataset, "a function of image and target makes its samples")
     if targets is None:
-        raise _RefusedError(place, dataset, "its images have no targets")
+        raise _refusal(place, dataset, "its images have no targets")
     # CIFAR gives its targets as they are, and the others give an int.
     if isinstance(targets, list):
         kinds = {type(target) for target in targets}
         if len(kinds) > 1 or not kinds <= {int, float, bool, str}:
             names = ", ".join(sorted(kind.__name__ for kind in kinds))
-            raise _RefusedError(place, dataset, f"its targets are a list of {names}")
+            raise _refusal(place, dataset, f"its targets are a list of {names}")
     elif hasattr(dataset, "targets"):
         found = np.asarray(targets)
         if found.ndim == 1 and found.dtype not in (np.int64, np.float64, np.bool_):
             reason = f"its targets are {found.dtype}, and a source gives numbers of Python"
-            raise _RefusedError(place, dataset, reason)
+            raise _refusal(place, dataset, reason)
 
 
 def _tensors(dataset: TensorDataset, place: str) -> ArraySource:
@@ -249,7 +228,7 @@ def _tensors(dataset: TensorDataset, place: str) -> ArraySource:
     ):
         has = ", ".join(f"{tensor.dtype} {list(tensor.shape)}" for tensor in tensors)
         wanted = "uint8 images [n, 3, height, width] with int64 targets [n]"
-        raise _RefusedError(place, dataset, f"it holds {has}, and not {wanted}")
+        raise _refusal(place, dataset, f"it holds {has}, and not {wanted}")
     return ArraySource(*tensors)
 
 
@@ -263,12 +242,12 @@ def _recipes_of(transforms: list[tuple[str, Any]], own: Any) -> Any:
     if not transforms:
         return own
     if own is not None:
-        raise _RefusedError("loader.transform", own, "the dataset has a transform, too")
+        raise _refusal("loader.transform", own, "the dataset has a transform, too")
     made: list[Compose] = []
     refused: list[RefusedPart] = []
     for place, transform in transforms:
         if transform is None:
-            raise _RefusedError(place, transform, "without it the samples are Pillow images")
+            raise _refusal(place, transform, "without it the samples are Pillow images")
         try:
             made.append(from_pillow(transform))
         except UnsupportedTransform as error:
@@ -277,10 +256,10 @@ def _recipes_of(transforms: list[tuple[str, Any]], own: Any) -> Any:
                 for part in error.refused
             ]
     if refused:
-        raise UnsupportedTransform(refused)
+        raise UnsupportedLoader(refused)
     for (place, transform), recipes in zip(transforms, made, strict=True):
         if repr(recipes) != repr(made[0]):
-            raise _RefusedError(place, transform, "another dataset has another transform")
+            raise _refusal(place, transform, "another dataset has another transform")
     return made[0]
 
 

@@ -7,7 +7,6 @@ threads is limited to one image per Python time of an image.
 from __future__ import annotations
 
 import time
-from functools import partial
 
 import torch
 
@@ -28,7 +27,7 @@ _MOST_FREE = 16
 def _memory_of_the_host() -> Allocate:
     """Return page-locked memory, as the loader allocates it; without a GPU, other reused memory."""
     if torch.cuda.is_available():
-        return partial(torch.empty, pin_memory=True)
+        return lambda shape, dtype: torch.empty(shape, dtype=dtype, pin_memory=True)
     memory = BatchMemory(keep=_MOST_FREE)
 
     def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -19,6 +19,7 @@ from stateful_gpu_loader.decoders import Decoder, ImageHeader
 from stateful_gpu_loader.decoders.header import JpegHeader, PpmHeader
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy, is_bad_encoding
 from stateful_gpu_loader.engine.makers.images import Allocate, decode, draw, opened
+from stateful_gpu_loader.engine.makers.turns import Turns
 from stateful_gpu_loader.engine.stats import stage
 from stateful_gpu_loader.records import Request, SampleKey
 from stateful_gpu_loader.transforms import Compose
@@ -143,8 +144,13 @@ class EncodedMaker:
         self._policy = policy
         self._expected = expected or ExpectedBytes()
         self._leaves_out_exif = leaves_out_exif
+        self._turns = Turns()
 
     def __call__(self, request: Request, check: Callable[[], None]) -> EncodedBatch:
+        with self._turns.take(len(request.indices)):
+            return self._read(request, check)
+
+    def _read(self, request: Request, check: Callable[[], None]) -> EncodedBatch:
         keys = request.keys()
         arena = Arena(self._allocate_bytes, self._expected.num_bytes, len(keys))
         images: list[EncodedImage | None] = []

@@ -141,7 +141,7 @@ def gpu_section(content: Content) -> str:
     """Return every measurement on the GPU, the aims, and the omissions."""
     settings = content["settings"]
     rows = [
-        [found["label"], f"{found['median']:,.4g}", found["unit"]]
+        [found["label"], _shown(found["median"]), found["unit"]]
         for found in content["measurements"]
     ]
     introduction = (
@@ -158,6 +158,10 @@ def gpu_section(content: Content) -> str:
     if settings["missing"]:
         parts.append(f"Left out: {', '.join(settings['missing'])}.")
     return "\n\n".join([*parts, *content["notes"]])
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def aims_of(results: GpuResults) -> list[Aim]:

@@ -1,4 +1,4 @@
-"""Turns: one thread reads at a time while reading is quick, and nobody waits for slow reading."""
+"""Turns: threads read one at a time while reading is quick, and side by side when it is slow."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def held(turns: Turns, during: Callable[[], None]) -> None:
             may_end.set()
 
 
-def test_nobody_waits_for_a_read_that_hangs() -> None:
+def test_no_thread_waits_for_a_read_that_hangs() -> None:
     clock = FakeClock()
     turns = Turns(clock)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -42,9 +43,7 @@ def make() -> Iterator[Callable[..., Any]]:
     yield make
     for pipeline in made:
         pipeline.close()
-    # multiprocessing's helper processes, which spawn and forkserver start once, may stay.
-    left = {pid for pid in children() - before if not _is_helper(pid)}
-    assert left == set()
+    assert children() - before - _helpers() == set()
 
 
 @pytest.fixture
@@ -54,6 +53,7 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
     gate.close()
 
 
-def _is_helper(pid: str) -> bool:
-    command = Path(f"/proc/{pid}/cmdline").read_text()
-    return "resource_tracker" in command or "forkserver" in command
+def _helpers() -> set[str]:
+    """Return the pids of multiprocessing's own processes, which start once and may stay."""
+    tracker, server = resource_tracker._resource_tracker, forkserver._forkserver
+    return {str(tracker._pid), str(server._forkserver_pid)}

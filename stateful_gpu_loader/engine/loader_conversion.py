@@ -113,10 +113,10 @@ def _order_of(loader: DataLoader[Any], changes: Mapping[str, Any]) -> dict[str, 
     if batches is not None and (loader.batch_size is None or type(batches) is not BatchSampler):
         return {"batch_sampler": batches}
     order: dict[str, Any] = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    return order if changes.keys() & {"shuffle", "sampler"} else order | _sampler_of(loader)
+    return order if changes.keys() & {"shuffle", "sampler"} else order | sampler_of(loader)
 
 
-def _sampler_of(loader: DataLoader[Any]) -> dict[str, Any]:
+def sampler_of(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return the sampler; a plain one of torch over the whole dataset becomes ``shuffle``."""
     sampler: Any = loader.sampler
     if _own(loader, "shuffle"):

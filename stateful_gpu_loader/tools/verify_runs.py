@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, SequentialSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from stateful_gpu_loader.engine.loader_conversion import sampler_of
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.loader import StatefulGPULoader
 from stateful_gpu_loader.records import Request
@@ -200,7 +201,4 @@ def _arguments_of(loader: Any, kind: Any) -> dict[str, Any]:
         if not (loader.shuffle or type(sampler) is SequentialSampler):
             arguments |= {"sampler": sampler, "shuffle": None}
         return arguments
-    is_plain = isinstance(sampler, RandomSampler) and not sampler.replacement
-    if is_plain and sampler._num_samples is None:
-        return arguments | {"shuffle": True}
-    return arguments | ({} if isinstance(sampler, SequentialSampler) else {"sampler": sampler})
+    return arguments | sampler_of(loader)

@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,22 @@ import pytest
 import torch
 import torchdata.nodes
 import webdataset
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchvision import transforms
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
 
 from stateful_gpu_loader import FolderSource, StatefulGPULoader, TarShards, verify_resume
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.tools.verify_report import Check, Report, ResumeDiffers, VerifyError
+from stateful_gpu_loader.tools.verify_runs import fresh
 from tests.datasets.tar.tar_files import sample_entries, write_photo_tars, write_tar
 from tests.images import write_photo_folder
 from tests.map_datasets import Indices
@@ -408,6 +418,41 @@ def test_a_plain_loader_is_converted_and_that_is_said() -> None:
     assert report
     assert "a DataLoader has no state" in report.notes[0]
     assert report.loader.startswith("StatefulGPULoader of Applied")
+
+
+def plain_pictures(root: Path, **arguments: Any) -> DataLoader[Any]:
+    steps = v2.Compose([v2.RandomResizedCrop(16), v2.RandomHorizontalFlip(), v2.ToImage()])
+    return DataLoader(ImageFolder(str(root), steps), 2, shuffle=True, **arguments)
+
+
+def converted_pictures(root: Path) -> StatefulGPULoader[Any]:
+    return StatefulGPULoader.from_dataloader(plain_pictures(root, num_workers=1))
+
+
+@pytest.mark.parametrize(
+    ("make", "loader"),
+    [
+        (converted_pictures, "StatefulGPULoader of FolderSource, 1 threads"),
+        (plain_pictures, "StatefulGPULoader of ImageFolder, inline"),
+    ],
+    ids=["converted", "given"],
+)
+def test_a_loader_of_files_is_verified_as_it_is_given_and_converted(
+    make: Callable[[Path], Any], loader: str, tmp_path: Path
+) -> None:
+    write_photo_folder(tmp_path, num_classes=2, per_class=4)
+    report = verify_resume(partial(make, tmp_path), batches=6)
+    assert report.check() is report
+    assert report.loader == loader
+    assert len(report.notes) == (make is plain_pictures)
+    assert outcomes(report)["a new Python process, batch 3"] == "exact"
+    assert outcomes(report)["2 processes, batch 3"] == "exact"
+
+
+@pytest.mark.parametrize("sampler", [SequentialSampler(range(5)), RandomSampler(range(5))])
+def test_a_sampler_of_a_part_of_the_dataset_is_kept(sampler: Any) -> None:
+    loader = fresh(lambda: DataLoader(Indices(9), batch_size=2, sampler=sampler))
+    assert sorted(int(index) for batch in loader for index in batch) == [0, 1, 2, 3, 4]
 
 
 def test_a_stateful_data_loader_is_verified_as_it_is() -> None:

@@ -26,7 +26,14 @@ from stateful_gpu_loader.datasets.record_store import (
     RecordStore,
     target_in,
 )
-from stateful_gpu_loader.datasets.source import OwnImage, Size, Source, image_header, reads_as
+from stateful_gpu_loader.datasets.source import (
+    OwnImage,
+    Size,
+    Source,
+    from_the_start,
+    image_header,
+    reads_as,
+)
 from stateful_gpu_loader.datasets.storage.kept_files import (
     KeptFile,
     Owners,
@@ -249,7 +256,7 @@ class PreparedSource(Source):
         if self.has_spatial_targets:
             header = probe(data)
             size = header.height, header.width
-            target = self.move_target(int(index) % len(self), target, at_rest(1)[0], size)
+            target = self.move_target(from_the_start(index, self), target, at_rest(1)[0], size)
         return data, target
 
     def _name(self, index: int) -> str:

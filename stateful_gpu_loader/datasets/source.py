@@ -150,14 +150,23 @@ class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
         Raises:
             IndexError: the index is outside ``[-len(self), len(self))``.
         """
-        number, length = operator.index(index), len(self)
-        if not -length <= number < length:
-            raise IndexError(
-                f"index {number} is out of range for {type(self).__name__} with {length} samples. "
-                f"Remedy: use -{length} <= index < {length}"
-            )
-        sample = self.read(number % length)
+        sample = self.read(from_the_start(index, self))
         return sample.data, sample.target
+
+
+def from_the_start(index: SupportsIndex, source: Source) -> int:
+    """Return an index in ``range(len(source))``; a negative one counts from the end.
+
+    Raises:
+        IndexError: the index is outside ``[-len(source), len(source))``.
+    """
+    number, length = operator.index(index), len(source)
+    if not -length <= number < length:
+        raise IndexError(
+            f"index {number} is out of range for {type(source).__name__} with {length} samples. "
+            f"Remedy: use -{length} <= index < {length}"
+        )
+    return number % length
 
 
 @dataclass(frozen=True, slots=True)

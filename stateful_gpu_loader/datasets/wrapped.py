@@ -91,10 +91,14 @@ class SubsetSource(_View):
 
     def __init__(self, source: Source, indices: Sequence[int]) -> None:
         super().__init__([source])
-        given = np.asarray(indices, dtype=np.int64)
-        self._indices = _from_the_start(
-            given, f"of a Subset of {type(source).__name__}", len(source)
-        )
+        given, length = np.asarray(indices, dtype=np.int64), len(source)
+        outside = given[(given < -length) | (given >= length)]
+        if len(outside):
+            raise IndexError(
+                f"index {outside[0]} of a Subset of {type(source).__name__} is out of range for "
+                f"{length} samples. Remedy: use -{length} <= index < {length}"
+            )
+        self._indices = np.where(given < 0, given + length, given)
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -153,7 +157,6 @@ class ConcatSource(_View):
         self, indices: npt.NDArray[np.int64]
     ) -> Iterator[tuple[Source, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         """Yield each source, the places of its samples in ``indices``, and their indices in it."""
-        indices = _from_the_start(indices, "of a ConcatDataset", len(self))
         starts = np.array([0, *self._ends], dtype=np.int64)
         numbers = np.searchsorted(starts, indices, side="right") - 1
         for number, source in enumerate(self._sources):
@@ -164,24 +167,5 @@ class ConcatSource(_View):
         return " + ".join(f"({source.fingerprint()})" for source in self._sources)
 
     def _part(self, index: int) -> tuple[Source, int]:
-        if not 0 <= index < len(self):
-            index = int(_from_the_start(np.array([index]), "of a ConcatDataset", len(self))[0])
         number = bisect.bisect_right(self._ends, index)
         return self._sources[number], index - (self._ends[number - 1] if number else 0)
-
-
-def _from_the_start(
-    indices: npt.NDArray[np.int64], whose: str, length: int
-) -> npt.NDArray[np.int64]:
-    """Return indices of which the negative ones, which count from the end, are replaced.
-
-    Raises:
-        IndexError: an index is outside ``[-length, length)``.
-    """
-    outside = indices[(indices < -length) | (indices >= length)]
-    if len(outside):
-        raise IndexError(
-            f"index {outside[0]} {whose} is out of range for {length} samples. Remedy: use "
-            f"-{length} <= index < {length}"
-        )
-    return np.where(indices < 0, indices + length, indices)

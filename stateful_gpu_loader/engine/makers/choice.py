@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from torch.utils.data import default_collate
 
-from stateful_gpu_loader.datasets.source import Source
+from stateful_gpu_loader.datasets.source import Source, from_the_start
 from stateful_gpu_loader.decoders import BatchDecoder, Decoder
 from stateful_gpu_loader.engine.device.images import DeviceImages, ReadyDeviceImages
 from stateful_gpu_loader.engine.device.moving import move_tensors
@@ -34,6 +34,7 @@ from stateful_gpu_loader.engine.readers.calls import CallReader
 from stateful_gpu_loader.engine.readers.reading import ReadySamples
 from stateful_gpu_loader.engine.readers.sharded import ShardedReader
 from stateful_gpu_loader.errors import LoaderError
+from stateful_gpu_loader.records import Request
 from stateful_gpu_loader.state.bad_samples import FoundBad
 from stateful_gpu_loader.state.schema import Stateful
 from stateful_gpu_loader.transforms import Compose
@@ -91,11 +92,36 @@ def _maker_of(plan: Plan, policy: BadSamplePolicy, map_maker: Callable[[Any], Ma
         )
         return ReadyBatches(reader, map_maker(ReadySamples()), policy)
     maker = map_maker(config.dataset)
+    if plan.source is not None and plan.order is None:
+        maker = FromTheStart(plan.source, maker)
     if plan.source is not None and plan.source.is_remote:
         maker = ReadsAhead(plan.source, maker, order=plan.order, num_workers=config.num_workers)
     if plan.has_worker_states:
         return DatasetStateMaker(config.dataset, maker)
     return maker
+
+
+class FromTheStart:
+    """Replaces the negative indices of a user's sampler, which count from the end of a source.
+
+    The state's digest of the sampler covers its indices as they are. Everything that reads samples,
+    and the record of bad samples, has one index for each sample.
+    """
+
+    def __init__(self, source: Source, maker: Maker) -> None:
+        self._source = source
+        self._maker = maker
+
+    @property
+    def uses_global_generators(self) -> bool:
+        return self._maker.uses_global_generators
+
+    def __call__(self, request: Request, check: Callable[[], None]) -> Any:
+        indices = [
+            from_the_start(index, self._source) if hasattr(index, "__index__") else index
+            for index in request.index_list()
+        ]
+        return self._maker(request._replace(indices=indices), check)
 
 
 def _map_maker(

@@ -237,7 +237,8 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         """Return an equal loader on the fast path, where images are decoded and augmented here.
 
         The dataset becomes a Source: torchvision's ImageFolder and other datasets of image files,
-        CIFAR, STL10, SVHN, a TensorDataset of uint8 images, and a Subset or ConcatDataset of these.
+        timm's ImageDataset over a folder, CIFAR, STL10, SVHN, a TensorDataset of uint8 images, and
+        a Subset or ConcatDataset of these.
         Its ``transform`` becomes recipes of the same distributions
         (:func:`stateful_gpu_loader.transforms.from_torchvision`). Samplers, ``collate_fn`` and the
         other arguments are carried over. Shuffled orders and drawn numbers are those of this

@@ -1,4 +1,4 @@
-"""FolderSource: image files from class folders, a file list, paths or a torchvision dataset.
+"""FolderSource: image files from class folders, a file list, paths, torchvision or timm.
 
 Class folders have the order of torchvision.datasets.ImageFolder. The text file is the file_list of
 DALI and Caffe.
@@ -184,16 +184,18 @@ class FolderSource(Source):
 
     @classmethod
     def from_dataset(cls, dataset: Any, *, sizes_in_fingerprint: bool = False) -> FolderSource:
-        """Return a source of the files and classes of a torchvision dataset, in its order.
+        """Return a source of the files and classes of a torchvision or timm dataset, in its order.
 
-        The dataset is an ImageFolder, ImageNet, DatasetFolder, Country211, EuroSAT,
+        torchvision's dataset is an ImageFolder, ImageNet, DatasetFolder, Country211, EuroSAT,
         CLEVRClassification, DTD, FGVCAircraft, Flowers102, Food101, GTSRB, Imagenette, LFWPeople,
-        OxfordIIITPet, Places365, RenderedSST2, StanfordCars or SUN397; or a Subset of one of them,
-        as ``random_split`` returns. It must open files with torchvision's default loader, and a
+        OxfordIIITPet, Places365, RenderedSST2, StanfordCars or SUN397. timm's dataset is an
+        ImageDataset over a folder. A Subset of one of them is taken too, as ``random_split``
+        returns. Files must be opened by torchvision's default loader, or as RGB images by timm. A
         subclass must not replace ``__getitem__``.
 
         Only files and targets are used. Pass the dataset's ``transform`` to the loader, as recipes.
-        The decoders apply the EXIF orientation; torchvision's default loader does not.
+        The decoders apply the EXIF orientation; the loaders of torchvision and timm do not. timm
+        gives the next image for one that Pillow cannot read; see ``on_bad_sample`` of the loader.
 
         Args:
             dataset: the dataset. Its ``target_transform`` is None.

@@ -1,4 +1,4 @@
-"""Files and targets of torchvision's datasets that list image files."""
+"""Files and targets of torchvision's and timm's datasets that list image files."""
 
 from __future__ import annotations
 
@@ -55,6 +55,27 @@ def _pets(dataset: Any) -> _Pairs:
     return dataset._images, lists[kinds[0]]
 
 
+def _timms(dataset: Any) -> _Pairs:
+    reader = dataset.reader
+    if known_class(reader, ("ReaderImageFolder",)) is None:
+        raise TypeError(
+            f"timm's ImageDataset has a {type(reader).__name__}, which is no list of image files. "
+            "Remedy: a Source of the same data, such as HuggingFaceSource or TarSource"
+        )
+    for name, plain in (
+        ("input_img_mode", "RGB"),
+        ("load_bytes", False),
+        ("additional_features", None),
+    ):
+        value = getattr(dataset, name)
+        if value != plain:
+            raise ValueError(
+                f"timm's ImageDataset has {name}={value!r}, and its samples are no RGB images with "
+                f"classes. Remedy: {name}={plain!r}"
+            )
+    return _pairs_of("samples")(reader)
+
+
 _LISTS: dict[str, Callable[[Any], _Pairs]] = {
     "CLEVRClassification": _lists_of("_image_files", "_labels"),
     "DTD": _lists_of("_image_files", "_labels"),
@@ -64,6 +85,7 @@ _LISTS: dict[str, Callable[[Any], _Pairs]] = {
     "Flowers102": _lists_of("_image_files", "_labels"),
     "Food101": _lists_of("_image_files", "_labels"),
     "GTSRB": _pairs_of("_samples"),
+    "ImageDataset": _timms,
     "Imagenette": _pairs_of("_samples"),
     "LFWPeople": _lists_of("data", "targets"),
     "OxfordIIITPet": _pets,
@@ -72,8 +94,10 @@ _LISTS: dict[str, Callable[[Any], _Pairs]] = {
     "StanfordCars": _pairs_of("_samples"),
     "SUN397": _lists_of("_image_files", "_labels"),
 }
-"""Reader of the files and targets of each class of torchvision.datasets. ImageFolder, ImageNet and
-Country211 are DatasetFolders."""
+"""Reader of the files and targets of timm's ImageDataset, and of classes of torchvision.datasets.
+ImageFolder, ImageNet and Country211 are DatasetFolders."""
+
+_PACKAGES = ("torchvision.datasets.", "timm.data.")
 
 _READ_BY = ("__getitem__", "__getitems__", "__len__")
 """Methods that a subclass may not replace."""
@@ -83,7 +107,7 @@ _UNREADABLE = (".bmp", ".gif", ".pgm", ".tif", ".tiff")
 
 
 def files_of(dataset: Any) -> ListedFiles:
-    """Return the files and targets of a torchvision dataset, or of a Subset of it.
+    """Return the files and targets of a dataset of torchvision or timm, or of a Subset of it.
 
     Raises:
         TypeError: the dataset is not a list of image files that Pillow opens as RGB.
@@ -114,9 +138,10 @@ def files_of(dataset: Any) -> ListedFiles:
             f"{type(dataset).__name__} has no targets in this split. Remedy: "
             "FolderSource.from_paths(paths)"
         )
-    root = os.fspath(dataset.root)
+    lists = dataset.reader if name == "ImageDataset" else dataset
+    root = os.fspath(lists.root)
     above = os.path.join(root, "")
-    classes, numbers = _classes_of(dataset)
+    classes, numbers = _classes_of(lists)
     return ListedFiles(
         root=os.path.abspath(root),
         paths=[
@@ -129,8 +154,8 @@ def files_of(dataset: Any) -> ListedFiles:
     )
 
 
-def torchvision_class(dataset: Any, among: Collection[str]) -> str | None:
-    """Return the class of torchvision that decides what a dataset's samples are.
+def known_class(dataset: Any, among: Collection[str]) -> str | None:
+    """Return the class of torchvision or timm that decides what a dataset's samples are.
 
     Args:
         among: names of the classes to choose from.
@@ -140,7 +165,7 @@ def torchvision_class(dataset: Any, among: Collection[str]) -> str | None:
     """
     kind = type(dataset)
     for cls in kind.__mro__:
-        is_known = cls.__module__.startswith("torchvision.datasets.") and cls.__name__ in among
+        is_known = cls.__module__.startswith(_PACKAGES) and cls.__name__ in among
         if is_known and all(
             getattr(cls, name, None) is getattr(kind, name, None) for name in _READ_BY
         ):
@@ -154,7 +179,7 @@ def _listed_class(dataset: Any) -> str:
     Raises:
         TypeError: it has none.
     """
-    name, kind = torchvision_class(dataset, _LISTS), type(dataset)
+    name, kind = known_class(dataset, _LISTS), type(dataset)
     if name is not None:
         return name
     described = f"{kind.__module__}.{kind.__qualname__}"
@@ -163,8 +188,9 @@ def _listed_class(dataset: Any) -> str:
     else:
         remedy = "FolderSource.from_paths(paths, labels), or a Source of its own"
     raise TypeError(
-        f"{described} is not a supported list of image files. Supported are torchvision's "
-        f"{', '.join(sorted(_LISTS))} and subclasses with the same __getitem__. Remedy: {remedy}"
+        f"{described} is not a supported list of image files. Supported are timm's ImageDataset, "
+        f"torchvision's {', '.join(sorted(_LISTS.keys() - {'ImageDataset'}))}, and subclasses with "
+        f"the same __getitem__. Remedy: {remedy}"
     )
 
 
@@ -198,7 +224,10 @@ def _moves_targets(dataset: Any) -> bool:
 
 
 def _classes_of(dataset: Any) -> tuple[list[str], dict[str, int]]:
-    """Return the names and numbers of the classes; for ImageNet the names are its folders'."""
+    """Return the names and numbers of the classes; for ImageNet the names are its folders'.
+
+    timm and LFWPeople keep only a number for each name.
+    """
     fields = [("wnids", "wnid_to_idx"), ("classes", "class_to_idx")]
     if getattr(dataset, "_target_types", None) == ["binary-category"]:
         fields = [("bin_classes", "bin_class_to_idx")]
@@ -207,4 +236,7 @@ def _classes_of(dataset: Any) -> tuple[list[str], dict[str, int]]:
         if found is not None and all(isinstance(each, str) for each in found):
             counted = {name: number for number, name in enumerate(found)}
             return list(found), dict(getattr(dataset, numbers, counted))
-    return [], {}
+    numbered = getattr(dataset, "class_to_idx", {})
+    in_order = sorted(numbered, key=numbered.__getitem__)
+    is_whole = [numbered[name] for name in in_order] == list(range(len(in_order)))
+    return in_order if is_whole else [], dict(numbered)

@@ -1,4 +1,4 @@
-"""Arguments of a loader on the fast path that equals a DataLoader over torchvision's datasets."""
+"""Arguments of a loader on the fast path that equals a DataLoader over known datasets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 from stateful_gpu_loader.datasets import ArraySource, FolderSource, as_source
-from stateful_gpu_loader.datasets.torchvision_files import torchvision_class
+from stateful_gpu_loader.datasets.torchvision_files import known_class
 from stateful_gpu_loader.engine.config import ARGUMENTS
 from stateful_gpu_loader.errors import RefusedPart, UnsupportedLoader, UnsupportedTransform
 from stateful_gpu_loader.transforms import Compose
@@ -174,7 +174,7 @@ def _source_of(dataset: Any, place: str) -> tuple[Any, list[tuple[str, Any]]]:
         ]
     if type(dataset) is TensorDataset:
         return _tensors(dataset, place), []
-    name = torchvision_class(dataset, _ARRAYS)
+    name = known_class(dataset, _ARRAYS)
     if name is not None:
         targets = getattr(dataset, _ARRAYS[name])
         _check_targets(dataset, targets, place)

@@ -242,8 +242,9 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         Its ``transform`` becomes recipes of the same distributions
         (:func:`stateful_gpu_loader.transforms.from_torchvision`). Samplers, ``collate_fn`` and the
         other arguments are carried over. Shuffled orders and drawn numbers are those of this
-        class, and the pixels those of its decoder. One line of the log, at INFO, names the
-        converted dataset and transform.
+        class, and the pixels those of its decoder. Classes in single samples are ints, for
+        ``batch_size=None`` and a ``collate_fn``, also where the dataset has tensors or NumPy
+        numbers. One line of the log, at INFO, names the converted dataset and transform.
 
         Args:
             loader: a DataLoader or a StatefulDataLoader. It stays as it is.

@@ -202,7 +202,7 @@ def test_changes_replace_what_would_be_carried_over(root: Path) -> None:
 
 
 def test_a_replaced_dataset_leaves_its_transform(root: Path) -> None:
-    """A dataset of timm passes its files alone, and keeps its transform."""
+    """A dataset whose files are known otherwise keeps its transform."""
     theirs = DataLoader(Own(str(root), TRAINING), 4, shuffle=True)
     source = FolderSource(root)
     made = convert(theirs, dataset=source, seed=1)
@@ -257,6 +257,18 @@ def test_samples_that_are_not_collated_stay_a_list() -> None:
     theirs = DataLoader(tensors(), 4, collate_fn=default_convert)
     assert convert(theirs).collate_fn is default_convert
     assert same([x for x, _ in next(iter(convert(theirs)))], [x for x, _ in next(iter(theirs))])
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_class_in_a_single_sample_is_an_int(name: str, root: Path) -> None:
+    """As in torchvision's datasets; a TensorDataset and an array give 0-d tensors."""
+    theirs = DataLoader(DATASETS[name](root), batch_size=None)
+    (_, expected), (_, found) = next(iter(theirs)), next(iter(convert(theirs)))
+    assert same(torch.as_tensor(found), torch.as_tensor(expected))
+    is_row = name == "CIFAR10 with rows"
+    assert type(found) is (torch.Tensor if is_row else int)
+    if name not in ("CIFAR10 with an array", "TensorDataset"):
+        assert type(expected) is type(found)
 
 
 class Numbers(IterableDataset[int]):

@@ -343,7 +343,7 @@ class WithProbability(Recipe):
     num_draws = 1
     number_names = ("acts",)
 
-    def __init__(self, p: float) -> None:
+    def __init__(self, p: float = 0.5) -> None:
         self.p = as_probability(p)
 
     def draw(self, uniforms: FloatArray, sizes: IndexArray) -> Draw:

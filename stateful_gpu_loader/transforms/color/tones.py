@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -41,9 +42,6 @@ class RandomInvert(WithProbability):
     >>> RandomInvert().apply(torch.tensor([[[0, 200]]], dtype=torch.uint8), [1])
     tensor([[[255,  55]]], dtype=torch.uint8)
     """
-
-    def __init__(self, p: float = 0.5) -> None:
-        super().__init__(p)
 
     motion = in_place
 
@@ -133,8 +131,9 @@ class _OfBatches(WithProbability):
             return self._change(images.contiguous().unsqueeze(0)).squeeze(0)
         return self._change(images.contiguous())
 
+    @abstractmethod
     def _change(self, images: Tensor) -> Tensor:
-        raise NotImplementedError
+        """Change images [n, C, H, W], without changing their size."""
 
 
 class RandomAutocontrast(_OfBatches):
@@ -151,9 +150,6 @@ class RandomAutocontrast(_OfBatches):
     >>> RandomAutocontrast().apply(torch.tensor([[[100, 111]]], dtype=torch.uint8), [1])
     tensor([[[  0, 255]]], dtype=torch.uint8)
     """
-
-    def __init__(self, p: float = 0.5) -> None:
-        super().__init__(p)
 
     def _change(self, images: Tensor) -> Tensor:
         return autocontrast(images)
@@ -174,9 +170,6 @@ class RandomEqualize(_OfBatches):
     >>> RandomEqualize().apply(image, [1]).unique()
     tensor([  0, 255], dtype=torch.uint8)
     """
-
-    def __init__(self, p: float = 0.5) -> None:
-        super().__init__(p)
 
     def _change(self, images: Tensor) -> Tensor:
         return equalize(images)

@@ -19,9 +19,6 @@ class _Flip(WithProbability):
 
     _axis: int
 
-    def __init__(self, p: float = 0.5) -> None:
-        super().__init__(p)
-
     def _act(self, images: Tensor) -> Tensor:
         return images.flip(self._axis - 2)
 

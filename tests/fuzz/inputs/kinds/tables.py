@@ -101,7 +101,7 @@ class Lmdbs(Kind):
 
 def _lmdb(path: Path, records: list[bytes]) -> bytes:
     write_lmdb(path, records, subdir=False)
-    return path.read_bytes().rstrip(b"\0") if False else path.read_bytes()
+    return path.read_bytes()
 
 
 KINDS = (ParquetFiles, Lmdbs)

@@ -124,7 +124,7 @@ def files_of(dataset: Any) -> ListedFiles:
         )
     name = _listed_class(dataset)
     _check_loader(dataset, name)
-    if getattr(dataset, "target_transform", None) is not None or _moves_targets(dataset):
+    if makes_targets(dataset):
         raise ValueError(
             f"{type(dataset).__name__} has a transform of its targets, which is not called here. "
             "Remedy: apply it once to every target, and pass files and targets to "
@@ -173,6 +173,13 @@ def known_class(dataset: Any, among: Collection[str]) -> str | None:
     return None
 
 
+def makes_targets(dataset: Any) -> bool:
+    """Return whether a function makes the targets: a transform of targets, or a joint one."""
+    transforms = getattr(dataset, "transforms", None)
+    is_joint = transforms is not None and type(transforms).__name__ != "StandardTransform"
+    return is_joint or getattr(dataset, "target_transform", None) is not None
+
+
 def _listed_class(dataset: Any) -> str:
     """Return the name of the dataset's class in :data:`_LISTS`.
 
@@ -215,12 +222,6 @@ def _check_endings(dataset: Any, paths: Sequence[str]) -> None:
             f"format that the decoders do not read, such as {unreadable[0]!r}. Remedy: convert "
             "them to PNG, or leave them out of the dataset"
         )
-
-
-def _moves_targets(dataset: Any) -> bool:
-    """Return whether a joint transform of image and target makes the target."""
-    transforms = getattr(dataset, "transforms", None)
-    return transforms is not None and type(transforms).__name__ != "StandardTransform"
 
 
 def _classes_of(dataset: Any) -> tuple[list[str], dict[str, int]]:

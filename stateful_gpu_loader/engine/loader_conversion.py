@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 from stateful_gpu_loader.datasets import ArraySource, FolderSource, as_source
-from stateful_gpu_loader.datasets.torchvision_files import known_class
+from stateful_gpu_loader.datasets.torchvision_files import known_class, makes_targets
 from stateful_gpu_loader.engine.config import ARGUMENTS
 from stateful_gpu_loader.errors import RefusedPart, UnsupportedLoader, UnsupportedTransform
 from stateful_gpu_loader.transforms import Compose
@@ -196,11 +196,8 @@ def _source_of(dataset: Any, place: str) -> tuple[Any, list[tuple[str, Any]]]:
 
 
 def _check_targets(dataset: Any, targets: Any, place: str) -> None:
-    if dataset.target_transform is not None:
-        raise _refusal(place, dataset, "it has a target_transform, which is code")
-    transforms = getattr(dataset, "transforms", None)
-    if transforms is not None and type(transforms).__name__ != "StandardTransform":
-        raise _refusal(place, dataset, "a function of image and target makes its samples")
+    if makes_targets(dataset):
+        raise _refusal(place, dataset, "a function makes its targets")
     if targets is None:
         raise _refusal(place, dataset, "its images have no targets")
     # CIFAR gives its targets as they are, and the others give an int.

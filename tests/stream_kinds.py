@@ -391,6 +391,7 @@ CONVERTED = list(
         [
             v2.RandomChoice([v2.RandomResizedCrop(24), v2.RandomResizedCrop(24, (0.5, 1.0))]),
             v2.RandomApply([v2.ColorJitter(0.4), v2.GaussianBlur(3)], p=0.5),
+            v2.RandomOrder([v2.RandomRotation(9), v2.RandomHorizontalFlip()]),
             v2.AugMix(),
             v2.ToImage(),
             v2.ToDtype(torch.float32, scale=True),

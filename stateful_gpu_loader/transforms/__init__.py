@@ -8,7 +8,7 @@ without images import this package too.
 """
 
 from stateful_gpu_loader.transforms.auto_augment import AugMix, AutoAugment
-from stateful_gpu_loader.transforms.choices import RandomApply, RandomChoice
+from stateful_gpu_loader.transforms.choices import RandomApply, RandomChoice, RandomOrder
 from stateful_gpu_loader.transforms.color.blur import GaussianBlur
 from stateful_gpu_loader.transforms.color.erasing import RandomErasing
 from stateful_gpu_loader.transforms.color.jitter import ColorJitter, RandomGrayscale
@@ -69,6 +69,7 @@ __all__ = [
     "RandomGrayscale",
     "RandomHorizontalFlip",
     "RandomInvert",
+    "RandomOrder",
     "RandomPerspective",
     "RandomPhotometricDistort",
     "RandomPosterize",

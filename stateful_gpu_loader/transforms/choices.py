@@ -1,8 +1,9 @@
-"""RandomApply and RandomChoice: recipes that randomly choose which other recipes to apply."""
+"""RandomApply, RandomChoice and RandomOrder: recipes that apply other recipes."""
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -92,69 +93,119 @@ class _Part:
         return moved
 
 
-class _OneOfSeveral(Recipe):
-    """Base of recipes that choose one of several parts for each image.
+class _OfParts(Recipe):
+    """Base of recipes that apply some of several parts, or all of them in some order.
 
-    Numbers: the chosen part, counted from 0; then the numbers of all parts, 0 for parts that are
-    not chosen. Names of recipe i's numbers end with ``_i``, counted from 1; ``height_before_i``
-    and ``width_before_i`` are the size of its input.
+    Numbers: the recipe's own, then the numbers of all parts, 0 for parts that do not act. Names of
+    recipe i's numbers end with ``_i``, counted from 1; ``height_before_i`` and ``width_before_i``
+    are the size of its input.
     """
 
-    _name: str
-    """Name of the first number."""
+    def _divide(
+        self, parts: Sequence[Sequence[Recipe | Compose]], *, names: Sequence[str], num_draws: int
+    ) -> None:
+        """Set the parts.
 
-    def _divide(self, *parts: Sequence[Recipe | Compose]) -> None:
+        Args:
+            names: names of the recipe's own numbers.
+            num_draws: number of the recipe's own uniforms.
+        """
         self._parts: list[_Part] = []
         self._columns: list[slice] = []
-        place = column = 1
+        self._uniforms: list[slice] = []
+        place, column = 1, len(names)
         for steps in parts:
             part = _Part(type(self).__name__, steps, place)
             self._parts.append(part)
             self._columns.append(slice(column, column + part.num_numbers))
+            self._uniforms.append(slice(num_draws, num_draws + part.num_draws))
             place, column = place + len(part.recipes), column + part.num_numbers
-        self.num_draws = 1 + sum(part.num_draws for part in self._parts)
-        names = [name for part in self._parts for name in part.number_names]
-        self.number_names = (self._name, *names) if len(names) == column - 1 else ()
+            num_draws += part.num_draws
+        self.num_draws = num_draws
+        of_parts = [name for part in self._parts for name in part.number_names]
+        all_names = (*names, *of_parts)
+        self.number_names = all_names if len(all_names) == column else ()
 
-    def _chosen(self, uniforms: FloatArray) -> IndexArray:
-        """Return the chosen part for each image, int64 [n], from uniforms [n]."""
-        raise NotImplementedError
-
-    def draw(self, uniforms: FloatArray, sizes: IndexArray) -> Draw:
-        chosen = self._chosen(uniforms[:, 0])
+    def _no_numbers(self, n: int) -> IndexArray | FloatArray:
         dtype = np.result_type(*(part.dtype for part in self._parts))
-        numbers = np.zeros((len(sizes), self._columns[-1].stop), dtype=dtype)
-        numbers[:, 0] = chosen
-        after, start = sizes.copy(), 1
+        return np.zeros((n, self._columns[-1].stop), dtype=dtype)
+
+    def _draw_chosen(
+        self,
+        chosen: IndexArray,
+        uniforms: FloatArray,
+        sizes: IndexArray,
+        numbers: IndexArray | FloatArray,
+    ) -> IndexArray:
+        """Draw for one part of each image, into ``numbers``; return the sizes after it."""
+        after: IndexArray = sizes.copy()
+        for i, part in enumerate(self._parts):
+            rows = np.flatnonzero(chosen == i)
+            drawn = part.draw(uniforms[rows, self._uniforms[i]], sizes[rows])
+            numbers[rows, self._columns[i]], after[rows] = drawn.numbers, drawn.sizes
+        return after
+
+    def _motion_of_chosen(
+        self, chosen: IndexArray | FloatArray, numbers: IndexArray | FloatArray, sizes: IndexArray
+    ) -> FloatArray | None:
+        """Return how one part of each image moves points; see :meth:`Recipe.motion`."""
+        moved = at_rest(len(sizes))
         for i, (part, columns) in enumerate(zip(self._parts, self._columns, strict=True)):
             rows = np.flatnonzero(chosen == i)
-            drawn = part.draw(uniforms[rows, start : start + part.num_draws], sizes[rows])
-            numbers[rows, columns], after[rows] = drawn.numbers, drawn.sizes
-            start += part.num_draws
-        return Draw(numbers, after)
+            motion = part.motion(numbers[rows, columns], sizes[rows])
+            if motion is None:
+                return None
+            moved[rows] = motion
+        return moved
 
-    def _part_of(self, numbers: Sequence[float]) -> list[tuple[Recipe, list[float]]]:
-        """Return the recipes that are applied to an image, each with its numbers."""
-        chosen = int(numbers[0])
-        each = self._parts[chosen].each(np.array(numbers[self._columns[chosen]]))
+    def _steps(self, part: int, numbers: Sequence[float]) -> list[tuple[Recipe, list[float]]]:
+        """Return the recipes of a part, each with its numbers for an image."""
+        each = self._parts[part].each(np.array(numbers[self._columns[part]]))
         return [(recipe, row.tolist()) for recipe, row in each]
 
+    def _apply_parts(
+        self, parts: Sequence[int], images: Tensor, numbers: IndexArray | FloatArray
+    ) -> Tensor:
+        """Apply parts in a row to images, [n, C, H, W], with numbers [n, k]."""
+        for part in parts:
+            for recipe, columns in self._parts[part].each(numbers[:, self._columns[part]]):
+                images = recipe.apply_batch(images, columns)
+        return images
+
+    def immovable(self) -> Recipe | None:
+        recipes = [recipe for part in self._parts for recipe in part.recipes]
+        return next(filter(None, (recipe.immovable() for recipe in recipes)), None)
+
+
+class _OneOfSeveral(_OfParts):
+    """Base of recipes that choose one of several parts for each image.
+
+    Its own number is the chosen part, counted from 0.
+    """
+
+    @abstractmethod
+    def _chosen(self, uniforms: FloatArray) -> IndexArray:
+        """Return the chosen part for each image, int64 [n], from uniforms [n]."""
+
+    def draw(self, uniforms: FloatArray, sizes: IndexArray) -> Draw:
+        numbers, chosen = self._no_numbers(len(sizes)), self._chosen(uniforms[:, 0])
+        numbers[:, 0] = chosen
+        return Draw(numbers, self._draw_chosen(chosen, uniforms, sizes, numbers))
+
     def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
-        for recipe, row in self._part_of(numbers):
+        for recipe, row in self._steps(int(numbers[0]), numbers):
             image = recipe.apply(image, row)
         return image
 
     def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
         def act(part: int, chosen: Tensor, _: Tensor, rows: IndexArray) -> Tensor:
-            for recipe, columns in self._parts[part].each(numbers[rows, self._columns[part]]):
-                chosen = recipe.apply_batch(chosen, columns)
-            return chosen
+            return self._apply_parts([part], chosen, numbers[rows])
 
         operations = {part: partial(act, part) for part in range(len(self._parts))}
         return apply_by_group(images, numbers[:, 0].astype(np.int64), operations)
 
     def cut(self, cut: Cut, numbers: Sequence[float]) -> Cut | None:
-        recipes = self._part_of(numbers)
+        recipes = self._steps(int(numbers[0]), numbers)
         if len(recipes) > 1:
             return None
         for recipe, row in recipes:
@@ -162,23 +213,12 @@ class _OneOfSeveral(Recipe):
         return cut
 
     def apply_to_cut(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
-        for recipe, row in self._part_of(numbers):
+        for recipe, row in self._steps(int(numbers[0]), numbers):
             image = recipe.apply_to_cut(image, row)
         return image
 
-    def immovable(self) -> Recipe | None:
-        recipes = [recipe for part in self._parts for recipe in part.recipes]
-        return next(filter(None, (recipe.immovable() for recipe in recipes)), None)
-
     def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray | None:
-        moved = at_rest(len(sizes))
-        for i, (part, columns) in enumerate(zip(self._parts, self._columns, strict=True)):
-            rows = np.flatnonzero(numbers[:, 0] == i)
-            motion = part.motion(numbers[rows, columns], sizes[rows])
-            if motion is None:
-                return None
-            moved[rows] = motion
-        return moved
+        return self._motion_of_chosen(numbers[:, 0], numbers, sizes)
 
 
 class RandomApply(_OneOfSeveral):
@@ -202,12 +242,10 @@ class RandomApply(_OneOfSeveral):
            [0.  , 0.  ]])
     """
 
-    _name = "acts"
-
     def __init__(self, transforms: Sequence[Recipe | Compose], p: float = 0.5) -> None:
         self.transforms = _checked(transforms).recipes
         self.p = as_probability(p)
-        self._divide((), self.transforms)
+        self._divide([(), self.transforms], names=["acts"], num_draws=1)
 
     def _chosen(self, uniforms: FloatArray) -> IndexArray:
         return (uniforms < self.p).astype(np.int64)
@@ -234,22 +272,97 @@ class RandomChoice(_OneOfSeveral):
            [224, 224]])
     """
 
-    _name = "choice"
-
     def __init__(
         self, transforms: Sequence[Recipe | Compose], p: Sequence[float] | None = None
     ) -> None:
-        _checked(transforms)
-        steps = [Compose([step]) for step in transforms]
-        self.transforms = tuple(s.recipes[0] if len(s.recipes) == 1 else s for s in steps)
-        self.p = _as_weights(p, len(steps))
+        self.transforms = _as_parts(transforms)
+        self.p = _as_weights(p, len(self.transforms))
         self._bounds = np.cumsum(self.p)
-        self._divide(*([step] for step in self.transforms))
+        self._divide([[step] for step in self.transforms], names=["choice"], num_draws=1)
 
     def _chosen(self, uniforms: FloatArray) -> IndexArray:
         chosen = np.searchsorted(self._bounds, uniforms * self._bounds[-1], side="right")
         parts: IndexArray = np.minimum(chosen, len(self._bounds) - 1).astype(np.int64)
         return parts
+
+
+class RandomOrder(_OfParts):
+    """Apply recipes in a random order, as ``torchvision.transforms.v2.RandomOrder``.
+
+    Numbers: ``turn_1`` to ``turn_n`` are the recipes in their order, counted from 0.
+    ``height_before_turn_2`` and ``width_before_turn_2`` are the size before the second turn. Then
+    come the numbers of all recipes. Names end with ``_1`` for the first recipe, ``_2`` for the
+    second.
+
+    Args:
+        transforms: recipes; a Compose keeps its own order. None may change the dtype of images.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid.
+
+    >>> from stateful_gpu_loader.transforms import RandomHorizontalFlip, RandomInvert
+    >>> recipe = RandomOrder([RandomHorizontalFlip(), RandomInvert()])
+    >>> recipe.draw(np.array([[0.7, 0.2, 0.9, 0.1]]), np.array([[375, 500]])).numbers
+    array([[  1,   0, 375, 500,   0,   1]])
+    """
+
+    def __init__(self, transforms: Sequence[Recipe | Compose]) -> None:
+        self.transforms = _as_parts(transforms)
+        n = len(self.transforms)
+        names = [f"turn_{turn}" for turn in range(1, n + 1)]
+        for turn in range(2, n + 1):
+            names += [f"height_before_turn_{turn}", f"width_before_turn_{turn}"]
+        self._divide([[step] for step in self.transforms], names=names, num_draws=n)
+
+    def _sizes_before(self, turn: int) -> slice:
+        """Return the columns of the size before a turn, counted from 0, except the first."""
+        start = len(self._parts) + 2 * (turn - 1)
+        return slice(start, start + 2)
+
+    def draw(self, uniforms: FloatArray, sizes: IndexArray) -> Draw:
+        numbers, n = self._no_numbers(len(sizes)), len(self._parts)
+        orders = np.argsort(uniforms[:, :n], axis=1, kind="stable")
+        numbers[:, :n] = orders
+        for turn in range(n):
+            if turn:
+                numbers[:, self._sizes_before(turn)] = sizes
+            sizes = self._draw_chosen(orders[:, turn], uniforms, sizes, numbers)
+        return Draw(numbers, sizes)
+
+    def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
+        for part in map(int, numbers[: len(self._parts)]):
+            for recipe, row in self._steps(part, numbers):
+                image = recipe.apply(image, row)
+        return image
+
+    def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
+        """Apply with one call per recipe and order, because sizes between recipes may differ."""
+
+        def act(order: list[int], chosen: Tensor, _: Tensor, rows: IndexArray) -> Tensor:
+            return self._apply_parts(order, chosen, numbers[rows])
+
+        drawn = numbers[:, : len(self._parts)].astype(np.int64)
+        orders, groups = np.unique(drawn, axis=0, return_inverse=True)
+        operations = {i: partial(act, order) for i, order in enumerate(orders.tolist())}
+        return apply_by_group(images, groups.reshape(-1), operations)
+
+    def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray | None:
+        moved = at_rest(len(sizes))
+        for turn in range(len(self._parts)):
+            if turn:
+                sizes = numbers[:, self._sizes_before(turn)].astype(np.int64)
+            motion = self._motion_of_chosen(numbers[:, turn], numbers, sizes)
+            if motion is None:
+                return None
+            moved = one_after_the_other(moved, motion)
+        return moved
+
+
+def _as_parts(transforms: Any) -> tuple[Recipe | Compose, ...]:
+    """Return each step as one part: a recipe, or a Compose of any other number of recipes."""
+    _checked(transforms)
+    steps = [Compose([step]) for step in transforms]
+    return tuple(step.recipes[0] if len(step.recipes) == 1 else step for step in steps)
 
 
 def _checked(transforms: Any) -> Compose:

@@ -19,7 +19,7 @@ from torch import nn
 
 from stateful_gpu_loader.errors import RefusedPart, UnsupportedTransform
 from stateful_gpu_loader.transforms.auto_augment import AugMix, AutoAugment
-from stateful_gpu_loader.transforms.choices import RandomApply, RandomChoice
+from stateful_gpu_loader.transforms.choices import RandomApply, RandomChoice, RandomOrder
 from stateful_gpu_loader.transforms.color.blur import GaussianBlur
 from stateful_gpu_loader.transforms.color.erasing import RandomErasing
 from stateful_gpu_loader.transforms.color.jitter import ColorJitter, RandomGrayscale
@@ -163,7 +163,7 @@ class _Conversion:
             return []
 
     def _choosing(self, recipe: Callable[..., Recipe], transform: Any, place: str) -> list[Recipe]:
-        """Convert the parts of RandomApply or RandomChoice, which must keep the image's type."""
+        """Convert the parts of one of :data:`_CHOOSING`, which must keep the image's type."""
         before, refused = (self.kind, self.dtype), len(self.refused)
         parts = []
         for i, part in enumerate(transform.transforms):
@@ -174,7 +174,8 @@ class _Conversion:
                 self.kind, self.dtype = before
         if len(self.refused) > refused or not any(part.recipes for part in parts):
             return []
-        return self._kept(recipe(parts, transform.p))
+        chances = () if recipe is RandomOrder else (transform.p,)
+        return self._kept(recipe(parts, *chances))
 
     def refuse(self, place: str, transform: Any, reason: str) -> None:
         self.refused.append(RefusedPart(place, transform, reason))
@@ -467,6 +468,7 @@ def _as_list(numbers: Any) -> list[Any]:
 _CHOOSING: dict[str | None, Callable[..., Recipe]] = {
     "RandomApply": RandomApply,
     "RandomChoice": RandomChoice,
+    "RandomOrder": RandomOrder,
 }
 
 _EQUAL = (

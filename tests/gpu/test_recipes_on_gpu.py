@@ -57,6 +57,7 @@ CASES = {
     "perspective": Case(recipe=T.RandomPerspective(p=0.8), share=0.01),
     "photometric": Case(recipe=T.RandomPhotometricDistort(), share=0.005),
     "applied": Case(recipe=T.RandomApply([T.ColorJitter(0.4), T.RandomRotation(9)]), share=0.01),
+    "ordered": Case(recipe=T.RandomOrder([T.GaussianBlur(3), T.RandomGrayscale(0.5)]), share=0),
     "chosen": Case(recipe=T.RandomChoice([T.GaussianBlur(3), T.RandomGrayscale(0.5)]), share=0),
     "auto augment": Case(recipe=T.AutoAugment(), share=0.02),
     "augmix": Case(recipe=T.AugMix(), share=0.02),

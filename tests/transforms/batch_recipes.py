@@ -9,6 +9,7 @@ from torch import Tensor
 from stateful_gpu_loader.transforms import (
     CenterCrop,
     ColorJitter,
+    Compose,
     Grayscale,
     Normalize,
     Pad,
@@ -21,6 +22,7 @@ from stateful_gpu_loader.transforms import (
     RandomGrayscale,
     RandomHorizontalFlip,
     RandomInvert,
+    RandomOrder,
     RandomPerspective,
     RandomPhotometricDistort,
     RandomPosterize,
@@ -83,6 +85,9 @@ RECIPES = {
     "zoom out": RandomZoomOut((1, 2, 3), (2, 2), p=1.0),
     "scale": ScaleJitter((64, 64), (0.7, 0.7)),
     "applied": RandomApply([RandomRotation(30), RandomHorizontalFlip()], 0.4),
+    "ordered": RandomOrder(
+        [RandomRotation(30), Compose([GaussianBlur(3), CenterCrop(30)]), RandomInvert()]
+    ),
     "chosen": RandomChoice([RandomRotation(30), RandomAffine(9), GaussianBlur(3)], [1, 2, 1]),
 }
 DTYPES = (torch.uint8, torch.float32, torch.float64, torch.float16, torch.bfloat16)

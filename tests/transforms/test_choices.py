@@ -1,13 +1,15 @@
-"""RandomApply and RandomChoice: which recipes act, on which images, with which draws."""
+"""RandomApply, RandomChoice, RandomOrder: which recipes act, on which images, with which draws."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torchvision.transforms import v2
 
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.randomness.philox import Stream, uniforms
@@ -53,6 +55,79 @@ def test_what_acts_gets_the_numbers_that_it_drew(recipe: Any) -> None:
     assert seen == set(range(len(parts)))
 
 
+ORDERED = T.RandomOrder(
+    [T.RandomCrop(40, 8), T.Compose([T.Resize(50), T.RandomRotation(30)]), T.ColorJitter(0.4)]
+)
+
+
+def test_each_order_is_that_of_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each recipe draws from its own uniforms, for the size that it gets in its turn."""
+    image = decoded("coffee")[:, :60, :90]
+    n = 40
+    given = np.random.default_rng(0).random((n, ORDERED.num_draws))
+    drawn = ORDERED.draw(given, sizes_of([image] * n))
+    starts = (3, 5, 6)  # after three uniforms for the order: a crop draws two, a rotation one
+
+    class Part:
+        """One part in torchvision's RandomOrder."""
+
+        def __init__(self, part: Any, uniforms: Any) -> None:
+            self.part, self.uniforms = T.Compose([part]), uniforms
+
+        def __call__(self, image: Any) -> Any:
+            start = 0
+            for step in self.part.recipes:
+                uniforms = self.uniforms[None, start : start + step.num_draws]
+                image = step.apply(
+                    image, step.draw(uniforms, sizes_of([image])).numbers[0].tolist()
+                )
+                start += step.num_draws
+            return image
+
+    orders = set()
+    for i, numbers in enumerate(drawn.numbers.tolist()):
+        order = [int(part) for part in numbers[:3]]
+        orders.add(tuple(order))
+        parts = zip(ORDERED.transforms, starts, strict=True)
+        theirs = v2.RandomOrder([Part(part, given[i, start:]) for part, start in parts])
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "randperm", lambda n, order=order: torch.tensor(order))
+            expected = theirs(image)
+        assert torch.equal(ORDERED.apply(image, numbers), expected)
+        assert drawn.sizes[i].tolist() == list(expected.shape[1:])
+    assert orders == set(itertools.permutations(range(3)))
+
+
+def test_all_orders_come_equally_often() -> None:
+    rows = rows_for(ORDERED, decoded("coffee"), 3000)
+    _, counts = np.unique([row[:3] for row in rows], axis=0, return_counts=True)
+    assert len(counts) == 6
+    assert stats.chisquare(counts).pvalue > 1e-3
+
+
+def test_boxes_move_in_the_order_that_was_drawn() -> None:
+    recipe = T.RandomOrder(
+        [T.RandomHorizontalFlip(1.0), T.CenterCrop((20, 30)), T.Pad((4, 2, 6, 0))]
+    )
+    sizes = np.array([[50, 80]] * 60)
+    given = np.random.default_rng(1).random((60, recipe.num_draws))
+    drawn = recipe.draw(given, sizes)
+    motion = recipe.motion(drawn.numbers, sizes)
+    assert motion is not None
+    assert set(map(tuple, drawn.sizes.tolist())) == {(20, 30), (22, 40)}
+    for row, moved, after in zip(drawn.numbers.tolist(), motion, drawn.sizes, strict=True):
+        # A single bright pixel, and its centre, go to the same place.
+        image = torch.zeros(1, 50, 80)
+        image[0, 27, 37] = 1.0
+        x, y = moved @ [37.5, 27.5, 1.0]
+        made = recipe.apply(image, row)
+        assert made.shape[1:] == tuple(after)
+        assert made[0, int(y), int(x)] == 1.0
+    unknown = T.RandomOrder([T.RandAugment(), T.CenterCrop(8)])
+    numbers = unknown.draw(np.full((1, unknown.num_draws), 0.9), np.full((1, 2), 99)).numbers
+    assert unknown.motion(numbers, np.full((1, 2), 99)) is None
+
+
 def test_how_often_each_acts() -> None:
     image = decoded("coffee")
     applied = rows_for(T.RandomApply(JITTERS, 0.3), image, 4000)
@@ -77,6 +152,12 @@ GOLDEN_CHOICE = [
     [1, 0, 0, 0, 0, 986, 0, 27, 20],
 ]
 
+GOLDEN_ORDER = [
+    [1, 0, 375, 500, 0, 0, 0, 0, 119, 121, 0],
+    [0, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0],
+    [1, 0, 2000, 20, 0, 0, 0, 0, 643, 5, 0],
+]
+
 
 def test_golden_numbers() -> None:
     """Any change breaks every saved state."""
@@ -87,6 +168,7 @@ def test_golden_numbers() -> None:
             GOLDEN_APPLY,
         ),
         (CROPS, GOLDEN_CHOICE),
+        (T.RandomOrder([T.RandomCrop(1), T.RandomHorizontalFlip()]), GOLDEN_ORDER),
     ):
         drawn = recipe.draw(uniforms(42, 1, positions, Stream.RECIPES, recipe.num_draws), sizes)
         assert drawn.numbers.tolist() == numbers
@@ -94,6 +176,11 @@ def test_golden_numbers() -> None:
 
 def test_names_of_numbers() -> None:
     recipe = T.RandomApply([T.RandomCrop(4), T.RandomRotation(30)])
+    ordered = T.RandomOrder([T.RandomRotation(30), T.RandomHorizontalFlip()])
+    assert ordered.number_names == (
+        *("turn_1", "turn_2", "height_before_turn_2", "width_before_turn_2"),
+        *("angle_1", "acts_2"),
+    )
     assert recipe.number_names == (
         *("acts", "pad_left_1", "pad_top_1", "pad_right_1", "pad_bottom_1", "top_1", "left_1"),
         *("height_before_2", "width_before_2", "angle_2"),
@@ -159,6 +246,8 @@ def test_only_the_part_that_is_needed_is_decoded() -> None:
     [
         (lambda: T.RandomApply([]), ValueError, "no recipe"),
         (lambda: T.RandomApply([len]), TypeError, "not a recipe"),
+        (lambda: T.RandomOrder([]), ValueError, "no recipe"),
+        (lambda: T.RandomOrder([T.Normalize([0], [1])]), ValueError, "change the dtype"),
         (lambda: T.RandomApply([T.Normalize([0], [1])]), ValueError, "changes|change the dtype"),
         (lambda: T.RandomApply([T.CenterCrop(3)], 1.5), ValueError, "p = 1.5"),
         (lambda: T.RandomChoice([T.CenterCrop(3)], [1, 2]), ValueError, "must be 1 numbers"),

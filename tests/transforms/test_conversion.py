@@ -187,6 +187,10 @@ EQUAL: dict[str, tuple[Any, list[T.Recipe]]] = {
                     [v2.Compose([v2.Resize(9), v2.CenterCrop(8)]), v2.Identity()], [3, 1]
                 ),
                 v1.RandomChoice([v1.CenterCrop(8), v1.RandomCrop(8)]),
+                *(
+                    library.RandomOrder([library.RandomInvert(), library.CenterCrop(8)])
+                    for library in (v1, v2)
+                ),
                 v2.RandomApply([v2.ToPureTensor()]),
                 v2.ToImage(),
             ]
@@ -196,6 +200,7 @@ EQUAL: dict[str, tuple[Any, list[T.Recipe]]] = {
             T.RandomApply([T.RandomGrayscale()], 0.3),
             T.RandomChoice([T.Compose([T.Resize(9), T.CenterCrop(8)]), T.Compose([])], [3, 1]),
             T.RandomChoice([T.CenterCrop(8), T.RandomCrop(8)]),
+            *[T.RandomOrder([T.RandomInvert(), T.CenterCrop(8)])] * 2,
         ],
     ),
     "tones": (
@@ -413,6 +418,10 @@ class Wraps(nn.Module):
         (
             v2.RandomApply([v2.ToImage(), v2.FiveCrop(8)]),
             [f"transform.transforms[{i}]" for i in (0, 1)],
+        ),
+        (
+            v2.RandomOrder([v2.RandomInvert(), v2.ToImage(), len]),
+            [f"transform.transforms[{i}]" for i in (1, 2)],
         ),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, list) else "",

@@ -58,6 +58,7 @@ RECIPES = [
     T.Pad((1, 2, 3, 4)),
     T.RandomApply([T.ColorJitter(0.4), T.RandomRotation(9)], p=0.7),
     T.RandomChoice([T.GaussianBlur(3), T.RandomHorizontalFlip(), T.RandomCrop(9, 8)], p=[2, 1, 1]),
+    T.RandomOrder([T.ColorJitter(0.4), T.RandomRotation(9), T.RandomCrop(9, 8)]),
 ]
 
 

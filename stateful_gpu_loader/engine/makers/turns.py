@@ -8,6 +8,7 @@ machine with an H100 and 16 cores, one thread reads 13,000 images a second, and 
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,9 +20,12 @@ from stateful_gpu_loader.state.forks import fork_safe
 _QUICK = 200e-6
 """Most seconds an image of quick reading. Side by side, threads are hardly faster than this."""
 _JUDGED = 0.25
-"""Seconds in turns after which the reading is judged. Waiting threads look as rarely."""
-_SIDE_BY_SIDE = 256
-"""Number of requests that are read side by side after slow reading, before the next turns."""
+"""Seconds in turns after which the reading is judged."""
+_BESIDE = 80
+"""Length of the reading side by side, as a multiple of the time after which a turn is slow.
+
+The ratio bounds what turns cost on storage that is always slow.
+"""
 
 
 class Turns:
@@ -39,12 +43,12 @@ class Turns:
         self._clock = clock
         # An exception of a signal handler may leave it locked; that thread can still take it.
         self._lock = fork_safe(threading.RLock())
-        self._left = 0
-        """Number of requests still to be read without a turn; threads may miscount it."""
-        self._beside: set[object] = set()
-        """Requests that are being read without a turn."""
-        self._slow_at = float("inf")
-        """Moment from which on the present turn is slow."""
+        self._slow_at = math.inf
+        """Moment from which on the present turn is slow; infinite between turns."""
+        self._beside_until = -math.inf
+        """Moment until which requests are read without a turn."""
+        self._beside: dict[object, float] = {}
+        """Requests that are being read without a turn, each with the moment when it began."""
         self._seconds = 0.0
         """Time of the turns that are not judged yet."""
         self._images = 0
@@ -57,35 +61,39 @@ class Turns:
     @contextmanager
     def take(self, num_images: int) -> Iterator[None]:
         """Wait for a turn to read one request; after slow reading, go on without one."""
-        if self._wait():
+        most = max(_JUDGED, num_images * _QUICK)
+        if self._wait(most):
             try:
-                yield from self._read(num_images)
+                yield from self._read(num_images, most)
             finally:
+                self._slow_at = math.inf
                 self._lock.release()
             return
         request = object()
-        self._beside.add(request)
+        self._beside[request] = self._clock()
         try:
             yield
         finally:
-            self._beside.discard(request)
+            del self._beside[request]
 
-    def _wait(self) -> bool:
-        """Wait for the lock; return False if the request is to be read without it."""
-        while self._left <= 0:
-            if self._lock.acquire(timeout=_JUDGED):
+    def _wait(self, most: float) -> bool:
+        """Wait for the lock; return False if the request is to be read without it.
+
+        Args:
+            most: seconds after which a turn with the request is slow.
+        """
+        while (now := self._clock()) >= self._beside_until:
+            if self._lock.acquire(timeout=min(max(0.0, self._slow_at - now), most)):
                 return True
-            if self._clock() > self._slow_at:
-                self._left = _SIDE_BY_SIDE
-        self._left -= 1
+            if (now := self._clock()) >= self._slow_at:
+                self._beside_until = now + _BESIDE * most
         return False
 
-    def _read(self, num_images: int) -> Iterator[None]:
+    def _read(self, num_images: int, most: float) -> Iterator[None]:
         """Let the request be read, and judge the reading."""
-        # Reads beside the turn would delay it.
-        is_alone = not self._beside
         started = self._clock()
-        self._slow_at = started + max(_JUDGED, num_images * _QUICK)
+        self._slow_at = started + most
+        is_alone = self._is_alone(started, most)
         yield
         if not is_alone:
             return
@@ -93,5 +101,12 @@ class Turns:
         self._images += num_images
         if self._seconds >= _JUDGED:
             if self._seconds > self._images * _QUICK:
-                self._left = _SIDE_BY_SIDE
+                self._beside_until = self._clock() + _BESIDE * most
             self._seconds, self._images = 0.0, 0
+
+    def _is_alone(self, now: float, most: float) -> bool:
+        """Whether no request is read beside the turn, which would delay it.
+
+        A request that has taken as long as the reading side by side does not count: it may hang.
+        """
+        return all(began + _BESIDE * most <= now for began in list(self._beside.values()))

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from stateful_gpu_loader.engine.makers.turns import Turns
 
-SIDE_BY_SIDE = 256
-"""Number of requests that are read side by side after slow reading."""
+SECONDS_BESIDE = 20.0
+"""Length of the reading side by side after slow reading."""
 SECONDS = 60
 """Time after which a test counts as hung."""
 
@@ -60,6 +60,13 @@ def read_slowly(turns: Turns, clock: FakeClock) -> None:
         clock.now += 1.0
 
 
+def read_images(turns: Turns, clock: FakeClock) -> None:
+    """Read single images that take 5 ms each, until the reading is judged."""
+    for _ in range(51):
+        with turns.take(num_images=1):
+            clock.now += 0.005
+
+
 def test_quick_reading_is_never_side_by_side() -> None:
     assert most_at_a_time(Turns(FakeClock()), num_requests=100) == 1
 
@@ -68,17 +75,25 @@ def test_slow_reading_goes_on_side_by_side() -> None:
     clock = FakeClock()
     turns = Turns(clock)
     read_slowly(turns, clock)
-    for _ in range(SIDE_BY_SIDE // 2):
+    for _ in range(150):
         meet(turns)
+        clock.now += 0.99 * SECONDS_BESIDE / 150
+
+
+def test_slow_reading_of_single_images_goes_on_side_by_side() -> None:
+    clock = FakeClock()
+    turns = Turns(clock)
+    read_images(turns, clock)
+    for _ in range(150):
+        meet(turns)
+        clock.now += 0.99 * SECONDS_BESIDE / 150
 
 
 def test_turns_are_tried_again_after_slow_reading() -> None:
     clock = FakeClock()
     turns = Turns(clock)
     read_slowly(turns, clock)
-    for _ in range(SIDE_BY_SIDE):
-        with turns.take(num_images=1):
-            pass
+    clock.now += SECONDS_BESIDE
     assert most_at_a_time(turns, num_requests=100) == 1
 
 
@@ -116,8 +131,8 @@ def test_no_thread_waits_for_a_read_that_hangs() -> None:
     turns = Turns(clock)
 
     def read() -> None:
-        clock.now += 1.0
-        for _ in range(3 * SIDE_BY_SIDE):
+        for _ in range(100):
+            clock.now += 1.0
             with turns.take(num_images=1):
                 pass
 
@@ -130,14 +145,27 @@ def test_reads_beside_a_turn_do_not_make_it_slow() -> None:
     turns = Turns(clock)
     read_slowly(turns, clock)
 
-    def read_the_rest_and_a_turn() -> None:
-        for _ in range(SIDE_BY_SIDE - 1):
-            with turns.take(num_images=1):
-                pass
+    clock.now += SECONDS_BESIDE / 2
+
+    def read_a_turn() -> None:
+        clock.now += SECONDS_BESIDE / 2
         read_slowly(turns, clock)
 
-    held(turns, read_the_rest_and_a_turn)
+    held(turns, read_a_turn)
     assert most_at_a_time(turns, num_requests=100) == 1
+
+
+def test_a_read_that_hangs_beside_turns_does_not_keep_slow_reading_in_turns() -> None:
+    clock = FakeClock()
+    turns = Turns(clock)
+    read_slowly(turns, clock)
+
+    def read_turns() -> None:
+        clock.now += 2 * SECONDS_BESIDE
+        read_images(turns, clock)
+        meet(turns)
+
+    held(turns, read_turns)
 
 
 def test_an_error_ends_the_turn() -> None:

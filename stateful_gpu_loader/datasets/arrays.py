@@ -24,6 +24,7 @@ _MOST_SAMPLED = 1024
 """Number of images that the fingerprint of a larger array covers."""
 _BLOCK = 1 << 24
 _CHANNELS = (1, 3)
+_TARGETS = "Remedy: pass n numbers, n texts, or an array of numbers"
 
 
 class ArraySource(Source):
@@ -271,18 +272,31 @@ def _as_targets(targets: Any, length: int) -> npt.NDArray[Any]:
     if targets is None:
         found: Any = np.arange(length)
     else:
-        # A tensor is copied, since its memory moves when it is sent to a process.
-        is_tensor = isinstance(targets, torch.Tensor)
-        found = np.asarray(targets.cpu().clone() if is_tensor else targets)
-    if found.dtype.kind not in "biufU":
-        raise TypeError(
-            f"targets are {found.dtype}. Remedy: numbers or texts, or an array of numbers"
-        )
+        try:
+            # A tensor is copied, since its memory moves when it is sent to a process.
+            is_tensor = isinstance(targets, torch.Tensor)
+            found = np.asarray(targets.detach().cpu().clone() if is_tensor else targets)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"targets cannot be an array: {error}. {_TARGETS}") from error
+    if found.dtype.kind not in "biufU" or (found.dtype.kind == "U" and found.ndim > 1):
+        raise TypeError(f"targets are {found.dtype} {list(found.shape)}. {_TARGETS}")
+    if found.ndim == 1 and isinstance(targets, (list, tuple)):
+        _check_kept(found.tolist(), targets)
     if found.ndim == 0 or len(found) != length:
         raise ValueError(
             f"there are {length} images and targets of shape {list(found.shape)}. Remedy: one "
             "target for each image"
         )
-    found = found.view()
+    found = found.astype(found.dtype.newbyteorder("="), copy=False).view()
     found.setflags(write=False)
     return found  # type: ignore[no-any-return]
+
+
+def _check_kept(kept: Sequence[Any], given: Sequence[Any]) -> None:
+    """Refuse targets that NumPy has changed into others, such as a number among texts."""
+    for i, (here, there) in enumerate(zip(kept, given, strict=True)):
+        if here != there and there == there:
+            raise TypeError(
+                f"targets[{i}] is {there!r}, and an array of all targets holds {here!r} instead. "
+                f"{_TARGETS}"
+            )

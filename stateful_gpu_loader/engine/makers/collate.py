@@ -39,7 +39,9 @@ STACKS_IMAGES = (default_collate, ragged_collate)
 
 def collate_targets(collate_fn: Callable[[Any], Any], targets: list[Any]) -> Any:
     """Collate only the targets, for one of :data:`STACKS_IMAGES`."""
-    return targets if collate_fn is ragged_collate else default_collate(targets)
+    # As inside default_collate, which returns strings as the tuple that it gets.
+    batch: Any = tuple(targets)
+    return targets if collate_fn is ragged_collate else default_collate(batch)
 
 
 FIXED_SIZE = (

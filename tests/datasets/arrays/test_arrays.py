@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, Subset, default_collate
 from torchvision.transforms.v2 import functional as F
 
 from stateful_gpu_loader import (
@@ -264,6 +264,8 @@ TARGETS: dict[str, tuple[Any, Any]] = {
     "small ints": (np.array(LABELS, dtype=np.uint8), LABELS[4]),
     "bool": (np.array(LABELS) > 4, LABELS[4] > 4),
     "floats": ([i / 2 for i in LABELS], LABELS[4] / 2),
+    "not a number": ([np.nan, *LABELS[1:]], float(LABELS[4])),
+    "of a parameter": (torch.nn.Parameter(torch.tensor(LABELS) / 2), LABELS[4] / 2),
     "texts": ([str(i) for i in LABELS], str(LABELS[4])),
     "index": (None, 4),
 }
@@ -289,6 +291,23 @@ def test_rows_of_targets_are_arrays() -> None:
     assert torch.equal(targets, torch.from_numpy(rows[:5]))
 
 
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_texts_are_collated_as_by_default_collate(fake_gpu: FakeGpu, device: str | None) -> None:
+    source = ArraySource(photographs(), TARGETS["texts"][0])
+    _, expected = default_collate([(0, source.read(i).target) for i in range(5)])
+    for dataset in (source, OneByOne(source)):
+        _, targets = next(iter(make(dataset, [], shuffle=False, device=device)))
+        assert targets == expected
+
+
+def test_rows_in_the_byte_order_of_another_machine_are_collated() -> None:
+    rows = np.arange(2 * N, dtype=">f4").reshape(N, 2)
+    source = ArraySource(photographs(), rows)
+    _, targets = next(iter(make(source, shuffle=False)))
+    assert targets.tolist() == rows[:5].tolist()
+    assert source.fingerprint() == ArraySource(photographs(), rows.astype("<f4")).fingerprint()
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], Any, type[Exception], str]] = {
     "floats": (lambda: photographs() / 255, None, TypeError, "float64.*uint8"),
     "list": (lambda: [*photographs()], None, TypeError, "numpy.stack"),
@@ -304,6 +323,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], Any, type[Exception], str]] = {
     "fewer targets": (photographs, LABELS[:-1], ValueError, rf"{N} images.*\[{N - 1}\]"),
     "one target": (photographs, 3, ValueError, "one target for each"),
     "objects": (photographs, [None] * N, TypeError, "object"),
+    "a number among texts": (photographs, [*"a" * (N - 1), 1], TypeError, rf"\[{N - 1}\] is 1,"),
+    "a rounded number": (photographs, [2**53 + 1, *[0.5] * (N - 1)], TypeError, "99[23]"),
+    "a cut text": (photographs, ["a\0"] * N, TypeError, r"\[0\]"),
+    "rows of two lengths": (photographs, [[1], *[[1, 2]] * (N - 1)], TypeError, "only|numbers"),
+    "rows of texts": (photographs, [["a", "b"]] * N, TypeError, rf"\[{N}, 2\]"),
+    "bfloat16": (photographs, torch.zeros(N, dtype=torch.bfloat16), TypeError, "BFloat16"),
     "another device": (
         lambda: torch.empty(N, 3, 8, 8, dtype=torch.uint8, device="meta"),
         None,

@@ -33,6 +33,8 @@ _ORDER = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 """Arguments that decide the order, and exclude one another."""
 _ARRAYS = {"CIFAR10": "targets", "CIFAR100": "targets", "STL10": "labels", "SVHN": "labels"}
 """Datasets of torchvision that hold uint8 RGB images in ``data``, and where their targets are."""
+_CALL_TRANSFORMS = ("OxfordIIITPet", "Places365")
+"""Datasets of torchvision that call their attribute ``transforms``, and not ``transform``."""
 _NEED_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
 """Arguments that DataLoader refuses without workers."""
 _DECIDE_BATCHES = ("__iter__", "__len__", "_get_iterator", "_index_sampler", "_auto_collation")
@@ -112,14 +114,16 @@ def _order_of(loader: DataLoader[Any], changes: Mapping[str, Any]) -> dict[str, 
         return {}
     if batches is not None and (loader.batch_size is None or type(batches) is not BatchSampler):
         return {"batch_sampler": batches}
-    order: dict[str, Any] = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    # torch iterates the batch sampler, which programs change after the loader is built.
+    part: Any = loader if batches is None else batches
+    order: dict[str, Any] = {"batch_size": part.batch_size, "drop_last": part.drop_last}
     return order if changes.keys() & {"shuffle", "sampler"} else order | sampler_of(loader)
 
 
 def sampler_of(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return the sampler; a plain one of torch over the whole dataset becomes ``shuffle``."""
-    sampler: Any = loader.sampler
-    if _own(loader, "shuffle"):
+    sampler: Any = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    if _own(loader, "shuffle") and sampler is loader.sampler:
         return {"shuffle": True}
     kind = type(sampler)
     if kind in (SequentialSampler, RandomSampler):
@@ -178,7 +182,7 @@ def _source_of(dataset: Any, place: str) -> tuple[Any, list[tuple[str, Any]]]:
     if name is not None:
         targets = getattr(dataset, _ARRAYS[name])
         _check_targets(dataset, targets, place)
-        source: Any = ArraySource(dataset.data, targets)
+        source: Any = _array_source(dataset, place, dataset.data, targets)
     elif type(dataset).__module__.partition(".")[0] == "datasets":
         reason = (
             "a function makes its samples, or Pillow does. HuggingFaceSource reads the same rows: "
@@ -190,8 +194,11 @@ def _source_of(dataset: Any, place: str) -> tuple[Any, list[tuple[str, Any]]]:
         try:
             source = FolderSource.from_dataset(dataset)
         except (TypeError, ValueError) as error:
-            reason = str(error).partition(" Remedy:")[0].rstrip(".")
-            raise _refusal(place, dataset, reason) from error
+            raise _refusal(place, dataset, _without_remedy(error)) from error
+        called = getattr(getattr(dataset, "transforms", None), "transform", None)
+        if known_class(dataset, _CALL_TRANSFORMS) and called is not dataset.transform:
+            reason = "its transform was replaced, but it calls the one that it was built with"
+            raise _refusal(place, dataset, reason)
     return source, [(f"{place}.transform", dataset.transform)]
 
 
@@ -226,7 +233,18 @@ def _tensors(dataset: TensorDataset, place: str) -> ArraySource:
         has = ", ".join(f"{tensor.dtype} {list(tensor.shape)}" for tensor in tensors)
         wanted = "uint8 images [n, 3, height, width] with int64 targets [n]"
         raise _refusal(place, dataset, f"it holds {has}, and not {wanted}")
-    return ArraySource(*tensors)
+    return _array_source(dataset, place, *tensors)
+
+
+def _array_source(dataset: Any, place: str, images: Any, targets: Any) -> ArraySource:
+    try:
+        return ArraySource(images, targets)
+    except (TypeError, ValueError) as error:
+        raise _refusal(place, dataset, _without_remedy(error)) from error
+
+
+def _without_remedy(error: Exception) -> str:
+    return str(error).partition(" Remedy:")[0].rstrip(".")
 
 
 def _recipes_of(transforms: list[tuple[str, Any]], own: Any) -> Any:

@@ -243,8 +243,8 @@ def _held(transform: Any) -> tuple[str, Any] | None:
     """
     for name in ("transforms", "transform"):
         held = vars(transform).get(name) if hasattr(transform, "__dict__") else None
-        if held is None:
-            held = getattr(transform, "_modules", {}).get(name)
+        if held is None and isinstance(transform, nn.Module):
+            held = dict(transform.named_children()).get(name)
         if held is not None and _is_straight(transform, name) and _only_calls(transform, name):
             return name, held
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,14 @@ from torch.utils.data import (
     default_convert,
 )
 from torchdata.stateful_dataloader import StatefulDataLoader
-from torchvision.datasets import CIFAR10, MNIST, STL10, ImageFolder
+from torchvision.datasets import (
+    CIFAR10,
+    MNIST,
+    STL10,
+    ImageFolder,
+    OxfordIIITPet,
+    VisionDataset,
+)
 from torchvision.transforms import v2
 
 from stateful_gpu_loader import ArraySource, FolderSource, StatefulGPULoader
@@ -91,6 +99,7 @@ DATASETS: dict[str, Callable[[Path], Any]] = {
     "CIFAR10 with an array": lambda root: with_targets(np.arange(N)),
     "CIFAR10 with rows": lambda root: with_targets(np.eye(N, dtype=np.float32)),
     "TensorDataset": lambda root: tensors(),
+    "OxfordIIITPet": lambda root: pets(root),
 }
 
 
@@ -247,6 +256,41 @@ class Described(DataLoader[Any]):
     seed, rank, num_replicas, device = "a seed", 3, 2, "a device"
 
 
+def with_batches(change: Callable[[Any], None]) -> DataLoader[Any]:
+    loader = DataLoader(cifar(), batch_size=5)
+    change(loader)
+    return loader
+
+
+def put(name: str, value: Any) -> Callable[[Any], None]:
+    """Return a function that sets an attribute of a loader's batch sampler."""
+    return lambda loader: setattr(loader.batch_sampler, name, value)
+
+
+CHANGED_BATCHES: dict[str, Callable[[Any], None]] = {
+    "batch size": put("batch_size", 4),
+    "drop last": put("drop_last", True),
+    "sampler": put("sampler", [3, 1, 4, 1, 5, 9, 2]),
+    "all": lambda loader: object.__setattr__(
+        loader, "batch_sampler", BatchSampler([3, 1, 4], 2, drop_last=False)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED_BATCHES)
+def test_a_batch_sampler_that_was_changed_decides_the_batches(name: str) -> None:
+    theirs = with_batches(CHANGED_BATCHES[name])
+    assert [targets.tolist() for _, targets in convert(theirs)] == [
+        targets.tolist() for _, targets in theirs
+    ]
+
+
+def test_a_sampler_put_into_a_shuffled_loader_of_this_class_stays() -> None:
+    given = StatefulGPULoader(cifar(), batch_size=2, shuffle=True, seed=3)
+    object.__setattr__(given, "batch_sampler", BatchSampler([3, 1, 4], 2, drop_last=False))
+    assert [targets.tolist() for _, targets in convert(given)] == [[3, 1], [4]]
+
+
 def test_attributes_of_a_subclass_are_no_arguments() -> None:
     made = convert(Described(cifar(), 2, sampler=[1, 0, 2]))
     assert labels_of(made) == [[1, 0], [2]]
@@ -320,6 +364,23 @@ def mnist() -> Any:
     return dataset
 
 
+def pets(root: Path, transform: Any = EVALUATION) -> Any:
+    """Return pets with this transform, which the attribute ``transform`` then replaces."""
+    dataset = OxfordIIITPet.__new__(OxfordIIITPet)
+    VisionDataset.__init__(dataset, root, transform=transform)
+    files = ImageFolder(str(root)).samples
+    dataset._images, dataset._labels = ([*each] for each in zip(*files, strict=True))
+    dataset._bin_labels, dataset._target_types = dataset._labels, ["category"]
+    dataset.transform = EVALUATION
+    return dataset
+
+
+def scripted() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(nn.Identity())
+
+
 def rows() -> Any:
     return datasets.Dataset.from_dict({"image": [b"1"], "label": [1]}).with_transform(len)
 
@@ -336,6 +397,18 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "float images": (
         lambda root: DataLoader(TensorDataset(torch.zeros(3, 3, 8, 8), torch.arange(3))),
         ["loader.dataset"],
+    ),
+    "images of three columns": (
+        lambda root: DataLoader(
+            TensorDataset(torch.zeros(2, 3, 8, 3, dtype=torch.uint8), torch.arange(2))
+        ),
+        ["loader.dataset"],
+    ),
+    "too few targets": (lambda root: DataLoader(with_targets([1, 2])), ["loader.dataset"]),
+    "a replaced transform": (lambda root: DataLoader(pets(root, TRAINING)), ["loader.dataset"]),
+    "a scripted transform": (
+        lambda root: DataLoader(cifar(scripted())),
+        ["loader.dataset.transform"],
     ),
     "a subclass": (lambda root: DataLoader(Own(str(root), EVALUATION)), ["loader.dataset"]),
     "a subclass with a length": (lambda root: DataLoader(shortened()), ["loader.dataset"]),

@@ -4,21 +4,22 @@ torch computes ``a.add(b, alpha=w)`` with one rounding in whole vectors of pixel
 the ends of each thread's share, and sums an image in as many parts as there are threads. A level
 can depend on either: for a grey pixel, a * w + a * (1 - w) is a, or just below. Here the result is
 always that of whole vectors, alone and in a batch, on any device. Each image of a batch has its own
-factor, shift or threshold.
+factor, shift or threshold. Bytes of one image on a CPU go through
+:mod:`~stateful_gpu_loader.transforms.color.levels`.
 
-Sources: ``torchvision.transforms.v2.functional``, ``_color.py``; hue follows Pillow's Convert.c.
+Source: ``torchvision.transforms.v2.functional``.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import TypeAlias
+import math
 
 import torch
 from torch import Tensor
 
-Factor: TypeAlias = "float | Tensor"
-"""One number for all images, or float64 [n, 1, 1, 1] on their device, one per image of a batch."""
+from stateful_gpu_loader.transforms.color import levels
+from stateful_gpu_loader.transforms.color.hue import Factor, checked_channels
 
 _RED, _GREEN, _BLUE = 0.2989, 0.587, 0.114
 _FIXED_POINT = 2.0**24
@@ -39,9 +40,11 @@ def to_grey(images: Tensor) -> Tensor:
     >>> to_grey(torch.tensor([200, 100, 50], dtype=torch.uint8).view(3, 1, 1))
     tensor([[[124]]], dtype=torch.uint8)
     """
-    channels = _checked_channels(images)
+    channels = checked_channels(images)
     if channels == 1:
         return images.clone()
+    if images.dtype is torch.uint8:
+        return levels.as_bytes(levels.grey_of(images.to(torch.float32)))
     red, green, blue = _as_float(images).unbind(-3)
     grey = _fused_add(_fused_add(red.mul(_RED), green, _GREEN), blue, _BLUE)
     return grey.to(images.dtype).unsqueeze(-3)
@@ -55,6 +58,8 @@ def adjust_brightness(images: Tensor, factor: Factor) -> Tensor:
     >>> adjust_brightness(grey, factors).flatten()
     tensor([ 50, 200], dtype=torch.uint8)
     """
+    if is_one_of_bytes(images):
+        return levels.changed(images, [(levels.change_brightness, float(factor))])
     return _bounded(_times(images, factor), images.dtype)
 
 
@@ -63,6 +68,8 @@ def adjust_contrast(images: Tensor, factor: Factor) -> Tensor:
 
     The mean is exact: pixels are summed as whole numbers, floats in units of 2**-24.
     """
+    if is_one_of_bytes(images):
+        return levels.changed(images, [(levels.change_contrast, float(factor))])
     grey = to_grey(images)
     if images.is_floating_point():
         total = grey.double().mul_(_FIXED_POINT).round_().sum(_IMAGE, keepdim=True) / _FIXED_POINT
@@ -74,9 +81,20 @@ def adjust_contrast(images: Tensor, factor: Factor) -> Tensor:
 
 def adjust_saturation(images: Tensor, factor: Factor) -> Tensor:
     """Blend with each pixel's grey; arguments and errors as for :func:`to_grey`."""
-    if _checked_channels(images) == 1:
+    if checked_channels(images) == 1:
         return images
+    if is_one_of_bytes(images):
+        return levels.changed(images, [(levels.change_saturation, float(factor))])
     return _blend(images, to_grey(images), factor)
+
+
+def is_one_of_bytes(images: Tensor) -> bool:
+    """Whether this is one image [..., C, H, W] of bytes on a CPU."""
+    return (
+        images.dtype is torch.uint8
+        and images.device.type == "cpu"
+        and math.prod(images.shape[:-3]) == 1
+    )
 
 
 def _blend(images: Tensor, other: Tensor, factor: Factor) -> Tensor:
@@ -118,88 +136,6 @@ def _fused_add(pixels: Tensor, other: Tensor, weight: Factor) -> Tensor:
     return pixels.double().add_(product).to(pixels.dtype)
 
 
-def _checked_channels(images: Tensor) -> int:
-    channels = images.shape[-3]
-    if channels not in (1, 3):
-        raise TypeError(f"an image has {channels} channels. Remedy: pass 1 or 3")
-    return channels
-
-
-def adjust_hue(images: Tensor, shift: Factor) -> Tensor:
-    """Rotate the hue.
-
-    All operations follow torchvision's order, so every float32 is the same. Without its table
-    look-ups this takes less than half the time.
-
-    Args:
-        images: [..., C, H, W] of 1 or 3 channels, uint8 or float in [0, 1]; one channel has no
-            hue.
-        shift: in turns, -0.5 to 0.5; a tensor holds one shift for each image of a batch.
-
-    Raises:
-        TypeError: the images have another number of channels.
-
-    >>> red = torch.tensor([255, 0, 0], dtype=torch.uint8).view(3, 1, 1)
-    >>> adjust_hue(red, 1 / 3).flatten()
-    tensor([  0, 255,   0], dtype=torch.uint8)
-    """
-    from torchvision.transforms.v2 import functional as F
-
-    if _checked_channels(images) == 1:
-        return images
-    pixels = F.to_dtype_image(images, torch.float32, scale=True)
-    hue, saturation, value = _to_hsv(*pixels.unbind(-3))
-    hue.add_(shift.to(hue.dtype).squeeze(-3) if isinstance(shift, Tensor) else shift)
-    rgb = _to_rgb(hue.sub_(hue.floor()), saturation, value)
-    turned: Tensor = F.to_dtype_image(rgb, images.dtype, scale=True)
-    return turned
-
-
-def _to_hsv(red: Tensor, green: Tensor, blue: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    value = torch.maximum(torch.maximum(red, green), blue)
-    span = value - torch.minimum(torch.minimum(red, green), blue)
-    # Grey has a span of 0, so its divisor can be anything but 0.
-    is_grey = _equal(span, 0)
-    saturation = span / (value + is_grey)
-    span.add_(is_grey)
-    from_red, from_green, from_blue = (value.sub(plane).div_(span) for plane in (red, green, blue))
-    is_red = _equal(value, red)
-    is_green = _equal(value, green).mul_(1.0 - is_red)
-    is_blue = 1.0 - is_red - is_green
-    sixths = (from_blue - from_green).mul_(is_red)
-    sixths.addcmul_(from_red.add(2.0).sub_(from_blue), is_green)
-    sixths.addcmul_(from_green.add(4.0).sub_(from_red), is_blue)
-    hue = sixths.mul_(1.0 / 6.0).add_(1.0)
-    return hue.sub_(hue.floor()), saturation, value
-
-
-def _to_rgb(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
-    sixths = hue.mul(6)
-    sector = sixths.floor()
-    chroma = saturation * sixths.sub_(sector)
-    rest = 1.0 - saturation
-    falling = (1.0 - chroma).mul_(value).clamp_(0.0, 1.0)
-    rising = chroma.add_(rest).mul_(value).clamp_(0.0, 1.0)
-    low = rest.mul_(value).clamp_(0.0, 1.0)
-    second, third, fourth, fifth, sixth = (_equal(sector, i) for i in range(1, 6))
-    # The remaining sector, or sector 6, from a hue that was rounded up to a whole turn.
-    first = 1.0 - second - third - fourth - fifth - sixth
-    rgb = value.new_empty(*value.shape[:-2], 3, *value.shape[-2:])
-    red, green, blue = rgb.unbind(-3)
-    torch.mul(value, first + sixth, out=red)
-    red.addcmul_(falling, second).addcmul_(low, third + fourth).addcmul_(rising, fifth)
-    torch.mul(value, second + third, out=green)
-    green.addcmul_(falling, fourth).addcmul_(low, fifth + sixth).addcmul_(rising, first)
-    torch.mul(value, fourth + fifth, out=blue)
-    blue.addcmul_(falling, sixth).addcmul_(low, first + second).addcmul_(rising, third)
-    return rgb
-
-
-def _equal(plane: Tensor, other: Tensor | float) -> Tensor:
-    """Return 1.0 where equal, else 0.0. A product with it costs a tenth of torch.where."""
-    return torch.eq(plane, other, out=torch.empty_like(plane))
-
-
 def posterize(images: Tensor, num_levels: Tensor) -> Tensor:
     """Keep a number of levels in each channel.
 
@@ -232,7 +168,7 @@ def solarize(images: Tensor, thresholds: Tensor) -> Tensor:
     """
     if images.is_floating_point():
         return torch.where(images >= thresholds.to(images.dtype), 1.0 - images, images)
-    limits = (255.0 * thresholds).to(torch.float32)
+    limits = (255.0 * thresholds).to(torch.float32).ceil_().to(torch.uint8)
     return torch.where(images >= limits, images.bitwise_not(), images)
 
 

@@ -17,14 +17,15 @@ from torch import Tensor
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.arguments import as_range
 from stateful_gpu_loader.transforms.batches.device import apply_by_group, kernels_that_run
+from stateful_gpu_loader.transforms.color import levels
 from stateful_gpu_loader.transforms.color.adjustments import (
-    Factor,
     adjust_brightness,
     adjust_contrast,
-    adjust_hue,
     adjust_saturation,
+    is_one_of_bytes,
     to_grey,
 )
+from stateful_gpu_loader.transforms.color.hue import Factor, adjust_hue
 from stateful_gpu_loader.transforms.recipe import (
     Draw,
     FloatArray,
@@ -42,6 +43,12 @@ _ADJUSTMENTS: tuple[Callable[[Tensor, Factor], Tensor], ...] = (
     adjust_contrast,
     adjust_saturation,
     adjust_hue,
+)
+_CHANGES: tuple[levels.Change, ...] = (
+    levels.change_brightness,
+    levels.change_contrast,
+    levels.change_saturation,
+    levels.change_hue,
 )
 
 
@@ -97,6 +104,9 @@ class ColorJitter(Recipe):
         chosen = [i for i in map(int, numbers[:4]) if self._ranges[i] is not None]
         if not chosen:
             return image
+        if is_one_of_bytes(image):
+            changes = [(_CHANGES[operation], numbers[4 + operation]) for operation in chosen]
+            return levels.changed(image, changes)
         # The operations work plane by plane, twice as fast if planes are contiguous.
         image = image.contiguous()
         for operation in chosen:

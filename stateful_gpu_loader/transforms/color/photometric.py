@@ -12,12 +12,11 @@ from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.arguments import as_probability, as_range
 from stateful_gpu_loader.transforms.batches.device import apply_by_group, on_device
 from stateful_gpu_loader.transforms.color.adjustments import (
-    Factor,
     adjust_brightness,
     adjust_contrast,
-    adjust_hue,
     adjust_saturation,
 )
+from stateful_gpu_loader.transforms.color.hue import Factor, adjust_hue
 from stateful_gpu_loader.transforms.recipe import (
     BatchwiseRecipe,
     Draw,

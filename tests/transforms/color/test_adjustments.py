@@ -17,7 +17,6 @@ from torchvision.transforms.v2 import functional as F
 from stateful_gpu_loader.transforms import ColorJitter
 from stateful_gpu_loader.transforms.color.adjustments import (
     adjust_contrast,
-    adjust_hue,
     adjust_saturation,
     adjust_sharpness,
     autocontrast,
@@ -26,6 +25,7 @@ from stateful_gpu_loader.transforms.color.adjustments import (
     solarize,
     to_grey,
 )
+from stateful_gpu_loader.transforms.color.hue import adjust_hue
 from tests.transforms.pictures import ODD_SIZES, as_float, decoded, noise
 
 BYTES = [decoded("coffee")[:, :99, :101], noise(7, 5), noise(1, 1), noise(37, 53) // 2 + 20]

@@ -305,7 +305,7 @@ def test_samples_that_are_not_collated_stay_a_list() -> None:
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_a_class_in_a_single_sample_is_an_int(name: str, root: Path) -> None:
-    """As in torchvision's datasets; a TensorDataset and an array give 0-d tensors."""
+    """torchvision's datasets give one too; a TensorDataset and an array give 0-d tensors."""
     theirs = DataLoader(DATASETS[name](root), batch_size=None)
     (_, expected), (_, found) = next(iter(theirs)), next(iter(convert(theirs)))
     assert same(torch.as_tensor(found), torch.as_tensor(expected))

@@ -13,7 +13,7 @@ from stateful_gpu_loader import transforms as T
 
 
 class Preset:
-    """As the presets of torchvision's references."""
+    """A preset like those of torchvision's references."""
 
     def __init__(self) -> None:
         self.transforms = v2.Compose([v2.CenterCrop(8), v2.PILToTensor()])

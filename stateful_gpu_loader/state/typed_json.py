@@ -18,35 +18,40 @@ an object with one key that begins with ``$``:
 ``data`` is base64, so that the text is complete; or, for tensors and arrays in a file,
 ``[first, end]``, a range of the raw bytes that follow the text.
 
-:func:`encode` copies a value into a form, which :func:`write` converts to text. :func:`parse` reads
-text of unknown origin, in time and memory proportional to its length, and :func:`decode` restores
-the value. No form names a class or a function, so reading executes nothing.
+:func:`encode` copies a value into a form, and :func:`decode` restores the value. ``json_text.py``
+writes and parses the text of a form. No form names a class or a function, so reading executes
+nothing.
 """
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import json
 import math
 import re
 import struct
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn, TypeGuard, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from stateful_gpu_loader.state.json_text import (
+    brief,
+    from_base64,
+    is_content,
+    parse,
+    to_base64,
+    write,
+)
+from stateful_gpu_loader.state.tensors import bytes_of, tensor_of
+
+__all__ = ["TENSOR_DTYPES", "decode", "encode", "is_text", "parse", "write"]
+
 MAX_DEPTH = 64
 """Maximum nesting of containers in a value; in JSON each container may be up to four levels."""
 MAX_INT_BITS = 1024
 """Maximum length of an int without its sign. (A PCG64 generator uses 128 bits.)"""
-MAX_JSON_DEPTH = 300
-"""Maximum nesting of arrays and objects in a text. Python's default recursion limit is 1000."""
-MAX_DIGITS = 400
-"""Maximum number of digits in a number of a text."""
 
 _TENSOR_NAMES = (
     "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64",
@@ -65,9 +70,6 @@ _ARRAY_DTYPE = re.compile(
     r"\|b1|\|[iu]1|[<>][iu][248]|[<>]f[248]|[<>]c(8|16)"
     r"|[<>][mM]8(\[[0-9]{0,6}[a-zA-Z]{1,2}\])?|\|S[1-9][0-9]{0,8}|[<>]U[1-9][0-9]{0,8}"
 )
-_NO_DATA = ""
-"""Data of an empty tensor or array, for both base64 and raw bytes."""
-_CONTENT_FIELDS = {"dtype", "shape", "data"}
 _MAX_DIMS = 64
 _NUM_CODE_POINTS = 0x110000
 
@@ -87,12 +89,6 @@ _REMEDIES = {
     "Parameter": "save its detach()",
     "Generator": "save its state, or register the generator by itself",
 }
-
-_TOO_MANY_DIGITS = re.compile(rb"(?<![0-9])[0-9]{%d}" % (MAX_DIGITS + 1))
-_BRACKETS = b"[]{}"
-_NO_BRACKETS = bytes(set(range(256)) - set(_BRACKETS))
-_OPENING = [ord("["), ord("{")]
-_BLOCK = 1 << 16
 
 _Within = tuple[int, ...]
 """Ids of the containers around a value."""
@@ -146,101 +142,6 @@ def decode(form: Any) -> Any:
         raise ValueError(f"{misfit.place()} is no value: {misfit.reason}") from None
 
 
-def write(form: Any, raw: bytearray | None = None) -> str:
-    """Write a form as JSON in ASCII.
-
-    Args:
-        form: result of :func:`encode`.
-        raw: buffer to which the data of tensors and arrays is appended; the text then contains
-            its ranges. With None the data is base64 in the text.
-
-    >>> write({"a": [1, 0.5, "é"]})
-    '{"a": [1, 0.5, "\\\\u00e9"]}'
-    >>> write(encode(torch.tensor([1.5])))
-    '{"$tensor": {"dtype": "float32", "shape": [1], "data": "AADAPw=="}}'
-    >>> raw = bytearray()
-    >>> write(encode(torch.tensor([1.5])), raw)
-    '{"$tensor": {"dtype": "float32", "shape": [1], "data": [0, 4]}}'
-    """
-    if raw is None:
-        return _TEXT_ENCODER.encode(form)
-
-    def place(data: bytes) -> list[int] | str:
-        if not data:
-            return _NO_DATA
-        first = len(raw)
-        raw.extend(data)
-        return [first, len(raw)]
-
-    return json.JSONEncoder(allow_nan=False, default=place).encode(form)
-
-
-def parse(text: bytes, raw: memoryview | None = None) -> Any:
-    """Parse JSON in UTF-8, of unknown origin.
-
-    Unlike Python's own parser, it refuses duplicate keys, and more: see :func:`check_text`.
-
-    Args:
-        text: result of :func:`write`.
-        raw: data of tensors and arrays, if it was written separately. It must be used up in order,
-            each byte once, so that a short text cannot claim the same bytes many times.
-
-    Returns:
-        A form for :func:`decode`, whose parts are not checked yet.
-
-    Raises:
-        ValueError: the text is not JSON, does not fit ``raw``, or has duplicate keys in one
-            object, a literal that JSON lacks (``NaN``), more than :data:`MAX_DIGITS` digits in a
-            number, or nesting beyond :data:`MAX_JSON_DEPTH`.
-
-    >>> parse(b'{"a": [1, 0.5]}')
-    {'a': [1, 0.5]}
-    >>> parse(b'{"a": 1, "a": 2}')
-    Traceback (most recent call last):
-        ...
-    ValueError: the key 'a' comes twice in one object
-    """
-    check_text(text)
-    num_used = 0
-
-    def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        nonlocal num_used
-        found = _checked_object(pairs)
-        content = found.get("$tensor", found.get("$array"))
-        if len(found) == 1 and _is_content(content):
-            if raw is not None and content["data"] != _NO_DATA:
-                content["data"] = _next_range(content["data"], raw, num_used)
-                num_used += len(content["data"])
-            else:
-                with contextlib.suppress(_Misfit):  # decode() refuses it, and names the place
-                    content["data"] = _from_base64(content["data"])
-        return found
-
-    try:
-        form = json.loads(
-            text.decode(), object_pairs_hook=object_of, parse_constant=_refuse_constant
-        )
-    except RecursionError as error:
-        raise ValueError("nesting too deep for what is left of the stack") from error
-    if raw is not None and num_used < len(raw):
-        raise ValueError(f"{len(raw) - num_used} raw bytes of no tensor or array")
-    return form
-
-
-def check_text(text: bytes) -> None:
-    """Refuse JSON on which Python's own parser would use quadratic time or exhaust the C stack.
-
-    Raises:
-        ValueError: the text has a number of more than :data:`MAX_DIGITS` digits, or nesting beyond
-            :data:`MAX_JSON_DEPTH`.
-    """
-    outside = _outside_strings(text)
-    if (depth := _json_depth(outside)) > MAX_JSON_DEPTH:
-        raise ValueError(f"nesting of depth {depth}, of which {MAX_JSON_DEPTH} is read")
-    if _TOO_MANY_DIGITS.search(outside):
-        raise ValueError(f"a number of more than {MAX_DIGITS} digits")
-
-
 def is_text(value: str) -> bool:
     """Whether a str has no surrogates, two of which JSON would join to one character."""
     return value.isascii() or not _SURROGATE.search(value)
@@ -261,7 +162,7 @@ def _encode(value: Any, within: _Within) -> Any:
         return container(value, (*within, id(value)))
     if isinstance(value, np.generic) and np.asarray(value).dtype.kind not in "SU":
         content = _array_content(np.asarray(value))
-        return {"$scalar": {**content, "data": _to_base64(content["data"])}}
+        return {"$scalar": {**content, "data": to_base64(content["data"])}}
     name = kind.__name__
     remedy = _REMEDIES.get(name, "save plain values, arrays and tensors")
     raise _Misfit(f"a {name}, which has no form in JSON. Remedy: {remedy}")
@@ -278,7 +179,7 @@ def _decode(form: Any, depth: int) -> Any:
     if kind is list:
         return _each(_decode, form, _deeper(depth))
     if kind is not dict:
-        raise _Misfit(f"{_brief(form)}, a {kind.__name__} that is never written")
+        raise _Misfit(f"{brief(form)}, a {kind.__name__} that is never written")
     if _stays_itself(form):
         values = _each(_decode, form.values(), _deeper(depth), form)
         return dict(zip(form, values, strict=True))
@@ -287,7 +188,7 @@ def _decode(form: Any, depth: int) -> Any:
         return _DECODED_LEAVES[name](content)
     if len(form) == 1 and name in _DECODED_CONTAINERS:
         return _DECODED_CONTAINERS[name](content, _deeper(depth))
-    raise _Misfit(f"{_brief(name)} is no type")
+    raise _Misfit(f"{brief(name)} is no type")
 
 
 def _deeper(depth: int) -> int:
@@ -310,7 +211,7 @@ class _Misfit(Exception):
 
     def place(self) -> str:
         """Return the place in Python's notation: ``state['a'][3]``."""
-        return "state" + "".join(f"[{_brief(key)}]" for key in reversed(self.keys))
+        return "state" + "".join(f"[{brief(key)}]" for key in reversed(self.keys))
 
 
 def _each(
@@ -328,12 +229,6 @@ def _each(
         misfit.keys.append(len(done) if keys is None else list(keys)[len(done)])
         raise
     return done
-
-
-def _brief(value: Any) -> str:
-    """Return at most about 80 characters of a value."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 # Numbers and strings ----------------------------------------------------------------------------
@@ -358,25 +253,25 @@ def _float_form(value: float) -> Any:
 
 def _float(content: Any) -> float:
     if not isinstance(content, str):
-        raise _Misfit(f"{_brief(content)} is no float")
+        raise _Misfit(f"{brief(content)} is no float")
     # Make a new object each time, because a set distinguishes NaNs by identity.
     number = float(content) if content in _NON_FINITE else None
     if _FLOAT_BITS.fullmatch(content):
         (number,) = struct.unpack(">d", bytes.fromhex(content))
     if number is None or _float_form(number) != {"$float": content}:
-        raise _Misfit(f"{_brief(content)} is no float")
+        raise _Misfit(f"{brief(content)} is no float")
     return number
 
 
 def _str_form(value: str) -> Any:
     if is_text(value):
         return value
-    return {"$str": _to_base64(value.encode("utf-8", "surrogatepass"))}
+    return {"$str": to_base64(value.encode("utf-8", "surrogatepass"))}
 
 
 def _str(content: Any) -> str:
     try:
-        text = _from_base64(content).decode("utf-8", "surrogatepass")
+        text = _bytes(content).decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as error:
         raise _Misfit(str(error)) from error
     if is_text(text):
@@ -384,39 +279,26 @@ def _str(content: Any) -> str:
     return text
 
 
+def _bytes(content: Any) -> bytes:
+    try:
+        return from_base64(content)
+    except ValueError as error:
+        raise _Misfit(str(error)) from error
+
+
 def _size(content: Any) -> torch.Size:
     if not isinstance(content, list) or not all(
         type(length) is int and -(1 << 63) <= length < 1 << 63 for length in content
     ):
-        raise _Misfit(f"{_brief(content)} is no torch.Size")
+        raise _Misfit(f"{brief(content)} is no torch.Size")
     return torch.Size(content)
 
 
 def _dtype(content: Any) -> torch.dtype:
     dtype = _DTYPES.get(content) if isinstance(content, str) else None
     if dtype is None:
-        raise _Misfit(f"{_brief(content)} is no dtype of torch {torch.__version__}")
+        raise _Misfit(f"{brief(content)} is no dtype of torch {torch.__version__}")
     return dtype
-
-
-def _to_base64(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
-
-
-def _from_base64(text: Any) -> bytes:
-    """Decode base64 written exactly as by :func:`_to_base64`."""
-    if not isinstance(text, str):
-        raise _Misfit(f"{_brief(text)} instead of base64")
-    try:
-        data = base64.b64decode(text, validate=True)
-    except ValueError as error:
-        raise _Misfit(f"no base64: {error}") from error
-    # Unused bits of the last character would allow two texts for the same bytes.
-    tail = len(data) % 3
-    last = _to_base64(data[-tail:]) if tail else ""
-    if len(text) != (len(data) + 2) // 3 * 4 or not text.endswith(last):
-        raise _Misfit("base64 that is written otherwise than usual")
-    return data
 
 
 # Tensors and arrays -----------------------------------------------------------------------------
@@ -434,12 +316,7 @@ def _tensor_content(tensor: torch.Tensor) -> dict[str, Any]:
         raise _Misfit(f"a tensor of {tensor.dtype}. Remedy: save it in another dtype")
     if tensor.ndim > _MAX_DIMS:
         raise _Misfit(f"a tensor of {tensor.ndim} dimensions. Remedy: save at most {_MAX_DIMS}")
-    rows = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    if rows.stride() != (1,):
-        # A tensor with at most one element is contiguous for any stride, but cannot be viewed as
-        # bytes unless its stride is 1.
-        rows = rows.clone(memory_format=torch.contiguous_format)
-    data = rows.view(torch.uint8).numpy().tobytes()
+    data = bytes_of(tensor).tobytes()
     if tensor.dtype == torch.bool and not _are_bools(data):
         raise _Misfit("a bool tensor with other bytes than 0 and 1. Remedy: compute it anew")
     return {"dtype": name, "shape": list(tensor.shape), "data": data}
@@ -449,17 +326,15 @@ def _tensor(content: Any) -> torch.Tensor:
     """Return a tensor on the CPU, contiguous."""
     name, shape = _header(content)
     if name not in TENSOR_DTYPES:
-        raise _Misfit(f"{_brief(name)} is no dtype of torch {torch.__version__}")
+        raise _Misfit(f"{brief(name)} is no dtype of torch {torch.__version__}")
     dtype = TENSOR_DTYPES[name]
     data = _data(content, math.prod(shape) * dtype.itemsize)
     if dtype == torch.bool and not _are_bools(data):
         raise _Misfit("bools with other bytes than 0 and 1")
     try:
-        if not data:
-            return torch.empty(shape, dtype=dtype, device="cpu")
-        return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype).reshape(shape)
+        return tensor_of(bytearray(data), dtype, shape)
     except (RuntimeError, TypeError) as error:
-        raise _Misfit(f"no tensor has the shape {_brief(shape)}") from error
+        raise _Misfit(f"no tensor has the shape {brief(shape)}") from error
 
 
 def _array_content(array: npt.NDArray[Any]) -> dict[str, Any]:
@@ -481,14 +356,14 @@ def _array(content: Any) -> npt.NDArray[Any]:
     except (TypeError, ValueError):
         dtype = None
     if dtype is None or dtype.str != name:
-        raise _Misfit(f"{_brief(name)} is no dtype of an array")
+        raise _Misfit(f"{brief(name)} is no dtype of an array")
     data = _data(content, math.prod(shape) * dtype.itemsize)
     if not _fits(data, dtype):
         raise _Misfit(f"bytes that are no {name}")
     try:
         array: npt.NDArray[Any] = np.ndarray(shape, dtype, bytearray(data))
     except ValueError as error:
-        raise _Misfit(f"no array has the shape {_brief(shape)}") from error
+        raise _Misfit(f"no array has the shape {brief(shape)}") from error
     return array
 
 
@@ -499,25 +374,21 @@ def _scalar(content: Any) -> np.generic:
     return cast("np.generic", array[()])
 
 
-def _is_content(content: Any) -> TypeGuard[dict[str, Any]]:
-    return isinstance(content, dict) and content.keys() == _CONTENT_FIELDS
-
-
 def _header(content: Any) -> tuple[str, tuple[int, ...]]:
-    if not _is_content(content):
-        raise _Misfit(f"an object of other keys than {sorted(_CONTENT_FIELDS)}")
+    if not is_content(content):
+        raise _Misfit("an object of other keys than dtype, shape and data")
     dtype, shape = content["dtype"], content["shape"]
     if not isinstance(dtype, str):
-        raise _Misfit(f"{_brief(dtype)} instead of a dtype")
+        raise _Misfit(f"{brief(dtype)} instead of a dtype")
     lengths = shape if isinstance(shape, list) and len(shape) <= _MAX_DIMS else [None]
     if not all(type(length) is int and 0 <= length < 1 << 63 for length in lengths):
-        raise _Misfit(f"{_brief(shape)} instead of a shape")
+        raise _Misfit(f"{brief(shape)} instead of a shape")
     return dtype, tuple(lengths)
 
 
 def _data(content: dict[str, Any], num_bytes: int) -> bytes:
     data = content["data"]
-    data = data if isinstance(data, bytes) else _from_base64(data)
+    data = data if isinstance(data, bytes) else _bytes(data)
     if len(data) != num_bytes:
         raise _Misfit(f"{len(data)} bytes instead of {num_bytes}")
     return data
@@ -595,42 +466,29 @@ def _key_form(value: Any, within: _Within) -> Any:
 
 
 def _dict(content: Any, depth: int) -> dict[Any, Any]:
-    found = dict(_pairs(content, depth))
-    if len(found) < len(content) or _stays_itself(found):
-        raise _Misfit("a dict with equal keys, or that needs no $dict")
+    found = _pairs(content, depth)
+    if _stays_itself(found):
+        raise _Misfit("a dict that needs no $dict")
     return found
-
-
-def _ordered(content: Any, depth: int) -> OrderedDict[Any, Any]:
-    return OrderedDict(_distinct(content, depth))
 
 
 def _state_dict(content: Any, depth: int) -> OrderedDict[Any, Any]:
     if not isinstance(content, list) or len(content) != 2:
         raise _Misfit("no state of a module")
-    found = _ordered(content[0], depth)
+    found = OrderedDict(_pairs(content[0], depth))
     vars(found)[_METADATA] = _decode(content[1], depth)
     return found
 
 
-def _counter(content: Any, depth: int) -> Counter[Any]:
-    # Counter(pairs) would count the pairs.
-    return Counter(dict(_distinct(content, depth)))
-
-
-def _distinct(content: Any, depth: int) -> list[tuple[Any, Any]]:
-    pairs = _pairs(content, depth)
-    if len(dict(pairs)) < len(pairs):
-        raise _Misfit("equal keys")
-    return pairs
-
-
-def _pairs(content: Any, depth: int) -> list[tuple[Any, Any]]:
+def _pairs(content: Any, depth: int) -> dict[Any, Any]:
     if not isinstance(content, list) or not all(type(v) is list and len(v) == 2 for v in content):
         raise _Misfit("no list of pairs")
     keys = _each(_key, (pair[0] for pair in content), depth)
     values = _each(_decode, (pair[1] for pair in content), depth, keys)
-    return list(zip(keys, values, strict=True))
+    found = dict(zip(keys, values, strict=True))
+    if len(found) < len(keys):
+        raise _Misfit("equal keys")
+    return found
 
 
 def _set(content: Any, depth: int) -> set[Any]:
@@ -649,7 +507,7 @@ def _key(form: Any, depth: int) -> Any:
 
 def _items(act: Callable[[Any, int], Any], content: Any, depth: int) -> list[Any]:
     if not isinstance(content, list):
-        raise _Misfit(f"{_brief(content)} instead of a list")
+        raise _Misfit(f"{brief(content)} instead of a list")
     return _each(act, content, depth)
 
 
@@ -659,7 +517,7 @@ _ENCODED_LEAVES: dict[type, Callable[[Any], Any]] = {
     int: _checked_int,
     float: _float_form,
     str: _str_form,
-    bytes: lambda value: {"$bytes": _to_base64(value)},
+    bytes: lambda value: {"$bytes": to_base64(value)},
     torch.Size: lambda value: {"$size": list(value)},
     torch.dtype: lambda value: {"$dtype": str(value).removeprefix("torch.")},
     torch.Tensor: lambda value: {"$tensor": _tensor_content(value)},
@@ -668,7 +526,7 @@ _ENCODED_LEAVES: dict[type, Callable[[Any], Any]] = {
 _DECODED_LEAVES: dict[str, Callable[[Any], Any]] = {
     "$float": _float,
     "$str": _str,
-    "$bytes": _from_base64,
+    "$bytes": _bytes,
     "$size": _size,
     "$dtype": _dtype,
     "$tensor": _tensor,
@@ -689,53 +547,7 @@ _DECODED_CONTAINERS: dict[str, Callable[[Any, int], Any]] = {
     "$set": _set,
     "$frozenset": lambda content, depth: frozenset(_set(content, depth)),
     "$dict": _dict,
-    "$ordered": _ordered,
+    "$ordered": lambda content, depth: OrderedDict(_pairs(content, depth)),
     "$state_dict": _state_dict,
-    "$counter": _counter,
+    "$counter": lambda content, depth: Counter(_pairs(content, depth)),
 }
-
-
-# JSON text --------------------------------------------------------------------------------------
-
-_TEXT_ENCODER = json.JSONEncoder(allow_nan=False, default=_to_base64)
-
-
-def _outside_strings(text: bytes) -> bytes:
-    """Return the text outside strings; exact as far as the text is JSON."""
-    if b"\\" in text:
-        text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    return b'"'.join(text.split(b'"')[::2])
-
-
-def _json_depth(outside: bytes) -> int:
-    """Return the depth of nesting, or an upper bound if there are few brackets."""
-    brackets = outside.translate(None, _NO_BRACKETS)
-    if len(brackets) <= MAX_JSON_DEPTH:
-        return len(brackets)
-    greatest = level = 0
-    for first in range(0, len(brackets), _BLOCK):
-        found = np.frombuffer(brackets[first : first + _BLOCK], np.uint8)
-        levels = level + np.cumsum(np.where(np.isin(found, _OPENING), 1, -1))
-        greatest, level = max(greatest, int(levels.max())), int(levels[-1])
-    return greatest
-
-
-def _checked_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in found if names.count(name) > 1)
-        shown = repr(twice if len(twice) <= 60 else f"{twice[:60]}...")
-        raise ValueError(f"the key {shown} comes twice in one object")
-    return found
-
-
-def _next_range(data: Any, raw: memoryview, num_used: int) -> bytes:
-    first, end = data if type(data) is list and len(data) == 2 else (None, None)
-    if type(first) is int and type(end) is int and num_used == first <= end <= len(raw):
-        return bytes(raw[first:end])
-    raise ValueError(f"{_brief(data)} instead of the next range of {len(raw)} raw bytes")
-
-
-def _refuse_constant(literal: str) -> NoReturn:
-    raise ValueError(f"{literal} is no JSON")

@@ -31,9 +31,10 @@ from stateful_gpu_loader.checkpoint.files import (
 from stateful_gpu_loader.checkpoint.files import read as read_checkpoint
 from stateful_gpu_loader.engine.resume.rank_states import comparable
 from stateful_gpu_loader.errors import LoaderError
+from stateful_gpu_loader.state.json_text import check_text
 from stateful_gpu_loader.state.schema import FORMAT, says_own_format
 from stateful_gpu_loader.state.torchdata import is_torchdata_state
-from stateful_gpu_loader.state.typed_json import check_text, decode, encode, parse, write
+from stateful_gpu_loader.state.typed_json import decode, encode, parse, write
 from stateful_gpu_loader.tools import distributed_checkpoint, torch_file
 from stateful_gpu_loader.tools.distributed_checkpoint import Key, Unread, with_tensors
 from stateful_gpu_loader.tools.pickle_machine import MAX_DEPTH, Expansion

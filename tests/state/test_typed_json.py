@@ -15,7 +15,8 @@ import torch
 from hypothesis import given
 
 from stateful_gpu_loader import StatefulGPULoader
-from stateful_gpu_loader.state.typed_json import MAX_DIGITS, decode, encode, parse, write
+from stateful_gpu_loader.state.json_text import MAX_DIGITS
+from stateful_gpu_loader.state.typed_json import decode, encode, parse, write
 from tests.state.typed_values import TENSOR_NAMES, identical, values
 
 

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateful_gpu_loader.state.typed_json import MAX_JSON_DEPTH, decode, encode, parse, write
+from stateful_gpu_loader.state.json_text import MAX_JSON_DEPTH
+from stateful_gpu_loader.state.typed_json import decode, encode, parse, write
 from tests.state.typed_values import identical, values
 
 JUNK = st.sampled_from(

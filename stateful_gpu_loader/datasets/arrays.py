@@ -15,8 +15,9 @@ from stateful_gpu_loader.datasets.source import OwnImage, Size, Source, reads_as
 from stateful_gpu_loader.datasets.storage.memory import Bytes, Memory, new_memory
 from stateful_gpu_loader.decoders import ImageHeader
 from stateful_gpu_loader.records import EncodedSample, IndexArray
-from stateful_gpu_loader.state.contents import ContentDigest, spread
+from stateful_gpu_loader.state.contents import ContentDigest
 from stateful_gpu_loader.state.schema import SAMPLED
+from stateful_gpu_loader.state.tensors import spread
 
 _MOST_DIGESTED = 1 << 28
 """Most bytes of pixels for which the fingerprint covers every image."""

@@ -41,7 +41,7 @@ import torch
 
 from stateful_gpu_loader.state.schema import SAMPLED
 from stateful_gpu_loader.state.tables import columns_of, is_scalar, is_table, shape_of, some_rows
-from stateful_gpu_loader.state.tensors import bytes_of
+from stateful_gpu_loader.state.tensors import bytes_of, spread, without_padding
 
 MOST_COST = 600_000_000
 """Approximate limit for the digest of one dataset, in nanoseconds."""
@@ -114,17 +114,6 @@ def fields_of(cls: type) -> tuple[str, ...] | None:
         if fields is not None:
             return tuple(getattr(field, "name", field) for field in fields)
     return None
-
-
-def spread(length: int, most: int) -> list[int]:
-    """Return indices of a sequence: all, or the first, the last and evenly spread ones.
-
-    >>> spread(3, 5), spread(101, 5)
-    ([0, 1, 2], [0, 25, 50, 75, 100])
-    """
-    if length <= most:
-        return list(range(length))
-    return [number * (length - 1) // (most - 1) for number in range(most)]
 
 
 class _TooLongError(Exception):
@@ -526,16 +515,6 @@ def _blocks(given: Any) -> Iterator[memoryview[int]]:
             yield bytes_of(rows).data
         else:
             yield np.ascontiguousarray(without_padding(rows)).reshape(-1).view(np.uint8).data
-
-
-def without_padding(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return records with zeros in the padding between their fields, which may hold any bytes."""
-    if values.dtype.names is None:
-        return values
-    clean = np.zeros(values.shape, values.dtype)
-    for name in values.dtype.names:
-        clean[name] = without_padding(values[name])
-    return clean
 
 
 class ContentDigest:

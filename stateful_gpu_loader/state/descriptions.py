@@ -15,9 +15,7 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
-import math
 import os
-import sys
 import types
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -32,50 +30,16 @@ from stateful_gpu_loader.state.contents import (
     Held,
     fields_of,
     is_content,
-    spread,
-    without_padding,
     without_root,
 )
-from stateful_gpu_loader.state.tensors import bytes_of
+from stateful_gpu_loader.state.object_names import comes_from, is_named, name_of, package_of
+from stateful_gpu_loader.state.tensors import is_whole, sampled_bytes, spread
 
 TRANSFORM_ATTRIBUTES = ("transform", "target_transform", "transforms")
 """Attributes in which datasets, and composed transforms, keep transforms."""
 
 NOTHING_KNOWN = "?"
 """Text of an object of which nothing is known, not even its class."""
-
-_MOVED = {
-    f"stateful_gpu_loader.{now}": f"stateful_gpu_loader.{before}"
-    for now, before in {
-        "engine.makers.collate.ragged_collate": "collating.ragged_collate",
-        "engine.plan.Chain": "engine.choice.Chain",
-        "datasets.caffe2_lmdb.Caffe2LMDBSource": "datasets.lmdb.caffe2_source.Caffe2LMDBSource",
-        "datasets.caffe_lmdb.CaffeLMDBSource": "datasets.lmdb.caffe.CaffeLMDBSource",
-        "datasets.coco.CocoSource": "datasets.coco.source.CocoSource",
-        "datasets.folder.FolderSource": "datasets.folder.source.FolderSource",
-        "datasets.framed.FramedShards": "datasets.framed.shards.FramedShards",
-        "datasets.framed.FramedSource": "datasets.framed.source.FramedSource",
-        "datasets.lmdb.LmdbSource": "datasets.lmdb.source.LmdbSource",
-        "datasets.parquet.source.ParquetShards": "datasets.parquet.shards.ParquetShards",
-        "datasets.prepared.PreparedSource": "datasets.prepared.source.PreparedSource",
-        "datasets.recordio.RecordIOShards": "datasets.recordio.source.RecordIOShards",
-        "datasets.recordio.RecordIOSource": "datasets.recordio.source.RecordIOSource",
-        "datasets.tfrecord.TFRecordShards": "datasets.tfrecord.source.TFRecordShards",
-        "datasets.tfrecord.TFRecordSource": "datasets.tfrecord.source.TFRecordSource",
-        "datasets.sharded.FileShards": "datasets.file_shards.FileShards",
-        "samplers.shuffled.DistributedShuffledSampler": (
-            "samplers.distributed.DistributedShuffledSampler"
-        ),
-        "transforms.geometry.crops.RandomResizedCrop": (
-            "transforms.geometry.random_resized_crop.RandomResizedCrop"
-        ),
-        "transforms.policies.AugmentPolicy": "transforms.policies.recipes.AugmentPolicy",
-        "transforms.policies.RandAugment": "transforms.policies.recipes.RandAugment",
-        "transforms.policies.TrivialAugmentWide": "transforms.policies.recipes.TrivialAugmentWide",
-        "transforms.recipe.BatchRecipe": "transforms.batch_recipe.BatchRecipe",
-    }.items()
-}
-"""Former names of classes that have moved, under which saved states know them."""
 
 _LONGEST_OWN = 400
 _LONGEST = 1000
@@ -95,16 +59,6 @@ _FUNCTIONS = (
     types.MethodDescriptorType,
     np.ufunc,
 )
-_NAMED = {
-    "torch",
-    "torchvision",
-    "torchdata",
-    "numpy",
-    "PIL",
-    "albumentations",
-    "stateful_gpu_loader",
-}
-"""Packages, besides Python's own, whose functions are identified by name and version."""
 _PUBLIC_NAMES: dict[Any, str] = {
     torch.utils.data.default_collate: "torch.utils.data.default_collate",
     torch.utils.data.default_convert: "torch.utils.data.default_convert",
@@ -135,10 +89,6 @@ FEWEST_ENTRIES = 8
 """Number of entries examined in each list or array even if the others have used up the rest."""
 _MOST_PARTS = 1 << 16
 """Maximum number of datasets in one list whose transforms are examined."""
-_MOST_MAPPED_ROWS = 8
-"""Maximum number of rows of an array in a file, each of which may cost a disk access."""
-_MOST_VALUES = 16
-"""Maximum number of values examined in a row."""
 
 
 @dataclass(frozen=True)
@@ -304,7 +254,7 @@ class Describer:
             return self._sequence(thing)
         own = own_fingerprint(thing)
         if own is not None:
-            if _package(type(thing)) == "stateful_gpu_loader":
+            if package_of(type(thing)) == "stateful_gpu_loader":
                 for name in _HELD_BY_OURS:
                     self.text(getattr(thing, name, None))  # only to note missing facts
             return shortened(str(own()), _LONGEST_OWN)
@@ -339,15 +289,17 @@ class Describer:
         if isinstance(array, torch.Tensor) and array.is_nested:
             return f"nested {self._sequence(array.unbind())}"
         most_rows = self._room(MOST_ROWS, MOST_ROWS)
-        text = array_text(array, most_rows=most_rows)
-        if text is not None:
-            self._is_partial |= not _is_whole(array, most_rows)
-            return text
-        if isinstance(array, np.ndarray):
-            self._is_partial = True
-        else:
-            self._note(f"the values of an array of {array.dtype}")
-        return f"{array.dtype} {list(array.shape)}"
+        try:
+            sampled = sampled_bytes(array, most_rows)
+        except (TypeError, ValueError, RuntimeError, NotImplementedError):
+            if isinstance(array, np.ndarray):
+                self._is_partial = True
+            else:
+                self._note(f"the values of an array of {array.dtype}")
+            return f"{array.dtype} {list(array.shape)}"
+        self._is_partial |= not is_whole(array, most_rows)
+        dtype = str(array.dtype).removeprefix("torch.")
+        return f"{dtype} {list(array.shape)} {digest(sampled)}"
 
     def _sequence(self, things: Sequence[Any]) -> str:
         n = len(things)
@@ -393,10 +345,10 @@ class Describer:
             return public
         owner = getattr(thing, "__self__", None)
         bound = owner is not None and not isinstance(owner, (type, types.ModuleType))
-        name = _name(type(owner), thing.__name__) if bound else _name(thing)
+        name = name_of(type(owner), thing.__name__) if bound else name_of(thing)
         if bound and _tells_settings(owner):
             return f"{self.text(owner)}.{thing.__name__}"
-        if bound or not _is_named(thing) or "<" in name:  # a lambda, or defined in a function
+        if bound or not is_named(thing) or "<" in name:  # a lambda, or defined in a function
             self._note(f"the code of {name}")
         return name
 
@@ -408,9 +360,9 @@ class Describer:
     def _hugging_face(self, thing: Any) -> str | None:
         """Describe a dataset of the package ``datasets``, which digests its data and history."""
         found = vars(thing).get("_fingerprint") if hasattr(thing, "__dict__") else None
-        if not isinstance(found, str) or not _comes_from(thing, "datasets"):
+        if not isinstance(found, str) or not comes_from(thing, "datasets"):
             return None
-        if _package(type(thing)) != "datasets":
+        if package_of(type(thing)) != "datasets":
             self._note_class(thing)
         if getattr(thing, "_format_type", None) == "custom":
             # The digest includes the given function, down to the states of generators in it.
@@ -419,18 +371,16 @@ class Describer:
             rows = [] if picked is None else picked.column(0)
             sampled = [rows[i].as_py() for i in spread(len(rows), MOST_ROWS)]
             found = f"{len(thing)} rows, {self.text(thing.column_names)}, {self.text(sampled)}"
-        return f"{_name(type(thing))}({found})"
+        return f"{name_of(type(thing))}({found})"
 
     def _albumentations(self, thing: Any) -> str | None:
-        if not _comes_from(thing, "albumentations") or not callable(
-            getattr(thing, "to_dict", None)
-        ):
+        if not comes_from(thing, "albumentations") or not callable(getattr(thing, "to_dict", None)):
             return None
         try:
             settings = thing.to_dict()
         except (ValueError, TypeError, NotImplementedError, AttributeError, KeyError):
             return None  # for example a Lambda without a name
-        if _package(type(thing)) != "albumentations":
+        if package_of(type(thing)) != "albumentations":
             self._note_class(thing)
         settings = {key: value for key, value in settings.items() if key != "__version__"}
         text = f"albumentations({_inline(settings)})"
@@ -454,8 +404,7 @@ class Describer:
         return f"{name}({', '.join(texts)})" if texts else name or NOTHING_KNOWN
 
     def _class_of(self, thing: Any) -> str:
-        is_named = self._names_classes or _tells_settings(thing)
-        return _name(type(thing)) if is_named else ""
+        return name_of(type(thing)) if self._names_classes or _tells_settings(thing) else ""
 
     def _settings(self, thing: Any) -> dict[str, Any]:
         """Return the known attributes that determine what an object does."""
@@ -472,7 +421,7 @@ class Describer:
             settings |= thing._modules
             settings.pop("training", None)
             if thing._parameters or thing._buffers:
-                self._note(f"the parameters of {_name(type(thing))}")
+                self._note(f"the parameters of {name_of(type(thing))}")
         else:
             settings = dict(attributes)
         found: dict[str, Any] = {}
@@ -486,7 +435,7 @@ class Describer:
     def _held(self, thing: Any) -> Held | None:
         """Return the parts of an object to digest; None if its text covers everything."""
         if own_fingerprint(thing) is not None:
-            if _package(type(thing)) != "stateful_gpu_loader":
+            if package_of(type(thing)) != "stateful_gpu_loader":
                 return None
             held = {name: getattr(thing, name, None) for name in _HELD_BY_OURS}
             return (), {"": self.text(thing), **held}
@@ -507,7 +456,7 @@ class Describer:
         return granted
 
     def _note_class(self, thing: Any) -> None:
-        self._note(f"what a {_name(type(thing))} does")
+        self._note(f"what a {name_of(type(thing))} does")
 
     def _note(self, unknown: str) -> None:
         self._unknown[unknown] = None
@@ -553,52 +502,6 @@ def digest(content: bytes) -> str:
     return f"blake2b {hashlib.blake2b(content, digest_size=16).hexdigest()}"
 
 
-def array_text(
-    array: np.ndarray[Any, Any] | torch.Tensor, *, most_rows: int = MOST_ROWS
-) -> str | None:
-    """Return shape, dtype and a digest of sampled values; None if the values cannot be read.
-
-    >>> array_text(torch.zeros(2, 3))[:22]
-    'float32 [2, 3] blake2b'
-    """
-    dtype = str(array.dtype).removeprefix("torch.")
-    try:
-        sampled = _sampled_bytes(array, most_rows)
-    except (TypeError, ValueError, RuntimeError, NotImplementedError):
-        return None  # objects, sparse, or on the meta device
-    return f"{dtype} {list(array.shape)} {digest(sampled)}"
-
-
-def _sampled_bytes(array: np.ndarray[Any, Any] | torch.Tensor, most_rows: int) -> bytes:
-    shape = tuple(array.shape) or (1,)
-    size = math.prod(shape)
-    if not size:
-        return b""
-    if isinstance(array, np.memmap):
-        most_rows = min(most_rows, _MOST_MAPPED_ROWS)
-    row_size = size // shape[0]
-    rows = np.array(spread(shape[0], most_rows * (_MOST_VALUES if row_size == 1 else 1)))
-    values = np.array(spread(row_size, _MOST_VALUES))
-    places = np.unravel_index((rows[:, None] * row_size + values).ravel(), shape)
-    if isinstance(array, torch.Tensor):
-        given = array.detach().reshape(1) if array.ndim == 0 else array.detach()
-        found = given[tuple(torch.from_numpy(place).to(array.device) for place in places)]
-        return bytes_of(found).tobytes()
-    if array.dtype.hasobject:
-        raise TypeError("pointers are no content")
-    return without_padding((array.reshape(1) if array.ndim == 0 else array)[places]).tobytes()
-
-
-def _is_whole(array: np.ndarray[Any, Any] | torch.Tensor, most_rows: int) -> bool:
-    """Whether the text of an array covers all its values."""
-    rows, *others = map(int, array.shape or (1,))
-    row_size = math.prod(others)
-    if isinstance(array, np.memmap):
-        most_rows = min(most_rows, _MOST_MAPPED_ROWS)
-    most = most_rows * (_MOST_VALUES if row_size == 1 else 1)
-    return rows * row_size == 0 or (rows <= most and row_size <= _MOST_VALUES)
-
-
 def _inline(value: Any) -> str:
     """Return plain values of another package in full."""
     if isinstance(value, Mapping):
@@ -608,40 +511,15 @@ def _inline(value: Any) -> str:
     return Describer().text(value)
 
 
-def _name(thing: Any, attribute: str = "") -> str:
-    """Return the qualified name; for known packages without private modules, which may change."""
-    module = getattr(thing, "__module__", None) or "builtins"
-    if module == "__mp_main__":
-        module = "__main__"  # the same script in a process that it has spawned
-    if _is_named(thing):
-        module = ".".join(part for part in module.split(".") if not part.startswith("_"))
-    name = getattr(thing, "__qualname__", None) or thing.__name__
-    first, *inner = name.split(".")
-    outermost = f"{module}.{first}" if module else first
-    return ".".join(part for part in (_MOVED.get(outermost, outermost), *inner, attribute) if part)
-
-
-def _package(thing: Any) -> str:
-    return (getattr(thing, "__module__", None) or "builtins").partition(".")[0]
-
-
-def _is_named(thing: Any) -> bool:
-    return _package(thing) in _NAMED or _package(thing) in sys.stdlib_module_names
-
-
-def _comes_from(thing: Any, package: str) -> bool:
-    return any(_package(cls) == package for cls in type(thing).__mro__)
-
-
 def _tells_settings(thing: Any) -> bool:
     """Whether attributes describe an object completely; torch also has objects written in C++."""
     if isinstance(thing, torch.jit.ScriptModule) or not hasattr(thing, "__dict__"):
         return False
-    if _package(type(thing)) == "torch":
+    if package_of(type(thing)) == "torch":
         return isinstance(thing, torch.nn.Module) or type(thing).__module__.startswith(
             "torch.utils.data."
         )
-    return _package(type(thing)) == "torchvision"
+    return package_of(type(thing)) == "torchvision"
 
 
 def _is_digested(thing: Any) -> bool:
@@ -656,7 +534,7 @@ def _is_described(thing: Any) -> bool:
     Objects that it opens while it is read, such as an h5py file, are not part of its configuration.
     """
     kinds = (list, tuple, range, dict, np.ndarray, torch.Tensor, torch.utils.data.Dataset)
-    return isinstance(thing, kinds) or callable(thing) or _comes_from(thing, "datasets")
+    return isinstance(thing, kinds) or callable(thing) or comes_from(thing, "datasets")
 
 
 def _is_plain(entry: Any) -> bool:

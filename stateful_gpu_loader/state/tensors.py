@@ -1,13 +1,19 @@
-"""Conversion between a tensor's values and plain bytes."""
+"""Values of tensors and arrays as plain bytes, all of them or a sample, and back."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+_MOST_MAPPED_ROWS = 8
+"""Maximum number of rows of an array in a file, each of which may cost a disk access."""
+_MOST_VALUES = 16
+"""Maximum number of values examined in a row."""
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -50,3 +56,60 @@ def tensor_of(data: bytearray, dtype: torch.dtype, shape: Sequence[Any]) -> torc
     if not data:
         return torch.empty(tuple(shape), dtype=dtype, device="cpu")
     return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(tuple(shape))
+
+
+def spread(length: int, most: int) -> list[int]:
+    """Return indices of a sequence: all, or the first, the last and evenly spread ones.
+
+    >>> spread(3, 5), spread(101, 5)
+    ([0, 1, 2], [0, 25, 50, 75, 100])
+    """
+    if length <= most:
+        return list(range(length))
+    return [number * (length - 1) // (most - 1) for number in range(most)]
+
+
+def sampled_bytes(array: np.ndarray[Any, Any] | torch.Tensor, most_rows: int) -> bytes:
+    """Return the bytes of the first and last rows, and of others evenly spread between them.
+
+    Raises:
+        TypeError, ValueError, RuntimeError, NotImplementedError: the values cannot be read: they
+            are objects, sparse, or on the meta device.
+    """
+    shape = tuple(array.shape) or (1,)
+    size = math.prod(shape)
+    if not size:
+        return b""
+    if isinstance(array, np.memmap):
+        most_rows = min(most_rows, _MOST_MAPPED_ROWS)
+    row_size = size // shape[0]
+    rows = np.array(spread(shape[0], most_rows * (_MOST_VALUES if row_size == 1 else 1)))
+    values = np.array(spread(row_size, _MOST_VALUES))
+    places = np.unravel_index((rows[:, None] * row_size + values).ravel(), shape)
+    if isinstance(array, torch.Tensor):
+        given = array.detach().reshape(1) if array.ndim == 0 else array.detach()
+        found = given[tuple(torch.from_numpy(place).to(array.device) for place in places)]
+        return bytes_of(found).tobytes()
+    if array.dtype.hasobject:
+        raise TypeError("pointers are no content")
+    return without_padding((array.reshape(1) if array.ndim == 0 else array)[places]).tobytes()
+
+
+def is_whole(array: np.ndarray[Any, Any] | torch.Tensor, most_rows: int) -> bool:
+    """Whether :func:`sampled_bytes` returns the bytes of all values."""
+    rows, *others = map(int, array.shape or (1,))
+    row_size = math.prod(others)
+    if isinstance(array, np.memmap):
+        most_rows = min(most_rows, _MOST_MAPPED_ROWS)
+    most = most_rows * (_MOST_VALUES if row_size == 1 else 1)
+    return rows * row_size == 0 or (rows <= most and row_size <= _MOST_VALUES)
+
+
+def without_padding(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return records with zeros in the padding between their fields, which may hold any bytes."""
+    if values.dtype.names is None:
+        return values
+    clean = np.zeros(values.shape, values.dtype)
+    for name in values.dtype.names:
+        clean[name] = without_padding(values[name])
+    return clean

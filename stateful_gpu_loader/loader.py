@@ -7,7 +7,7 @@ import html
 import inspect
 import logging
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Literal, Protocol
 
@@ -255,20 +255,12 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         Raises:
             UnsupportedLoader: a part of the loader has no equal; ``refused`` names each of them.
 
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> from PIL import Image
-        >>> from torchvision.datasets import ImageFolder
-        >>> from torchvision.transforms import v2
-        >>> folder = tempfile.TemporaryDirectory()
-        >>> Path(folder.name, "grey").mkdir()
-        >>> Image.new("RGB", (80, 60)).save(f"{folder.name}/grey/0.png")
-        >>> steps = v2.Compose([v2.CenterCrop(32), v2.ToImage(), v2.ToDtype(torch.float32, True)])
-        >>> theirs = torch.utils.data.DataLoader(ImageFolder(folder.name, steps), batch_size=1)
+        >>> images = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
+        >>> dataset = torch.utils.data.TensorDataset(images, torch.arange(4))
+        >>> theirs = torch.utils.data.DataLoader(dataset, batch_size=2)
         >>> ours = StatefulGPULoader.from_dataloader(theirs, seed=42)
         >>> [torch.equal(a, b) for a, b in zip(next(iter(ours)), next(iter(theirs)))]
         [True, True]
-        >>> folder.cleanup()
         """
         conversion = LoaderConversion.of(loader, changes)
         logger.info("from_dataloader: %s", conversion.summary)
@@ -291,8 +283,9 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; one that decides what is in the batches raises a ValueError.
 
-        torch's DataLoader protects ``batch_size`` in the same way. Attributes of workers take
-        effect in the next pass.
+        So does ``num_workers`` if each worker has a state, from which later passes resume. torch's
+        DataLoader protects ``batch_size`` in the same way. Attributes of workers take effect in the
+        next pass.
         """
         engine: Engine | None = self.__dict__.get("_built_engine")
         change = ARGUMENTS.get(name)
@@ -305,8 +298,12 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
                 f"new loader with {name}=, and resume with load_state_dict(loader.state_dict()), "
                 "with accept= if the error asks for it"
             )
-        if name == "num_workers" and value != self.num_workers:
-            self._check_free_workers()
+        if name == "num_workers" and value != self.num_workers and engine.plan.has_worker_states:
+            raise ValueError(
+                f"num_workers cannot be set after {type(self).__name__} is built over "
+                f"{type(self.dataset).__name__}, because each worker iterates its own copy or "
+                "keeps its own state. Remedy: build a new loader with num_workers="
+            )
         super().__setattr__(name, value)
         if change in (Change.WITH_WORKERS, Change.ANY_TIME):
             engine.change(name, getattr(self, name))
@@ -591,19 +588,6 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         """
         self._engine.seek(epoch=epoch, position=position, samples=samples, percent=percent)
 
-    def _check_free_workers(self) -> None:
-        """Refuse to change the number of workers if each worker has a state.
-
-        Raises:
-            ValueError: workers have states, from which later passes resume.
-        """
-        if self._engine.plan.has_worker_states:
-            raise ValueError(
-                f"num_workers cannot be set after {type(self).__name__} is built over "
-                f"{type(self.dataset).__name__}, because each worker iterates its own copy or "
-                "keeps its own state. Remedy: build a new loader with num_workers="
-            )
-
 
 def _brief(dataset: Any) -> str:
     """Describe a dataset in a few words; other datasets than sources may have a long repr."""
@@ -611,6 +595,6 @@ def _brief(dataset: Any) -> str:
         return repr(dataset)
     name = type(dataset).__name__
     try:
-        return f"{name} of {len(dataset)}" if isinstance(dataset, Sized) else name
+        return f"{name} of {len(dataset)}"
     except Exception:  # a dataset without a length, or one that cannot be read here
         return name

@@ -8,15 +8,9 @@ from typing import Annotated
 import typer
 
 import stateful_gpu_loader
-from stateful_gpu_loader.cli.bench import bench_command
-from stateful_gpu_loader.cli.diff import diff
-from stateful_gpu_loader.cli.inspect import inspect
+from stateful_gpu_loader.cli.loaders import bench_command, prepare, preview, verify
 from stateful_gpu_loader.cli.output import complain, said
-from stateful_gpu_loader.cli.prepare import prepare
-from stateful_gpu_loader.cli.preview import preview
-from stateful_gpu_loader.cli.seek import seek
-from stateful_gpu_loader.cli.verify import verify
-from stateful_gpu_loader.cli.which import which
+from stateful_gpu_loader.cli.states import diff, inspect, seek, which
 from stateful_gpu_loader.errors import LoaderError
 
 app = typer.Typer(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stateful_gpu_loader.cli.bench import _show
+from stateful_gpu_loader.cli.loaders import _show_bench
 from stateful_gpu_loader.tools.bench import STAGES, BenchReport, ceilings_of
 from tests.cli.command import command
 from tests.tools.test_bench import rate
@@ -42,7 +42,7 @@ def test_no_figure_is_cut_at_80_columns(
         conversion=None,
         peer=None,
     )
-    _show(report)
+    _show_bench(report)
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
     assert shown.count("12,345.6") == len(rates) * (len(STAGES) + 1) + 2 * len(STAGES)

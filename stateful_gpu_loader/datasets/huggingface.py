@@ -68,7 +68,7 @@ class HuggingFaceSource(Source):
         if isinstance(target, Sequence) and not isinstance(target, str):
             fields = {name: name for name in target}
         self._selection = Selection(image, fields)
-        self._name = _name_of(dataset)
+        self._name = str(dataset.info.dataset_name or dataset.info.builder_name or "Dataset")
         self._folder = os.getcwd()
         self._selection.check(self._name, dataset.data.table.schema)
         self._check_features()
@@ -198,10 +198,6 @@ def _remedy_for(module: Any, dataset: Any) -> str:
     if module is not None and isinstance(dataset, module.IterableDataset):
         return "load it without streaming=True, or read its Parquet files with ParquetShards"
     return "pass what datasets.load_dataset(..., split='train') returns"
-
-
-def _name_of(dataset: Any) -> str:
-    return str(dataset.info.dataset_name or dataset.info.builder_name or "Dataset")
 
 
 def _kind_of(feature: Any) -> str | None:

@@ -195,9 +195,6 @@ class DaliDecoder(Decoder):
             return self._other.decode(data, header)
         return decode_by_rule({"jpeg": _decode_one}, data, header)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
-
 
 def _decode_one(data: torch.Tensor, mode: int) -> torch.Tensor:
     (pixels,) = _POOL.decode([data])

@@ -69,6 +69,9 @@ class Decoder(Protocol):
         """
         return part_of(self.decode(data, header), box)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
 
 def part_of(image: Tensor, box: Box) -> Tensor:
     """Return a view of a box of an image [C, H, W].

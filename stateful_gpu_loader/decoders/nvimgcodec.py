@@ -104,9 +104,6 @@ class NvimgcodecDecoder(Decoder):
                 return image
         return super().decode_part(data, header, box, least)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
-
 
 def is_worth_it(header: JpegHeader, box: Box) -> bool:
     """Whether nvImageCodec can decode this part of this JPEG, and faster than the whole."""

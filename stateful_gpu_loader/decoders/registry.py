@@ -137,8 +137,6 @@ def _made(make: Callable[[], AnyDecoder]) -> AnyDecoder | None:
 
 def _check_name(name: str) -> None:
     if name not in DECODER_NAMES:
-        raise ValueError(f"unknown decoder {name!r}. Remedy: use one of {_listed(*DECODER_NAMES)}")
-
-
-def _listed(*names: str) -> str:
-    return ", ".join(repr(name) for name in names)
+        raise ValueError(
+            f"unknown decoder {name!r}. Remedy: use one of {', '.join(map(repr, DECODER_NAMES))}"
+        )

@@ -53,9 +53,6 @@ class TorchcodecDecoder(Decoder):
             data = without_exif(data, header)
         return decode_by_rule(_operators(), data, header)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
-
 
 @functools.cache
 def _operators() -> dict[str, RawOperator]:

@@ -47,9 +47,6 @@ class TorchvisionDecoder(Decoder):
         """See :meth:`Decoder.decode`."""
         return decode_by_rule(_operators(), data, header)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
-
 
 @functools.cache
 def _operators() -> dict[str, RawOperator]:

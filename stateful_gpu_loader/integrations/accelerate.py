@@ -97,7 +97,9 @@ class PreparedLoader(DataLoaderShard):  # type: ignore[misc]
             self.feed.load_state_dict(loader.state_dict())
         # Accelerate would synchronize the order's generator, but all ranks have the same one
         # anyway.
-        kinds = [kind for kind in accelerator.rng_types if _name(kind) != "generator"]
+        kinds = [
+            kind for kind in accelerator.rng_types if getattr(kind, "value", kind) != "generator"
+        ]
         super().__init__(
             self.feed,
             device=accelerator.device if accelerator.device_placement else None,
@@ -244,7 +246,3 @@ def _set_remainder(prepared: PreparedLoader, value: int) -> None:
 
 # Set after the class is made, because Accelerate replaces an attribute of this name in its body.
 PreparedLoader.remainder = property(_get_remainder, _set_remainder)
-
-
-def _name(kind: Any) -> str:
-    return str(getattr(kind, "value", kind))

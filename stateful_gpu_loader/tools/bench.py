@@ -360,7 +360,8 @@ def timed(
             counted += 1
             if time.perf_counter() - started + elapsed >= seconds:
                 break
-        _settle()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
         elapsed += time.perf_counter() - started
         note()
         if counted == before:
@@ -370,11 +371,6 @@ def timed(
             )
         del batches
     return counted, elapsed
-
-
-def _settle() -> None:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
 
 
 def _set_workers(loader: StatefulGPULoader[Any], num_workers: int) -> None:

@@ -44,7 +44,7 @@ def draw(report: BenchReport, path: Path) -> None:
     for axes in (speed, parts):
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_xlabel("num_workers", color=_INK)
-    figure.suptitle(_in_lines(report.recommendation), color=_INK, fontsize=11)
+    figure.suptitle(textwrap.fill(report.recommendation, 110), color=_INK, fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
@@ -100,7 +100,3 @@ def _explain(axes: Any, *, num_columns: int) -> None:
         fontsize=9,
         columnspacing=1.2,
     )
-
-
-def _in_lines(text: str) -> str:
-    return "\n".join(textwrap.wrap(text, 110))

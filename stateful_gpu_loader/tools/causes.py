@@ -353,7 +353,9 @@ def _variables(objects: dict[str, Any]) -> dict[str, Variable]:
 def _made(loader: StatefulGPULoader[Any], request: Request) -> Any:
     """Make the batch of a request in this thread, as the loader does."""
     plan = loader._engine.plan
-    maker = maker_of(plan, policy_of(plan, {}), _allocate)
+    maker = maker_of(
+        plan, policy_of(plan, {}), lambda shape, dtype: torch.empty(shape, dtype=dtype)
+    )
     found = maker(request, never_stopped)
     payload = found.payload if isinstance(found, Answer) else found
     if isinstance(payload, Failure):
@@ -364,10 +366,6 @@ def _made(loader: StatefulGPULoader[Any], request: Request) -> Any:
 def _single(request: Request, place: int) -> Request:
     index, start = request.index_list()[place], int(request.positions[place])
     return request._replace(indices=[index], start=start, listed=None)
-
-
-def _allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype)
 
 
 def _names_of(loader: Any, first: Mismatch) -> list[str]:

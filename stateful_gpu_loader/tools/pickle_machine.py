@@ -228,10 +228,6 @@ def _checked_key(key: Any) -> Any:
     return key
 
 
-def _set_of(items: Any) -> set[Any]:
-    return set(checked_keys(items))
-
-
 def _dict_of(machine: _Machine) -> None:
     pairs = machine.to_mark()
     machine.push({})
@@ -274,7 +270,7 @@ _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
     "TUPLE2": lambda machine, _: machine.join(2),
     "TUPLE3": lambda machine, _: machine.join(3),
     "DICT": lambda machine, _: _dict_of(machine),
-    "FROZENSET": lambda machine, _: machine.push(frozenset(_set_of(machine.to_mark()))),
+    "FROZENSET": lambda machine, _: machine.push(frozenset(checked_keys(machine.to_mark()))),
     "APPEND": lambda machine, _: machine.append([machine.stack.pop()]),
     "APPENDS": lambda machine, _: machine.append(machine.to_mark()),
     "SETITEM": lambda machine, _: machine.set_items(_last_two(machine)),

@@ -37,7 +37,6 @@ _END, _END_64, _LOCATOR_64 = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
 _ENTRY, _LOCAL = b"PK\x01\x02", b"PK\x03\x04"
 _NUM_END, _NUM_LOCATOR, _NUM_END_64, _NUM_ENTRY, _NUM_LOCAL = 22, 20, 56, 46, 30
 _IS_IN_64 = 0xFFFFFFFF
-_STORED = 0
 _MAGIC = 0x1950A86A20F9469CFC6C
 """First value of a file of torch before 1.6, which is not a zip."""
 

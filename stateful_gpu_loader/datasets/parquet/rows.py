@@ -20,6 +20,8 @@ from stateful_gpu_loader.records import EncodedSample
 
 _BYTES, _PATH = "bytes", "path"
 """Fields of an image struct, as the Hugging Face hub stores it."""
+_MOST_LISTED = 50
+"""Most columns that an error lists."""
 
 
 class Place(NamedTuple):
@@ -215,9 +217,9 @@ def _column(table: Any, name: str) -> Any:
     return array
 
 
-def _listing(schema: Any, limit: int = 50) -> str:
+def _listing(schema: Any) -> str:
     names = [f"{field.name} ({field.type})" for field in schema]
-    return ", ".join(names[:limit]) + ", ..." * (len(names) > limit)
+    return ", ".join(names[:_MOST_LISTED]) + ", ..." * (len(names) > _MOST_LISTED)
 
 
 def check_type(kind: Any) -> None:

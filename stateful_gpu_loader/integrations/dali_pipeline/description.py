@@ -122,12 +122,17 @@ def changes(saved: Description, present: Description) -> Differences:
             before, now = (NO_OPERATOR if kind == NOT_GIVEN else kind for kind in found[field])
             found[field] = before, now
     # An additional or missing operator renames others, and DALI identifies operators by name.
-    names = [_operator_names(description) for description in (saved, present)]
+    names = [
+        [field[len(_OPERATOR) :] for field in description if field.startswith(_OPERATOR)]
+        for description in (saved, present)
+    ]
     missing, new = unmatched(*names)
     at_fault = {f"{_OPERATOR}{name}" for name in missing + new}
 
     def order(field: str) -> tuple[bool, bool]:
-        return _is_detail(field), field.startswith(_OPERATOR) and field not in at_fault
+        if field.startswith(_OPERATOR):
+            return False, field not in at_fault
+        return "." in field or field == "outputs", False
 
     return dict(sorted(found.items(), key=lambda item: order(item[0])))
 
@@ -168,10 +173,6 @@ def acceptable(*descriptions: Description) -> set[str]:
     return found
 
 
-def _operator_names(description: Description) -> list[str]:
-    return [field[len(_OPERATOR) :] for field in description if field.startswith(_OPERATOR)]
-
-
 def _kind(name: str) -> str:
     numbered = _NUMBERED.fullmatch(name)
     return name if numbered is None else numbered["kind"]
@@ -181,10 +182,6 @@ def _number(name: str) -> tuple[int, str]:
     """Return a key that sorts operators in order of creation, named ones first."""
     numbered = _NUMBERED.fullmatch(name)
     return (-1, name) if numbered is None else (int(numbered["number"]), "")
-
-
-def _is_detail(field: str) -> bool:
-    return not field.startswith(_OPERATOR) and ("." in field or field == "outputs")
 
 
 def _arguments(operator: Operator) -> dict[str, Any]:

@@ -165,7 +165,9 @@ class LoaderStateCallback(Callback):  # type: ignore[misc]
         validation = self._validation
         if val is not None and val.is_over:
             validation = DONE
-        elif validation != DONE and (_is_validating(trainer) or _is_validation_due(trainer)):
+        elif validation != DONE and (
+            (trainer.validating and _is_fitting(trainer)) or _is_validation_due(trainer)
+        ):
             validation = DUE
         return Saved(
             epoch=train.epoch,
@@ -223,10 +225,6 @@ class LoaderStateCallback(Callback):  # type: ignore[misc]
 
 def _is_fitting(trainer: Any) -> bool:
     return bool(trainer.state.fn == "fit")
-
-
-def _is_validating(trainer: Any) -> bool:
-    return bool(trainer.validating) and _is_fitting(trainer)
 
 
 def _is_validation_due(trainer: Any) -> bool:

@@ -49,7 +49,9 @@ def state_of_all_ranks(
     num_ranks, rank = size_and_rank()
     if num_ranks == 1:
         return dict(state)
-    places = gathered((_place(loader, rank), state))
+    # Processes of one tensor-parallel group share a data-parallel rank.
+    place = loader.rank if isinstance(loader.rank, int) else rank
+    places = gathered((place, state))
     if _divides(loader):
         return merge_state_dicts(list(_once_each(places).values()))
     states = [state for _, state in places]
@@ -171,11 +173,6 @@ def _divides(loader: StatefulGPULoader[Any]) -> bool:
     return is_ordered and not has_own_batches and loader._engine.plan.config.keeps_order
 
 
-def _place(loader: StatefulGPULoader[Any], rank: int) -> int:
-    """Return the data-parallel rank, which processes of one tensor-parallel group share."""
-    return loader.rank if isinstance(loader.rank, int) else rank
-
-
 def _once_each(places: list[Any]) -> dict[int, dict[str, Any]]:
     states: dict[int, dict[str, Any]] = {}
     for place, state in places:
@@ -195,14 +192,9 @@ def _differing(one: dict[str, Any], other: dict[str, Any]) -> str | None:
     """Return the first field that differs, except for bad samples, which are recorded per rank."""
     for field in sorted({*one, *other} - {"bad_samples"}):
         # States of the user's objects may hold tensors, which == compares element by element.
-        same = comparable if field == "user" else _as_it_is
-        if same(one.get(field)) != same(other.get(field)):
+        if comparable(one.get(field)) != comparable(other.get(field)):
             return field
     return None
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
 
 
 def _rank_key(rank: int) -> str:

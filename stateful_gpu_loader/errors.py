@@ -207,7 +207,7 @@ def _listed(refused: Sequence[RefusedPart]) -> str:
 
 
 def _package_of(thing: Any) -> str:
-    """Return where the class of a torchvision or timm transform is found; "" for others."""
+    """Return the package of a torchvision or timm transform, with a dot; "" for others."""
     module = type(thing).__module__
     for package in ("torchvision.transforms.v2", "torchvision.transforms", "timm.data"):
         if module.startswith(f"{package}."):

@@ -20,7 +20,7 @@ from stateful_gpu_loader.state.schema import SAMPLED
 from stateful_gpu_loader.state.tensors import spread
 
 _MOST_DIGESTED = 1 << 28
-"""Most bytes of pixels for which the fingerprint covers every image."""
+"""Maximum size in bytes of the pixels for which the fingerprint covers every image."""
 _MOST_SAMPLED = 1024
 """Number of images that the fingerprint of a larger array covers."""
 _BLOCK = 1 << 24

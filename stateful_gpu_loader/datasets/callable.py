@@ -16,7 +16,7 @@ from stateful_gpu_loader.state.schema import Stateful, as_int
 
 
 class CallableSource(IterableDataset[Any]):
-    """The results of a function for each sample or batch of an epoch, without an index.
+    """A dataset of the results of a function, called for each sample or batch of an epoch.
 
     The function ends an epoch by raising StopIteration at one place and at every later place. The
     samples of that batch before the end form a last, short batch (none with ``drop_last=True``),

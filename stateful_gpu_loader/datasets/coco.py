@@ -315,10 +315,12 @@ def moved(
     As in torchvision, a box becomes the smallest box around its four moved corners, clipped to the
     image. A mask takes the nearest pixel. An object with less than a pixel of width or height left
     is dropped from all fields. An area scales with the map and with the remaining share of the box;
-    with masks, it is the number of their pixels. If nothing moves, the given target is returned.
+    with masks, it is the number of pixels of each mask. If nothing moves, ``target`` is returned.
 
     Args:
         motion: float64 [2, 3]: maps a point (x, y, 1), in pixels from the upper left corner.
+        size: (height, width) of the image after the crop.
+        box_format: of the boxes in ``target`` and in the result.
         ratio: (height, width) before the motion, if boxes are fractions of it.
 
     >>> target = {"boxes": torch.tensor([[10.0, 0, 30, 20]]), "labels": torch.tensor([7])}

@@ -36,7 +36,7 @@ NO_FAULT_OF_THE_BYTES = re.compile(
 """1 and 7 are nvJPEG's NOT_INITIALIZED and ARCH_MISMATCH."""
 
 SPARE_BYTES = 2**26
-"""Most bytes of working memory besides the pixels."""
+"""Maximum number of bytes of working memory besides the pixels."""
 
 
 def decode_batch_by_rule(

@@ -109,7 +109,7 @@ class PipelinePool:
         self._idle: dict[int, list[tuple[int, Pipeline]]] = {}
 
     def decode(self, data: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Decode as :func:`run` does; a pipeline that raises is not used again."""
+        """Call :func:`run` with an idle or a new pipeline, which is dropped if it raises."""
         idle = self._idle.setdefault(os.getpid(), [])
         try:
             size, pipeline = idle.pop()

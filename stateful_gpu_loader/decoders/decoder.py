@@ -61,8 +61,8 @@ class Decoder(Protocol):
             least: size that the part will be resized to; None if it is not resized.
 
         Returns:
-            uint8 [3, height, width] of the box. A decoder with scaling in its family may return the
-            part smaller, but neither lower nor narrower than ``least``.
+            uint8 [3, height, width] of the box. A decoder that works at a smaller scale may return
+            a smaller part, but neither lower nor narrower than ``least``.
 
         Raises:
             ValueError: :meth:`decode` refuses the whole image, even if the part is undamaged.

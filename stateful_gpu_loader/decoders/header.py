@@ -125,7 +125,7 @@ MAX_DECODED_BYTES = 2**31
 """Largest size in bytes of a decoded image. A larger one is a decompression bomb or broken."""
 
 MAX_SEGMENTS = 10_000
-"""Most segments or chunks that are read, which bounds the time per header."""
+"""Maximum number of segments or chunks that are read, which bounds the time per header."""
 
 
 def check_size(

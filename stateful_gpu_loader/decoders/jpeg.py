@@ -28,7 +28,7 @@ MAX_GARBAGE = 2**16
 """Largest gap in bytes before the next marker. libjpeg skips such bytes too."""
 
 PIXELS_A_BYTE = 8192
-"""Most pixels that a byte can hold. A block of 64 samples takes at least one bit in the most
+"""Maximum number of pixels in a byte. A block of 64 samples takes at least one bit in the most
 densely sampled component, which has at least one sample per 16 pixels."""
 
 SUBSAMPLING = {

@@ -49,7 +49,7 @@ BATCHES = 2
 """Number of a loader's decoded batches in memory at a time."""
 
 LEAST_SIDE = 8
-"""Least side in pixels. In a part one column wide at the left of a 4:2:0 JPEG, nvImageCodec 0.9
+"""Minimum side in pixels. In a part one column wide at the left of a 4:2:0 JPEG, nvImageCodec 0.9
 gives other bits."""
 
 GRANULE = 512

@@ -38,7 +38,7 @@ NO_CAUSE = re.compile(r"API call failed at .*, line \d+$", re.MULTILINE)
 memory, never the bytes. Later versions put the cause before this text in parentheses."""
 
 _SPARE_BYTES = 2**20
-"""Most bytes of working memory besides a small image."""
+"""Maximum number of bytes of working memory besides a small image."""
 
 _SOURCE_LOCATION = re.compile(r"^\S+, \S+:\d+, ")
 """Place in the operator's C++ source, at the start of its message."""

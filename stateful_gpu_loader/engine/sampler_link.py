@@ -62,7 +62,7 @@ def settle_seed_of(sampler: Any, seed: int) -> None:
 
 
 def divides_data(config: LoaderConfig) -> bool:
-    """Return whether ranks divide the data, so that their generators need not decide the order.
+    """Return whether ranks divide the data; without ``seed=`` they then share the seed 0.
 
     An iterable dataset in a process group counts, because its random numbers are keyed by rank.
     """

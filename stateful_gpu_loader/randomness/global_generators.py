@@ -143,10 +143,10 @@ class NumpyGenerator:
 
 
 class TorchMemory:
-    """torch's default CPU generator.
+    """torch's default CPU generator, read and set in its memory.
 
     Args:
-        memory: memory of its words, the place among them, and the cached normal numbers.
+        memory: its words, the place among them, and the cached normal numbers.
     """
 
     def __init__(self, memory: Any) -> None:

@@ -13,7 +13,7 @@ from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.state.schema import MAX_EPOCH, MAX_POSITION, REMEDY_FOREIGN
 
 MAX_SAMPLES = 100
-"""Most samples that a record names; further ones are only counted."""
+"""Maximum number of samples that a record names; further ones are only counted."""
 
 MAX_TEXT = 200
 """Maximum length of a reason, or of an index that is not an int, in characters."""

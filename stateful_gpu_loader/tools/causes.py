@@ -111,8 +111,8 @@ def _num_samples(step: Step) -> int | None:
 
 
 _REPEATS = 6
-"""Most times that a sample is made. A sample of two random values repeats by chance in 1 of 32
-cases."""
+"""Maximum number of times that a sample is made. A sample of two random values repeats by chance
+in 1 of 32 cases."""
 _SEED = 20
 _SEEDED = (
     "draw from random, numpy.random or torch, which StatefulGPULoader seeds before each sample, or "

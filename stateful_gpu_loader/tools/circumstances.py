@@ -30,9 +30,9 @@ from stateful_gpu_loader.engine.makers.reachable import is_generator, is_package
 from stateful_gpu_loader.tools.differences import same
 
 _LARGEST = 1000
-"""Most elements of a list or array that is watched; larger ones are taken for data."""
+"""Maximum number of elements of a list or array that is watched; larger ones are taken for data."""
 _MOST_NAMES = 100_000
-"""Most entries of a list that are searched for file names."""
+"""Maximum number of entries of a list that are searched for file names."""
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 _GLOBAL_GENERATORS = (random._inst, np.random.mtrand._rand, torch.default_generator)
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 _LONGEST = 60
-"""Most characters of a value that are shown."""
+"""Maximum number of characters of a value that are shown."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,7 @@ Key = tuple[str | int, ...]
 
 _INDEX = ".metadata"
 _MOST_ITEMS = 1 << 20
-"""Most items of all lists together, unless more values are saved."""
+"""Maximum number of items of all lists together, unless more values are saved."""
 _METADATA = "torch.distributed.checkpoint.metadata"
 _CLASSES = {
     *((_METADATA, name) for name in ("Metadata", "MetadataIndex", "StorageMeta")),

@@ -20,13 +20,13 @@ import torch
 MAX_BYTES = 256 << 20
 """Largest size of a pickle that is read."""
 MAX_VALUES = 1 << 25
-"""Most values in a pickle; a container counts twice. They take up to 2 GiB."""
+"""Maximum number of values in a pickle; a container counts twice. They take up to 2 GiB."""
 MAX_INT_BITS = 8192
 """Longest int. Python refuses to print ints of more than 4,300 digits."""
 MAX_KEY_BITS = 64
 """Longest int that may be a key. Any number of longer ints may have the same hash."""
 MAX_KEY_ITEMS = 1000
-"""Most items in a key, each counted as often as a hash visits it."""
+"""Maximum number of items in a key, each counted as often as a hash visits it."""
 _LONGEST_LINE = 1 << 16
 
 

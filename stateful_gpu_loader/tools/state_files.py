@@ -49,10 +49,10 @@ _RANK = re.compile(r"dp_rank_(\d+)")
 """Key of a data-parallel rank's state in torchtitan and RankedState."""
 _MAX_JSON_BYTES = 64 << 20
 _MAX_STATES = 10_000
-"""Most states in one file."""
+"""Maximum number of states in one file."""
 _BLOCK = 1 << 20
 _LONGEST_REASON = 300
-"""Most characters of a reason; a damaged file may contain names of a megabyte."""
+"""Maximum number of characters of a reason; a damaged file may contain names of a megabyte."""
 _MARKS = (FORMAT.encode(), b"_iterator_finished", b"_num_yielded", b"_steps_since_snapshot")
 """Texts of which each state has one, so that files without them need not be read."""
 

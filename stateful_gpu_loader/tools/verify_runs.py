@@ -155,7 +155,7 @@ def resumed(
 def resumed_elsewhere(
     make_loader: MakeLoader, file: tuple[str, bytes], num_batches: int, hash_seed: int
 ) -> list[Step]:
-    """Do the same as :func:`resumed` in a new Python process, where sets have another order.
+    """Call :func:`resumed` in a new Python process, where sets have another order.
 
     Args:
         hash_seed: PYTHONHASHSEED of the process, unless that variable is set already.

@@ -202,7 +202,7 @@ class Compose:
         return image
 
     def apply_into(self, image: Tensor, rows: Rows, out: Tensor, num_cut: int = 0) -> None:
-        """Do :meth:`apply` into ``out``, a row of the batch, [C, H, W].
+        """Write the result of :meth:`apply` into ``out``, a row of the batch, [C, H, W].
 
         Raises:
             ValueError: the result has another shape or dtype than ``out``.
@@ -218,7 +218,7 @@ class Compose:
                 image = (recipe.apply_to_cut if i < num_cut else recipe.apply)(image, numbers)
 
     def apply_stack_into(self, images: Tensor, drawn: PipelineDraw, out: Tensor) -> None:
-        """Do :meth:`apply_into` for n images of one size, with one call per recipe.
+        """Write n images of one size into ``out``, with one call per recipe.
 
         The pixels are bit-identical to :meth:`apply`; those of :meth:`apply_batch` may differ.
 
@@ -240,7 +240,7 @@ class Compose:
                 images = recipe.apply_batch(images, draw.numbers)
 
     def apply_batch(self, images: Sequence[Image], drawn: PipelineDraw) -> Tensor:
-        """Do :meth:`apply` for n images of any sizes at once, on any device.
+        """Apply the recipes to n images of any sizes at once, on any device.
 
         Crops, bilinear resizes and flips, and Normalize and ToDtype directly after them, are one
         pass over the pixels. Bytes are rounded after each resize, as torchvision does on a GPU. The

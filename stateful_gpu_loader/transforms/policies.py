@@ -265,7 +265,7 @@ def augment(image: Tensor, operation: int, magnitude: float, how: Sampling) -> T
 def augment_batch(
     images: Tensor, operations: IndexArray, magnitudes: FloatArray, how: Sampling
 ) -> Tensor:
-    """Do :func:`augment` for n images [n, C, H, W], each with its own operation and magnitude [n].
+    """Call :func:`augment` for n images [n, C, H, W], with an operation and magnitude [n] each.
 
     >>> images = torch.tensor([[10, 200]] * 2, dtype=torch.uint8).view(2, 1, 1, 2)
     >>> operations = np.array([Operation.SOLARIZE, Operation.TRANSLATE_X])

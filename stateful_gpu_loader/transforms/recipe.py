@@ -120,7 +120,7 @@ class Recipe(ABC):
         """
 
     def apply_into(self, image: Tensor, numbers: Sequence[float], out: Tensor) -> None:
-        """Do :meth:`apply` into ``out``, a row of the batch, [C, H, W].
+        """Write the result of :meth:`apply` into ``out``, a row of the batch, [C, H, W].
 
         Raises:
             ValueError: the result has another shape or dtype than ``out``.
@@ -142,7 +142,7 @@ class Recipe(ABC):
         return None
 
     def apply_to_cut(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
-        """Do :meth:`apply` on the part of an image that :meth:`cut` keeps.
+        """Return the result of :meth:`apply` for the part of an image that :meth:`cut` keeps.
 
         Args:
             image: uint8 [C, H, W]; smaller than the cut if it was decoded at a smaller scale.
@@ -150,7 +150,7 @@ class Recipe(ABC):
         return self.apply(image, numbers)
 
     def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
-        """Do :meth:`apply` for n images of one size at once, on any device.
+        """Apply the recipe to n images of one size at once, on any device.
 
         Row i of the result depends on image i and row i of the numbers alone, and equals the result
         of ``apply``, bit for bit on one device.
@@ -165,7 +165,7 @@ class Recipe(ABC):
     def apply_batch_into(
         self, images: Tensor, numbers: IndexArray | FloatArray, out: Tensor
     ) -> None:
-        """Do :meth:`apply_batch` into ``out``, the batch or rows of it, [n, C, H, W].
+        """Write the result of :meth:`apply_batch` into ``out``, rows of the batch, [n, C, H, W].
 
         Raises:
             ValueError: the result has another shape or dtype than ``out``.

@@ -14,7 +14,7 @@ Memory = Callable[[int], Bytes]
 
 
 LARGEST_GUESS = 2**28
-"""Most bytes allocated on the evidence of a single read, whose size may be unusual."""
+"""Maximum number of bytes allocated on the evidence of a single read, whose size may be unusual."""
 
 
 def with_margin(num_bytes: int) -> int:

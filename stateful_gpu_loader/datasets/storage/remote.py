@@ -224,7 +224,7 @@ os.register_at_fork(after_in_child=_forget_lock)
 LARGEST_REQUEST = 8 << 20
 """Largest request in bytes that joins several ranges; a longer range is requested alone."""
 MOST_BYTES = 2 << 30
-"""Most bytes kept at a time; beyond it the oldest are dropped."""
+"""Maximum number of bytes kept; beyond it the oldest are dropped."""
 _GAP = 64 << 10
 """Largest gap in bytes between two ranges that are joined; the gap is fetched as well."""
 
@@ -352,7 +352,7 @@ def _joined(ranges: list[Range]) -> list[_Part]:
 
 
 REQUESTS = 64
-"""Most requests in progress at a time in one process."""
+"""Maximum number of requests in progress in one process."""
 
 
 class _Background:

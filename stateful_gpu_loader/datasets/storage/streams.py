@@ -26,9 +26,9 @@ Read = Callable[[int, int], Bytes]
 _BUFFER = 1 << 20
 _CHUNK = 1 << 16
 _LARGEST_STEP = 1 << 26
-"""Most bytes allocated at once for a record, whose length may be damaged."""
+"""Maximum number of bytes allocated at once for a record, whose length may be damaged."""
 _LARGEST_WINDOW = 1 << 23
-"""Most bytes that :class:`Lookahead` reads at once."""
+"""Maximum number of bytes that :class:`Lookahead` reads at once."""
 _CORRUPT = "Invalid data stream"
 
 

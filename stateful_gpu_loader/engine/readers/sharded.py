@@ -306,7 +306,7 @@ class LaneReader:
 
     @property
     def cursor(self) -> LaneCursor:
-        """Position of the lane after the samples taken so far."""
+        """Cursor of the lane after the samples taken so far."""
         return self._cursor
 
     @property

@@ -174,7 +174,7 @@ def resize(image: Tensor, size: tuple[int, int], interpolation: str, antialias: 
 def resized_crop(
     image: Tensor, box: Box, size: tuple[int, int], interpolation: str, antialias: bool
 ) -> Tensor:
-    """Do :func:`resize` on the result of :func:`crop`, in few torch calls.
+    """Crop with :func:`crop` and resize with :func:`resize`, in few torch calls.
 
     A torch call per image takes several microseconds, because its code has left the CPU cache by
     then, and releases the GIL.
@@ -203,7 +203,7 @@ def resized_crop(
 def resize_batch(
     images: Tensor, size: tuple[int, int], interpolation: str, antialias: bool
 ) -> Tensor:
-    """Do :func:`resize` for images [n, C, H, W], in one call, bit for bit."""
+    """Resize images [n, C, H, W] in one call, with the bits of :func:`resize`."""
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms.v2 import functional as F
 

@@ -15,8 +15,8 @@ Safer here:
 - The callable's draws from `random`, `numpy.random` and torch are keyed by the sample.
 
 Like DALI's `start_py_workers`, `start_workers` refuses to fork once CUDA is initialised. Two things
-differ. DALI's contrast is relative to the fixed level 128, torchvision's and ours to the mean grey
-of each image. And images are resized to 256 x 256 pixels to form one tensor.
+differ. DALI's contrast is relative to the fixed level 128; here, as in torchvision, it is relative
+to the mean grey of each image. And images are resized to 256 x 256 pixels to form one tensor.
 
     python -m examples.parallel_callable [--folder FOLDER] [--output FOLDER]
 

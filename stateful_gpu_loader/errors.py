@@ -75,7 +75,7 @@ _SKIP = (
 
 
 class BadSample(LoaderError, ValueError):
-    """The data of one sample is corrupt; the loader can go on.
+    """The data of one sample is corrupt; the loader can continue.
 
     Args:
         name: where the sample is stored: a path, or a file and a record.

@@ -1,4 +1,4 @@
-"""The Trainer of transformers on our loader, stopped within an epoch and resumed.
+"""The Trainer of transformers on this loader, stopped within an epoch and resumed.
 
 Safer here: the Trainer saves nothing of its loader and reads all earlier batches again, with other
 random crops. `LoaderTrainer` writes the place into each checkpoint and seeks.

@@ -1,8 +1,8 @@
-"""Our loader as torchtitan's dataloader, in a loop like torchtitan's.
+"""This loader as torchtitan's dataloader, in a loop like torchtitan's.
 
 torchtitan calls a function with the data-parallel degree and rank, iterates the result once, and
 saves it with torch.distributed.checkpoint. It has no epochs, so the sampler is as long as the run.
-Unlike torchtitan's `ParallelAwareDataloader`, ours resumes on another data-parallel degree, and
+Unlike torchtitan's `ParallelAwareDataloader`, it resumes on another data-parallel degree, and
 nothing is pickled. This example runs with torch alone.
 """
 

@@ -223,7 +223,7 @@ accept={'files'})
                 "batch_size",
                 saved=self._place.batch_size,
                 present=size,
-                remedy="go on with batches of the same size: what a reader pads and where its "
+                remedy="continue with batches of the same size: what a reader pads and where its "
                 "epochs end follow from it",
             )
 

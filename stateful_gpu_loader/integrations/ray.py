@@ -327,7 +327,7 @@ class _Head:
                 f"the head of the Ray cluster at {self._address} has not been reached for "
                 f"{now - self._missed_since:.0f} seconds ({error})",
                 "save the loader's state, call ray.shutdown() before Ray ends this process, which "
-                "it does 60 seconds after the loss, and go on in another cluster",
+                "it does 60 seconds after the loss, and continue in another cluster",
             )
         self._missed_since = None
         return None

@@ -179,7 +179,7 @@ def _difference(expected: Step | None, found: Step | None) -> str | None:
     if found is None:
         return "fewer batches than the undisturbed run"
     if expected.is_end != found.is_end:
-        return "an epoch that ends earlier" if found.is_end else "an epoch that goes on"
+        return "an epoch that ends earlier" if found.is_end else "an epoch that continues"
     first = next(differences(expected.batch, found.batch), None)
     return None if first is None else str(first)
 

@@ -217,11 +217,11 @@ def _apart(found: Comparison) -> str:
     if found.samples_apart is None and found.batches_apart is None:
         return "at another place, at an unknown distance"
     apart = {"samples": found.samples_apart, "batches": found.batches_apart}
-    counted = [f"{abs(n)} {unit}" for unit, n in apart.items() if n is not None]
+    distances = [_counted(abs(n), unit) for unit, n in apart.items() if n is not None]
     numbers = [n for n in apart.values() if n is not None]
     if not any(numbers):
         return "equally far; the differences in place are listed above"
-    return f"{' or '.join(counted)} {'ahead' if max(numbers) > 0 else 'behind'}"
+    return f"{' or '.join(distances)} {'ahead' if max(numbers) > 0 else 'behind'}"
 
 
 def _said(difference: Difference, value: Any) -> str:

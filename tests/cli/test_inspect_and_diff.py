@@ -82,6 +82,8 @@ def test_diff_says_what_differs_and_how_far_apart(files: Path) -> None:
     assert command("diff", files / "a.pt", files / "e.pt").returncode == 1, "one state is the same"
     apart = ("diff", files / "a.pt", files / "b.pt", "--where", "train")
     assert "4 samples or 2 batches ahead" in command(*apart).words
+    torch.save({"train": after(2)}, files / "f.pt")
+    assert "2 samples or 1 batch behind" in command("diff", files / "b.pt", files / "f.pt").words
     done = command(*apart, "--json")
     assert done.returncode == 1
     assert json.loads(done.stdout)[0]["comparison"]["batches_apart"] == 2

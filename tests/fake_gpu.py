@@ -49,7 +49,7 @@ class FakePlace:
         assert not self.stage_threads & self.user_threads
         yield
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Return at once, because no work is queued."""
 
     def mark(self) -> None:

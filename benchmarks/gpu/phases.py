@@ -24,7 +24,7 @@ PHASES: dict[str, list[tuple[Any, str]]] = {
     "of it: the decoder": [(kind, "decode_batch") for kind in BATCH_DECODERS.values()],
     "augment a batch (its second thread, beside the first)": [(DeviceImages, "augment")],
     "of it: the recipes": [(Compose, "apply_batch")],
-    "of both: wait for the device": [(CudaPlace, "settle")],
+    "of both: wait for the device": [(CudaPlace, "synchronize")],
     "of both: copy to the device": [(CudaPlace, "copy_in")],
     "next() (the user)": [(DevicePrefetch, "__next__")],
     "of it: hand over": [(Task, "take")],

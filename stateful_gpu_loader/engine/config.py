@@ -287,4 +287,4 @@ ARGUMENTS: Mapping[str, Change] = {
     each.name: each.metadata["change"] for each in fields(LoaderConfig) if each.metadata
 }
 """When each argument's attribute may change, by the argument's name."""
-OF_WORKERS = frozenset(name for name in ARGUMENTS if ARGUMENTS[name] is Change.WITH_WORKERS)
+NEEDS_NEW_WORKERS = frozenset(name for name in ARGUMENTS if ARGUMENTS[name] is Change.WITH_WORKERS)

@@ -10,7 +10,7 @@ from typing import Any
 
 from stateful_gpu_loader.datasets import as_source
 from stateful_gpu_loader.datasets.lanes import LanePlan
-from stateful_gpu_loader.engine.config import OF_WORKERS
+from stateful_gpu_loader.engine.config import NEEDS_NEW_WORKERS
 from stateful_gpu_loader.engine.fingerprint import (
     Identity,
     check_fits,
@@ -19,7 +19,7 @@ from stateful_gpu_loader.engine.fingerprint import (
     report_batch_size,
     report_changes,
     report_unverified,
-    unsaid,
+    without_descriptions,
 )
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.choice import drawn_for, policy_of
@@ -29,7 +29,7 @@ from stateful_gpu_loader.engine.resume.places import (
     lane_texts,
     num_left,
     place_of,
-    put_sampler,
+    restore_sampler,
     start_of_pass,
     states_between_passes,
     text_of_ahead,
@@ -40,9 +40,9 @@ from stateful_gpu_loader.engine.resume.torchdata import from_torchdata
 from stateful_gpu_loader.engine.sampler_link import (
     divides_data,
     pass_on_requested_epoch,
+    pass_on_seed,
     rank_in_words,
     seed_of,
-    settle_seed_of,
 )
 from stateful_gpu_loader.engine.schedules.positions import Division
 from stateful_gpu_loader.engine.stats import LoaderStats, Tally
@@ -92,7 +92,7 @@ class Engine:
         A worker argument takes effect in the new workers of the next pass.
         """
         self.plan = replace(self.plan, config=replace(self.plan.config, **{name: value}))
-        if name in OF_WORKERS:
+        if name in NEEDS_NEW_WORKERS:
             self.workers = self.workers.successor()
 
     def follow(self, index_sampler: Any, *, dataset: Any, collate_fn: Any) -> None:
@@ -133,7 +133,7 @@ class Engine:
         """Begin a pass; return its plan, its seed and the record of its deliveries."""
         self.take_requested_epoch()
         plan, seed = self.plan, self.seed.draw()
-        settle_seed_of(self._former_sampler, seed)
+        pass_on_seed(self._former_sampler, seed)
         config = plan.config
         current = self.passes.begin(
             is_over=plan.is_over, skips_empty_rest=config.on_epoch_boundary == "next_epoch"
@@ -262,7 +262,7 @@ class Engine:
         twin.workers = self.workers.twin(twin.tally)
         twin.passes = passes.twin()
         if memory is not None and passes.is_in_progress:
-            put_sampler(memory, twin.passes.address())
+            restore_sampler(memory, twin.passes.address())
         return twin
 
     # State
@@ -358,7 +358,9 @@ class Engine:
     def _decoded(self, state_dict: Any) -> LoaderState:
         if not is_torchdata_state(state_dict):
             return LoaderState.from_dict(state_dict)
-        fingerprint = replace(unsaid(self.identity.fingerprint), seed_drawn_by=self._drawn_by)
+        fingerprint = replace(
+            without_descriptions(self.identity.fingerprint), seed_drawn_by=self._drawn_by
+        )
         return from_torchdata(self.plan, state_dict, seed=self.seed.value, fingerprint=fingerprint)
 
     def _checked(
@@ -405,7 +407,7 @@ class Engine:
         self.take_requested_epoch()
         self.passes.load(place, bad_samples)
         if plan.memory is not None:
-            put_sampler(plan.memory, place)
+            restore_sampler(plan.memory, place)
 
 
 def _batches_of(plan: Plan, place: Address, seed: int) -> tuple[int | None, int | None]:

@@ -115,7 +115,7 @@ def identity_of(plan: Plan) -> Identity:
     return Identity(fingerprint=fingerprint, unverified=unverified)
 
 
-def unsaid(fingerprint: Fingerprint) -> Fingerprint:
+def without_descriptions(fingerprint: Fingerprint) -> Fingerprint:
     """Return the fingerprint for a state that does not describe the data, such as torchdata's."""
     return replace(
         fingerprint,
@@ -210,8 +210,8 @@ def report_changes(saved: Fingerprint, present: Fingerprint) -> None:
 def report_unverified(unverified: Mapping[str, str]) -> None:
     """Report what could not be verified when a state was loaded."""
     if unverified:
-        found = "; ".join(f"{name}: {reason}" for name, reason in unverified.items())
-        logger.info("the state cannot prove that these are the same: %s", found)
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in unverified.items())
+        logger.info("the state cannot prove that these are the same: %s", reasons)
 
 
 def report_batch_size(state: LoaderState, present: int | None) -> None:

@@ -214,9 +214,9 @@ def _check_targets(dataset: Any, targets: Any, place: str) -> None:
             names = ", ".join(sorted(kind.__name__ for kind in kinds))
             raise _refusal(place, dataset, f"its targets are a list of {names}")
     elif hasattr(dataset, "targets"):
-        found = np.asarray(targets)
-        if found.ndim == 1 and found.dtype not in (np.int64, np.float64, np.bool_):
-            reason = f"its targets are {found.dtype}, and a source gives numbers of Python"
+        array = np.asarray(targets)
+        if array.ndim == 1 and array.dtype not in (np.int64, np.float64, np.bool_):
+            reason = f"its targets are {array.dtype}, and a source gives numbers of Python"
             raise _refusal(place, dataset, reason)
 
 

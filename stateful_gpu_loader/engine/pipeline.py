@@ -23,19 +23,19 @@ class WorkersDied(Exception):
     """A pipeline has lost its workers or gave them up, and can only be closed.
 
     Args:
-        what: what happened, for a person: pids with signals or exit codes, or an expired timeout.
+        message: what happened: pids with signals or exit codes, or an expired timeout.
         oldest: the oldest unanswered request, if it is known.
         remedy: the user's remedy if new workers would be lost in the same way, so that none are
             started; None if new workers may help.
     """
 
     def __init__(
-        self, what: str, oldest: Request | Turn | None, *, remedy: str | None = None
+        self, message: str, oldest: Request | Turn | None, *, remedy: str | None = None
     ) -> None:
-        self.what = what
+        self.message = message
         self.oldest = oldest
         self.remedy = remedy
-        super().__init__(what)
+        super().__init__(message)
 
 
 def described(request: Any) -> str:
@@ -274,11 +274,11 @@ class RemoteFailure:
         if isinstance(error, LoaderError) and _can_be_sent(error):
             self._own = error
 
-    is_of_beginning = False
+    is_begin_failure = False
 
     def at_the_beginning(self) -> RemoteFailure:
         """Mark the failure as raised before any request, and return it."""
-        self.is_of_beginning = True
+        self.is_begin_failure = True
         return self
 
     def rebuild(self) -> BaseException:
@@ -298,7 +298,7 @@ class RemoteFailure:
 def with_failure_rebuilt(answer: Any) -> Any:
     """Return an answer of another process with its exception, if any, rebuilt."""
     if isinstance(answer, RemoteFailure):
-        kind = BeginFailure if answer.is_of_beginning else Failure
+        kind = BeginFailure if answer.is_begin_failure else Failure
         return kind(answer.rebuild())
     if isinstance(answer, Answer) and isinstance(answer.payload, RemoteFailure):
         return dataclasses.replace(answer, payload=Failure(answer.payload.rebuild()))

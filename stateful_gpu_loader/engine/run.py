@@ -26,7 +26,7 @@ from stateful_gpu_loader.engine.pipeline import (
     described,
 )
 from stateful_gpu_loader.engine.plan import Plan
-from stateful_gpu_loader.engine.resume.places import put_sampler
+from stateful_gpu_loader.engine.resume.places import restore_sampler
 from stateful_gpu_loader.engine.schedules.schedule import Schedule
 from stateful_gpu_loader.engine.stats import stage, waiting
 from stateful_gpu_loader.engine.torch_names import pin
@@ -171,7 +171,7 @@ class Run:
                     continue
                 self._is_running = False
                 try:
-                    request, found = next(self._pipeline)
+                    request, result = next(self._pipeline)
                 except WorkersDied as loss:
                     self._recover(current, loss)
                 except StopIteration:
@@ -180,7 +180,7 @@ class Run:
                     continue  # an exception interrupted an earlier request, which is repeated
                 else:
                     self._is_moving = True
-                    has_started = self._arrived(current, request, found)
+                    has_started = self._arrived(current, request, result)
                     self._is_moving = False
                     self._is_running = has_started
         raise StopIteration
@@ -189,29 +189,29 @@ class Run:
         current = self._current
         if current is not None:
             is_superseded = current.generation != self._passes.generation
-            if self._is_given_up or (is_superseded and not current.standing.delivered):
+            if self._is_given_up or (is_superseded and not current.progress.delivered):
                 self._leave(current)
                 current = None
         if current is None:
             current = self._begin()
         elif self._is_running or current.offered is not None:
             return current
-        elif self._is_started and not self._is_torn and self._pipeline.is_whole:
+        elif self._is_started and not self._is_interrupted and self._pipeline.is_whole:
             self._is_running = True
             return current
         else:
             self._is_running = False
             self._pipeline.close()
-            if self._is_torn:
+            if self._is_interrupted:
                 self._draw_again(current)
             self._pipeline = self._rebuilt(current)
         self._start(current)
         return current
 
     @property
-    def _is_torn(self) -> bool:
+    def _is_interrupted(self) -> bool:
         """Whether an exception interrupted a move of the schedule."""
-        return self._is_moving or self._schedule.is_torn
+        return self._is_moving or self._schedule.is_interrupted
 
     def _begin(self) -> Pass:
         """Begin a pass without starting its pipeline.
@@ -250,13 +250,13 @@ class Run:
     def _rebuilt(self, current: Pass) -> Pipeline:
         """Return a pipeline with new workers that are not started."""
         engine, plan = self._engine, self._plan
-        place = current.standing.place
+        place = current.progress.place
         return self._pool.renew(plan, engine.policy(plan), engine.seed.value, place)
 
     def _draw_again(self, current: Pass) -> None:
         """Build the schedule again from the delivered position, as in a resume."""
         resumed = current.resumed or self._has_answered(current)
-        place = current.standing.place
+        place = current.progress.place
         self._schedule = self._scheduled(place, resumed=resumed, has_new_workers=True)
         self._has_met_end = self._is_moving = False
         self._found_bad = ()
@@ -271,14 +271,14 @@ class Run:
         else:
             self._is_started = self._is_running = True
 
-    def _arrived(self, current: Pass, request: Any, found: Any) -> bool:
+    def _arrived(self, current: Pass, request: Any, result: Any) -> bool:
         """Offer the pipeline's answer to the user, if it is a batch or an exception.
 
         Returns:
             Whether the worker has begun its pass; otherwise it can only be replaced.
         """
-        answer = found if isinstance(found, Answer) else None
-        payload = found if answer is None else answer.payload
+        answer = result if isinstance(result, Answer) else None
+        payload = result if answer is None else answer.payload
         if isinstance(payload, BeginFailure):
             self._passes.offer_failure(current, payload, None)
             return False
@@ -314,7 +314,7 @@ class Run:
             place,
             request=arrival.request,
             bad=bad,
-            found=self._found_bad,
+            found_bad=self._found_bad,
         )
         if self._found_bad:
             self._note_recorded(current)
@@ -348,12 +348,12 @@ class Run:
         if place is None:
             self._passes.offer_failure(current, failure, None)
             return
-        self._passes.offer_failure(current, failure, place, found=self._found_bad)
+        self._passes.offer_failure(current, failure, place, found_bad=self._found_bad)
         self._note_recorded(current)
 
     def _has_answered(self, current: Pass) -> bool:
         """Whether the pass has delivered a batch or raised an exception."""
-        return self._has_failed or current.standing.delivered
+        return self._has_failed or current.progress.delivered
 
     def _note_interrupt(self, error: BaseException) -> None:
         """Rewind the pass if it has delivered nothing and has moved the user's objects."""
@@ -364,16 +364,16 @@ class Run:
             # An offered batch was made without an exception, so this exception comes from a
             # handler.
             is_made = current.offered is not None
-            is_interrupt = self._is_torn or is_made or not isinstance(error, Exception)
+            is_interrupt = self._is_interrupted or is_made or not isinstance(error, Exception)
             has_moved = self._plan.memory is not None or current.start.user is not None
             if is_interrupt and has_moved:
                 self._go_back(current)
 
-    def _note_bad(self, found: tuple[FoundBad, ...]) -> None:
+    def _note_bad(self, bad_samples: tuple[FoundBad, ...]) -> None:
         """Note bad samples once each: a replaced worker meets the same samples again."""
-        self._found_bad += tuple(bad for bad in found if bad not in self._found_bad)
+        self._found_bad += tuple(bad for bad in bad_samples if bad not in self._found_bad)
 
-    def _count_bad(self, current: Pass, found: tuple[FoundBad, ...]) -> None:
+    def _count_bad(self, current: Pass, bad: tuple[FoundBad, ...]) -> None:
         """Stop a function that signals its end by an exception other than StopIteration.
 
         It would otherwise be called for ever.
@@ -381,13 +381,13 @@ class Run:
         Raises:
             BadSample: too many consecutive samples could not be used.
         """
-        self._bad_in_a_row += len(found)
+        self._bad_in_a_row += len(bad)
         if not self._plan.is_endless or self._bad_in_a_row < MAX_BAD_IN_A_ROW:
             return
         count, self._bad_in_a_row = self._bad_in_a_row, 0
         self._passes.note_bad(current, self._found_bad)
         self._note_recorded(current)
-        last = found[-1]
+        last = bad[-1]
         raise BadSample(
             str(last.index),
             index=last.position,
@@ -416,9 +416,9 @@ class Run:
 
     def _end(self, current: Pass) -> None:
         has_answered = self._has_answered(current)
-        if current.standing.following is None:
+        if current.progress.following is None:
             self._is_moving = True
-            self._passes.end(current, self._schedule.end(), found=self._found_bad)
+            self._passes.end(current, self._schedule.end(), found_bad=self._found_bad)
             self._note_recorded(current)
             self._engine.tally.epochs += has_answered
         self._has_all = self._is_running = True
@@ -433,26 +433,26 @@ class Run:
         _end_at_exit()
         self._losses += 1
         self._pipeline.close()
-        place = current.standing.place
+        place = current.progress.place
         where = f"epoch {place.epoch}, position {place.position}"
         at = "" if loss.oldest is None else f", {described(loss.oldest)}"
         limit = self._plan.config.max_worker_restarts
         if self._losses > limit or loss.remedy is not None:
             self._is_given_up = True
             self._leave(current)
-            why, remedy = f" at {where}{at}", loss.remedy
+            details, remedy = f" at {where}{at}", loss.remedy
             if remedy is None:
-                why = (
+                details = (
                     f". Workers were lost {self._losses} times at {where}{at}, and "
                     f"max_worker_restarts is {limit}"
                 )
                 remedy = "find out what ends them (memory, a crash in native code)"
             raise WorkerLost(
-                f"{loss.what}{why}. Remedy: {remedy}; the state is intact, and a new iterator "
-                "continues from it"
+                f"{loss.message}{details}. Remedy: {remedy}; the state is intact, and a new "
+                "iterator continues from it"
             ) from loss
         warnings.warn(
-            f"{loss.what}. The workers are replaced and the stream goes on at {where}{at} "
+            f"{loss.message}. The workers are replaced and the stream goes on at {where}{at} "
             f"(restart {self._losses} of at most {limit} without a batch between them)",
             RuntimeWarning,
             stacklevel=4,
@@ -466,7 +466,7 @@ class Run:
         generation = self._passes.generation
         self._passes.go_back(current)
         if self._plan.memory is not None and self._passes.generation != generation:
-            put_sampler(self._plan.memory, current.standing.place)
+            restore_sampler(self._plan.memory, current.progress.place)
 
     def _leave(self, current: Pass) -> None:
         """Leave the pass, so that another pass may begin.
@@ -479,13 +479,13 @@ class Run:
         current.is_left = True
         engine, plan, pipeline = self._engine, self._plan, self._pipeline
         is_current = current.generation == self._passes.generation
-        is_of_use = (
+        is_reusable = (
             self._has_all and is_current
             if plan.has_worker_states
             else plan.decoder is engine.plan.decoder
         )
         is_whole = self._is_running or pipeline.is_whole
-        keeps = engine.plan.config.persistent_workers and is_of_use and is_whole
+        keeps = engine.plan.config.persistent_workers and is_reusable and is_whole
         keeps = keeps and self._pool is engine.workers
         self._current = None
         del self._pipeline, self._schedule, self._plan, self._pool
@@ -515,7 +515,7 @@ def _end_at_exit() -> None:
         raise SystemExit
 
 
-_OF_LOCKS = frozenset({"release unlocked lock", "cannot release un-acquired lock"})
+_LOCK_ERRORS = frozenset({"release unlocked lock", "cannot release un-acquired lock"})
 """Messages of the errors that releasing an unheld lock raises."""
 
 
@@ -525,5 +525,5 @@ def _hidden_by_lock(error: BaseException) -> BaseException | None:
     The handler may raise inside ``Condition.wait`` after the lock was released. Leaving the lock
     then raises RuntimeError.
     """
-    is_of_lock = type(error) is RuntimeError and str(error) in _OF_LOCKS
-    return error.__context__ if is_of_lock else None
+    is_lock_error = type(error) is RuntimeError and str(error) in _LOCK_ERRORS
+    return error.__context__ if is_lock_error else None

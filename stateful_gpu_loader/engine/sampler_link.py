@@ -55,7 +55,7 @@ def seed_of(sampler: Any) -> int | None:
     return seed
 
 
-def settle_seed_of(sampler: Any, seed: int) -> None:
+def pass_on_seed(sampler: Any, seed: int) -> None:
     """Give the loader's seed to a sampler of this package that another sampler iterates."""
     if isinstance(sampler, OWN_SAMPLERS) and sampler.seed is None:
         sampler.seed = seed

@@ -60,18 +60,18 @@ def stack_into(allocate: Callable[[tuple[int, ...], torch.dtype], torch.Tensor])
     In a worker process it would otherwise make shared memory for each batch. A function that a
     program has registered for tensors is kept.
     """
-    stack_anew: Callable[..., torch.Tensor] = torch_collate.collate_tensor_fn
+    default_stack: Callable[..., torch.Tensor] = torch_collate.collate_tensor_fn
 
     def stack(batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
         first = batch[0]
         if type(first) is not torch.Tensor or not is_plain(first):
-            return stack_anew(batch, collate_fn_map=collate_fn_map)
-        if any(each.dtype is not first.dtype for each in batch):
+            return default_stack(batch, collate_fn_map=collate_fn_map)
+        if any(tensor.dtype is not first.dtype for tensor in batch):
             return torch.stack(batch)  # finds a common dtype, as in the user's thread
         return torch.stack(batch, out=allocate((len(batch), *first.shape), first.dtype))
 
     functions: Any = torch_collate.default_collate_fn_map
-    if functions.get(torch.Tensor) is stack_anew:
+    if functions.get(torch.Tensor) is default_stack:
         functions[torch.Tensor] = stack
 
 

@@ -13,7 +13,7 @@ from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.state.schema import Stateful
 from stateful_gpu_loader.state.user_states import freeze, worker_state
 
-_MOST_EXAMPLES_ITERABLES = 1_000
+_MAX_PARTS = 1_000
 """Number of nested parts of a Hugging Face dataset that are searched."""
 
 
@@ -67,7 +67,7 @@ def state_keeper(dataset: Any) -> Any:
     return dataset.function if is_iterated else dataset
 
 
-def begins_anew(dataset: Any) -> bool:
+def restarts_each_pass(dataset: Any) -> bool:
     """Whether every pass over the dataset starts from the loaded state, or from the beginning.
 
     Hugging Face's IterableDataset does so (their issue 7447). Its state is a position within a
@@ -76,8 +76,8 @@ def begins_anew(dataset: Any) -> bool:
     return hasattr(dataset, "_starting_state_dict")
 
 
-def loaded_before(dataset: Any) -> Any:
-    """Return the state with which such a dataset begins its passes; see :func:`begins_anew`."""
+def starting_state(dataset: Any) -> Any:
+    """Return the state from which a dataset of :func:`restarts_each_pass` begins its passes."""
     return dataset._starting_state_dict
 
 
@@ -110,17 +110,17 @@ def shuffle_buffer_of(dataset: Any) -> int | None:
 
     Its state does not hold the samples in the buffer.
     """
-    if not begins_anew(dataset):
+    if not restarts_each_pass(dataset):
         return None
     waiting, num_seen = [getattr(dataset, "_ex_iterable", None)], 0
-    while waiting and num_seen < _MOST_EXAMPLES_ITERABLES:
-        each = waiting.pop()
+    while waiting and num_seen < _MAX_PARTS:
+        part = waiting.pop()
         num_seen += 1
-        size = getattr(each, "buffer_size", None)
+        size = getattr(part, "buffer_size", None)
         if isinstance(size, int) and size > 1:
             return size
-        waiting.append(getattr(each, "ex_iterable", None))
-        waiting += list(getattr(each, "ex_iterables", None) or ())
+        waiting.append(getattr(part, "ex_iterable", None))
+        waiting += list(getattr(part, "ex_iterables", None) or ())
     return None
 
 
@@ -155,7 +155,7 @@ class DatasetMemory:
 
     def state(self) -> bytes | None:
         """Return the serialized state of a worker between two passes, or None if it has none."""
-        if begins_anew(self._keeper):
+        if restarts_each_pass(self._keeper):
             return None
         state = state_between_passes(self._keeper)
         if state is None:
@@ -193,7 +193,7 @@ class DatasetMemory:
             StateMismatch: the dataset was iterated, and its state before that is not known.
         """
         keeper = self._keeper
-        moves_on = isinstance(keeper, (Stateful, Iterator)) and not begins_anew(keeper)
+        moves_on = isinstance(keeper, (Stateful, Iterator)) and not restarts_each_pass(keeper)
         if self._has_begun and self._as_built is None and moves_on:
             raise StateMismatch(
                 "dataset's state",

@@ -43,7 +43,7 @@ from stateful_gpu_loader.state.schema import SAMPLED
 from stateful_gpu_loader.state.tables import columns_of, is_scalar, is_table, shape_of, some_rows
 from stateful_gpu_loader.state.tensors import bytes_of, spread, without_padding
 
-MOST_COST = 600_000_000
+MAX_COST = 600_000_000
 """Approximate limit for the digest of one dataset, in nanoseconds."""
 
 _PER_ENTRY = 32
@@ -57,12 +57,12 @@ _PER_OBJECT = 30_000
 _PER_MAPPED_BYTE = 16
 """Price of a byte that may have to be read from a disk."""
 
-_MOST_SAMPLED = 1024
-_MOST_COLUMNS = 32
-_DEEPEST = 16
+_MAX_SAMPLED = 1024
+_MAX_COLUMNS = 32
+_MAX_DEPTH = 16
 _BLOCK = 1 << 24
 _PIECE = 4096
-_LONGEST_PATH = 4096
+_MAX_PATH_LENGTH = 4096
 
 _BYTES = (bytes, bytearray, memoryview, array.array)
 _WRITTEN = (
@@ -142,7 +142,7 @@ class Contents:
         """Whether something was too long to be read completely."""
         self._text_of = text_of
         self._held_by = held_by
-        self._left = MOST_COST
+        self._left = MAX_COST
         self._digest = ContentDigest("contents 1")
         self._depth = 0
         self._roots: tuple[str, ...] = ()
@@ -178,14 +178,14 @@ class Contents:
     def _sample(self, things: Sequence[Any]) -> None:
         """Add some of many entries, as their description shows them."""
         self.is_sampled = True
-        some = [things[i] for i in spread(len(things), _MOST_SAMPLED)]
+        some = [things[i] for i in spread(len(things), _MAX_SAMPLED)]
         self._put(f"sample of {len(things)}", _encoded(self._text_of(some)))
 
     def _sequence(self, things: list[Any]) -> None:
         """Add entries, or only a sample if all would take too long."""
         self._depth += 1
         try:
-            self._pay(_PER_ENTRY * len(things) if self._depth <= _DEEPEST else MOST_COST)
+            self._pay(_PER_ENTRY * len(things) if self._depth <= _MAX_DEPTH else MAX_COST)
             self._by_kind(things)
         except _TooLongError:
             self._sample(things)
@@ -245,7 +245,7 @@ class Contents:
         lengths = np.fromiter(map(len, texts), "<i8", len(texts))
         if not self._pays(int(lengths.sum())):
             self.is_sampled = True
-            texts = [texts[i][:_PIECE] for i in spread(len(texts), _MOST_SAMPLED)]
+            texts = [texts[i][:_PIECE] for i in spread(len(texts), _MAX_SAMPLED)]
             self._put("sample", lengths.tobytes())
         below = self._below_their_folder(texts)
         if below is not texts:
@@ -268,7 +268,7 @@ class Contents:
         if not paths:
             return texts
         folder = _common_folder(paths)
-        if len(folder) > _LONGEST_PATH or "\n" in folder:
+        if len(folder) > _MAX_PATH_LENGTH or "\n" in folder:
             return texts  # ordinary text that begins like a path
         self._folders.append(folder)
         start = len(folder)
@@ -287,7 +287,7 @@ class Contents:
         lengths = np.fromiter(map(len, things), "<i8", len(things))
         if not self._pays(int(lengths.sum())):
             self.is_sampled = True
-            things = [things[i][:_PIECE] for i in spread(len(things), _MOST_SAMPLED)]
+            things = [things[i][:_PIECE] for i in spread(len(things), _MAX_SAMPLED)]
             self._put("sample", lengths.tobytes())
         self._put("", lengths.tobytes(), b"".join(things))
 
@@ -309,7 +309,7 @@ class Contents:
             return
         is_plain = set(map(type, things)) <= {list, tuple}
         rows = things if is_plain else [list(each) for each in things]
-        if len(rows) > 1 and len(set(lengths)) == 1 and 0 < lengths[0] <= _MOST_COLUMNS:
+        if len(rows) > 1 and len(set(lengths)) == 1 and 0 < lengths[0] <= _MAX_COLUMNS:
             self._put(f"rows of {lengths[0]}")
             for column in range(lengths[0]):
                 self._sequence(list(map(itemgetter(column), rows)))
@@ -327,7 +327,7 @@ class Contents:
 
     def _add_mapping(self, things: list[Any]) -> None:
         first = things[0].keys()
-        if len(things) > 1 and len(first) <= _MOST_COLUMNS:
+        if len(things) > 1 and len(first) <= _MAX_COLUMNS:
             self._pay(_PER_TEXT * len(things))
             if all(each.keys() == first for each in things):
                 keys = self._in_order(list(first))
@@ -381,7 +381,7 @@ class Contents:
             if not self._pays(_PER_OBJECT * (1 + columns) + _PER_CELL * rows * columns):
                 self.is_sampled = True
                 self._put(f"sample of {rows} rows")
-                each = some_rows(each, spread(len(each), _MOST_SAMPLED))
+                each = some_rows(each, spread(len(each), _MAX_SAMPLED))
             try:
                 values = columns_of(each)
             except Exception:  # extension types may raise anything
@@ -432,9 +432,9 @@ class Contents:
 
 
 def _kind(cls: type) -> str:
-    found = _KNOWN.get(cls)
-    if found is not None:
-        return found
+    kind = _KNOWN.get(cls)
+    if kind is not None:
+        return kind
     if hasattr(cls, "fingerprint"):
         return "object"
     fields = fields_of(cls)

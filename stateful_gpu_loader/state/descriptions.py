@@ -41,12 +41,12 @@ TRANSFORM_ATTRIBUTES = ("transform", "target_transform", "transforms")
 NOTHING_KNOWN = "?"
 """Text of an object of which nothing is known, not even its class."""
 
-_LONGEST_OWN = 400
-_LONGEST = 1000
-_LONGEST_STRING = 200
-_LONGEST_INLINE = 16
-_LONGEST_PAIR = 4
-_DEEPEST = 16
+_MAX_FINGERPRINT_LENGTH = 400
+_MAX_LENGTH = 1000
+_MAX_STRING_LENGTH = 200
+_MAX_INLINE_LENGTH = 16
+_MAX_PAIR_LENGTH = 4
+_MAX_DEPTH = 16
 
 _SCALARS = (type(None), bool, int, float, complex)
 _NAMED_BY_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -79,15 +79,15 @@ CONTENT_ATTRIBUTES = (
 )
 """Attributes in which datasets, including those of other packages, keep their data."""
 
-MOST_ENTRIES = 1024
+MAX_ENTRIES = 1024
 """Maximum number of entries examined in a list of numbers, strings, or pairs of these."""
-MOST_ROWS = 256
+MAX_ROWS = 256
 """Maximum number of rows examined in an array, or of entries in a list of other things."""
-MOST_IN_ALL = 4096
+MAX_TOTAL = 4096
 """Maximum number of entries and rows examined in all lists and arrays of one dataset."""
-FEWEST_ENTRIES = 8
+MIN_ENTRIES = 8
 """Number of entries examined in each list or array even if the others have used up the rest."""
-_MOST_PARTS = 1 << 16
+_MAX_PARTS = 1 << 16
 """Maximum number of datasets in one list whose transforms are examined."""
 
 
@@ -149,12 +149,12 @@ def describe_transforms_of(dataset: Any) -> Description:
     """
     describer = Describer()
     texts = [f"{path}={describer.text(transform)}" for path, transform in _inside(dataset)]
-    everything = list(_inside(dataset, most=_MOST_PARTS))
+    everything = list(_inside(dataset, most=_MAX_PARTS))
     is_partial = len(texts) < len(everything)
     return describer.described(", ".join(texts) or "none", everything, is_partial=is_partial)
 
 
-def shortened(text: str, longest: int = _LONGEST) -> str:
+def shortened(text: str, longest: int = _MAX_LENGTH) -> str:
     """Return a long text's beginning, and a digest of the whole text."""
     if len(text) <= longest:
         return text
@@ -197,7 +197,7 @@ class Describer:
         self._names_classes = names_classes
         self._roots: tuple[str, ...] = ()
         self._depth = 0
-        self._budget = MOST_IN_ALL
+        self._budget = MAX_TOTAL
         self._is_partial = False
         self._unknown: dict[str, None] = {}
 
@@ -213,7 +213,7 @@ class Describer:
             return self._string(thing)
         if kind in _SCALARS:
             return repr(thing)
-        if kind is tuple and len(thing) <= _LONGEST_PAIR:
+        if kind is tuple and len(thing) <= _MAX_PAIR_LENGTH:
             return f"({', '.join(map(self.text, thing))})"  # a million files are such pairs
         if isinstance(thing, enum.Enum):
             # torchvision accepts and keeps both "bilinear" and InterpolationMode.BILINEAR.
@@ -227,8 +227,8 @@ class Describer:
             return str(thing)
         if isinstance(thing, bytes):
             return f"{len(thing)} bytes {digest(thing)}"
-        if self._depth >= _DEEPEST:
-            self._note(f"what lies {_DEEPEST} objects deep")
+        if self._depth >= _MAX_DEPTH:
+            self._note(f"what lies {_MAX_DEPTH} objects deep")
             return "..."
         self._depth += 1
         try:
@@ -244,7 +244,7 @@ class Describer:
         """Return the description of a thing whose text was just written."""
         if not (is_partial or self._is_partial):
             return Description(text, self.unknown)
-        self._budget = MOST_IN_ALL
+        self._budget = MAX_TOTAL
         contents = Contents(self.text, self._held)
         contents.add(thing)
         return Description(text, self.unknown, contents.text(), contents.is_sampled)
@@ -257,7 +257,7 @@ class Describer:
             if package_of(type(thing)) == "stateful_gpu_loader":
                 for name in _HELD_BY_OURS:
                     self.text(getattr(thing, name, None))  # only to note missing facts
-            return shortened(str(own()), _LONGEST_OWN)
+            return shortened(str(own()), _MAX_FINGERPRINT_LENGTH)
         if isinstance(thing, (np.ndarray, torch.Tensor)):
             return self._array(thing)
         if isinstance(thing, (list, tuple)):
@@ -275,37 +275,37 @@ class Describer:
             return known
         if is_content(thing):
             self._is_partial = True
-        elif not _tells_settings(thing):
+        elif not _is_described_by_attributes(thing):
             self._note_class(thing)
         return self._object(thing)
 
     def _string(self, text: str) -> str:
         text = without_root(text, self._roots)
-        if len(text) > _LONGEST_STRING:
+        if len(text) > _MAX_STRING_LENGTH:
             return f"{len(text)} characters {digest(_encoded(text))}"
         return repr(text)
 
     def _array(self, array: Any) -> str:
         if isinstance(array, torch.Tensor) and array.is_nested:
             return f"nested {self._sequence(array.unbind())}"
-        most_rows = self._room(MOST_ROWS, MOST_ROWS)
+        max_rows = self._room(MAX_ROWS, MAX_ROWS)
         try:
-            sampled = sampled_bytes(array, most_rows)
+            sampled = sampled_bytes(array, max_rows)
         except (TypeError, ValueError, RuntimeError, NotImplementedError):
             if isinstance(array, np.ndarray):
                 self._is_partial = True
             else:
                 self._note(f"the values of an array of {array.dtype}")
             return f"{array.dtype} {list(array.shape)}"
-        self._is_partial |= not is_whole(array, most_rows)
+        self._is_partial |= not is_whole(array, max_rows)
         dtype = str(array.dtype).removeprefix("torch.")
         return f"{dtype} {list(array.shape)} {digest(sampled)}"
 
     def _sequence(self, things: Sequence[Any]) -> str:
         n = len(things)
-        entries = [things[i] for i in spread(n, self._room(n, MOST_ENTRIES))]
-        if n > MOST_ROWS and not all(map(_is_plain, entries[::32])):
-            entries = [things[i] for i in spread(n, MOST_ROWS)]
+        entries = [things[i] for i in spread(n, self._room(n, MAX_ENTRIES))]
+        if n > MAX_ROWS and not all(map(_is_plain, entries[::32])):
+            entries = [things[i] for i in spread(n, MAX_ROWS)]
         self._is_partial |= len(entries) < n
         roots, self._roots = self._roots, self._roots or _common_folder(entries)
         texts = [self.text(entry) for entry in entries]
@@ -313,16 +313,16 @@ class Describer:
         return self._listed(texts, n, "()" if isinstance(things, tuple) else "[]")
 
     def _set(self, things: Set[Any]) -> str:
-        if len(things) > MOST_ROWS:
+        if len(things) > MAX_ROWS:
             self._is_partial = True
             return f"{len(things)} entries"
         return self._listed(sorted(map(self.text, things)), len(things), "{}")
 
     def _mapping(self, things: Mapping[Any, Any]) -> str:
         keys = list(things)
-        if len(keys) <= MOST_ENTRIES:
+        if len(keys) <= MAX_ENTRIES:
             keys.sort(key=self._sorting)  # equal dicts may have been filled in different orders
-        sampled = [keys[i] for i in spread(len(keys), self._room(len(keys), MOST_ROWS))]
+        sampled = [keys[i] for i in spread(len(keys), self._room(len(keys), MAX_ROWS))]
         self._is_partial |= len(sampled) < len(keys) or isinstance(things, OrderedDict)
         roots, self._roots = self._roots, self._roots or _common_folder(list(things.values()))
         texts = [f"{self.text(key)}: {self.text(things[key])}" for key in sampled]
@@ -334,7 +334,7 @@ class Describer:
 
     def _listed(self, texts: list[str], n: int, brackets: str) -> str:
         joined = ", ".join(texts)
-        if n <= _LONGEST_INLINE:
+        if n <= _MAX_INLINE_LENGTH:
             return f"{brackets[0]}{joined}{brackets[1]}"
         return f"{n} entries {digest(joined.encode(errors='surrogateescape'))}"
 
@@ -346,7 +346,7 @@ class Describer:
         owner = getattr(thing, "__self__", None)
         bound = owner is not None and not isinstance(owner, (type, types.ModuleType))
         name = name_of(type(owner), thing.__name__) if bound else name_of(thing)
-        if bound and _tells_settings(owner):
+        if bound and _is_described_by_attributes(owner):
             return f"{self.text(owner)}.{thing.__name__}"
         if bound or not is_named(thing) or "<" in name:  # a lambda, or defined in a function
             self._note(f"the code of {name}")
@@ -369,7 +369,7 @@ class Describer:
             self._note("the function of with_transform(), and the data behind it")
             picked = getattr(thing, "_indices", None)
             rows = [] if picked is None else picked.column(0)
-            sampled = [rows[i].as_py() for i in spread(len(rows), MOST_ROWS)]
+            sampled = [rows[i].as_py() for i in spread(len(rows), MAX_ROWS)]
             found = f"{len(thing)} rows, {self.text(thing.column_names)}, {self.text(sampled)}"
         return f"{name_of(type(thing))}({found})"
 
@@ -395,7 +395,7 @@ class Describer:
         roots, self._roots = self._roots, _roots_of(thing) or self._roots
         texts: list[str] = []
         for attribute, value in settings.items():
-            if _tells_settings(thing) or _is_described(value):
+            if _is_described_by_attributes(thing) or _is_described(value):
                 texts.append(f"{attribute}={self.text(value)}")
             else:
                 self._is_partial = True
@@ -404,12 +404,12 @@ class Describer:
         return f"{name}({', '.join(texts)})" if texts else name or NOTHING_KNOWN
 
     def _class_of(self, thing: Any) -> str:
-        return name_of(type(thing)) if self._names_classes or _tells_settings(thing) else ""
+        return name_of(type(thing)) if self._names_classes or _is_described_by_attributes(thing) else ""
 
     def _settings(self, thing: Any) -> dict[str, Any]:
         """Return the known attributes that determine what an object does."""
         attributes = getattr(thing, "__dict__", {})
-        if not _tells_settings(thing):
+        if not _is_described_by_attributes(thing):
             held = {name: attributes.get(name) for name in self._followed}
             settings = {
                 name: value
@@ -445,13 +445,13 @@ class Describer:
             return None
         if (self._hugging_face(thing) or self._albumentations(thing)) is not None:
             return None
-        if not _tells_settings(thing):
+        if not _is_described_by_attributes(thing):
             self._note_class(thing)
         return _roots_of(thing), {"": self._class_of(thing), **self._settings(thing)}
 
     def _room(self, wanted: int, most: int) -> int:
         """Take a number of entries of a list from the total budget; return how many are granted."""
-        granted = min(wanted, most, max(self._budget, FEWEST_ENTRIES))
+        granted = min(wanted, most, max(self._budget, MIN_ENTRIES))
         self._budget -= granted
         return granted
 
@@ -463,7 +463,7 @@ class Describer:
 
 
 def _inside(
-    dataset: Any, path: str = "", depth: int = 0, most: int = MOST_ROWS
+    dataset: Any, path: str = "", depth: int = 0, most: int = MAX_ROWS
 ) -> Iterator[tuple[str, Any]]:
     """Yield each transform with the attribute path to it."""
     attributes = getattr(dataset, "__dict__", {})
@@ -474,7 +474,7 @@ def _inside(
         is_both = type(given).__name__ == "StandardTransform" and given.transform is transform
         if given is not None and not is_both:
             yield f"{path}{name}", given
-    if depth < _DEEPEST:
+    if depth < _MAX_DEPTH:
         for name in ("dataset", "datasets"):
             yield from _inside_all(attributes.get(name), f"{path}{name}", depth + 1, most)
 
@@ -511,7 +511,7 @@ def _inline(value: Any) -> str:
     return Describer().text(value)
 
 
-def _tells_settings(thing: Any) -> bool:
+def _is_described_by_attributes(thing: Any) -> bool:
     """Whether attributes describe an object completely; torch also has objects written in C++."""
     if isinstance(thing, torch.jit.ScriptModule) or not hasattr(thing, "__dict__"):
         return False
@@ -539,7 +539,7 @@ def _is_described(thing: Any) -> bool:
 
 def _is_plain(entry: Any) -> bool:
     entries = entry if isinstance(entry, (list, tuple)) else (entry,)
-    return len(entries) <= _LONGEST_INLINE and all(
+    return len(entries) <= _MAX_INLINE_LENGTH and all(
         isinstance(each, (*_SCALARS, str, os.PathLike)) for each in entries
     )
 
@@ -565,7 +565,7 @@ def _common_folder(entries: Sequence[Any]) -> tuple[str, ...]:
         else (entry,)
         for entry in entries
     ]
-    flat = (each for pair in pairs if len(pair) <= _LONGEST_INLINE for each in pair)
+    flat = (each for pair in pairs if len(pair) <= _MAX_INLINE_LENGTH for each in pair)
     paths = [os.fspath(each) for each in flat if isinstance(each, (str, os.PathLike))]
     absolute = [path for path in paths if isinstance(path, str) and path.startswith(os.sep)]
     if not absolute:

@@ -47,7 +47,7 @@ class Delivered(NamedTuple):
     bad: tuple[FoundBad, ...]
 
 
-class Standing(NamedTuple):
+class PassProgress(NamedTuple):
     """Deliveries of a pass, replaced as a whole."""
 
     place: Address
@@ -73,8 +73,8 @@ class Offer(NamedTuple):
 
     content: list[Any]
     """The batch or the exception; empty once the user's loop has taken it."""
-    standing: Standing
-    """Standing of the pass after the offer is taken."""
+    progress: PassProgress
+    """Progress of the pass after the offer is taken."""
     is_failure: bool
 
 
@@ -88,14 +88,14 @@ class Pass:
         resumed: whether the pass continues a loaded state.
 
     >>> current = Pass(Address(0, 0), number=1, generation=0, resumed=False)
-    >>> current.offer("batch", Standing(Address(0, 8), delivered=True))
-    >>> current.standing.place
+    >>> current.offer("batch", PassProgress(Address(0, 8), delivered=True))
+    >>> current.progress.place
     Address(epoch=0, position=0)
-    >>> current.offered.content.pop(), current.standing.place
+    >>> current.offered.content.pop(), current.progress.place
     ('batch', Address(epoch=0, position=8))
     """
 
-    __slots__ = ("_offer", "_standing", "generation", "is_left", "number", "resumed", "start")
+    __slots__ = ("_offer", "_progress", "generation", "is_left", "number", "resumed", "start")
 
     def __init__(self, start: Address, *, number: int, generation: int, resumed: bool) -> None:
         self.start = start
@@ -105,19 +105,19 @@ class Pass:
         self.is_left = False
         """Whether the pass cannot continue because its iterator is gone, for example after
         ``break``."""
-        self._standing = Standing(start)
+        self._progress = PassProgress(start)
         self._offer: Offer | None = None
 
     @property
-    def standing(self) -> Standing:
+    def progress(self) -> PassProgress:
         """Deliveries up to now."""
         offer = self._offer
-        return self._standing if offer is None or offer.content else offer.standing
+        return self._progress if offer is None or offer.content else offer.progress
 
     @property
     def is_over(self) -> bool:
         """Whether the pass will deliver nothing more."""
-        return self.is_left or self.standing.following is not None
+        return self.is_left or self.progress.following is not None
 
     @property
     def offered(self) -> Offer | None:
@@ -125,15 +125,15 @@ class Pass:
         offer = self._offer
         return offer if offer is not None and offer.content else None
 
-    def offer(self, content: Any, standing: Standing, *, is_failure: bool = False) -> None:
+    def offer(self, content: Any, progress: PassProgress, *, is_failure: bool = False) -> None:
         """Hold a batch or an exception ready for the user's loop."""
-        self._standing = self.standing
-        self._offer = Offer([content], standing, is_failure)
+        self._progress = self.progress
+        self._offer = Offer([content], progress, is_failure)
 
-    def set_standing(self, standing: Standing) -> None:
-        """Replace the standing without a delivery."""
-        self._standing = self.standing
-        self._offer = Offer([], standing, is_failure=False)
+    def set_progress(self, progress: PassProgress) -> None:
+        """Replace the progress without a delivery."""
+        self._progress = self.progress
+        self._offer = Offer([], progress, is_failure=False)
 
 
 class _Base(NamedTuple):
@@ -147,15 +147,15 @@ class _Base(NamedTuple):
     """Number of loads."""
     bad_samples: BadSamples
     """Record of bad samples up to ``next``."""
-    gone_back: Standing | None = None
-    """Standing of the pass that had to stop at ``next``, if no state was loaded since."""
+    gone_back: PassProgress | None = None
+    """Progress of the pass that had to stop at ``next``, if no state was loaded since."""
 
 
 class _Requested(NamedTuple):
     """An epoch that the user asked for."""
 
     epoch: int
-    begun: int
+    num_begun: int
     """Number of passes that had begun before the request; a later pass takes the epoch."""
     generation: int
 
@@ -184,7 +184,7 @@ class Passes:
         self._request: _Requested | None = None
         self._passes: tuple[Pass, ...] = ()
         """Passes that the state may describe or that may continue, oldest first."""
-        self._begun = 0
+        self._num_begun = 0
         self._offers = itertools.count(1)
 
     @property
@@ -195,7 +195,7 @@ class Passes:
     @property
     def is_new(self) -> bool:
         """Whether no pass has begun and no state was loaded."""
-        return self._begun == 0 and self.generation == 0
+        return self._num_begun == 0 and self.generation == 0
 
     def begin(
         self, *, is_over: Callable[[Address], bool] | None = None, skips_empty_rest: bool = True
@@ -215,14 +215,14 @@ class Passes:
                 f"the resumed pass stays in epoch {start.epoch}; call set_epoch() after it",
                 stacklevel=6,
             )
-        self._begun += 1
+        self._num_begun += 1
         current, gone_back = self._current, self._base.gone_back
-        new = Pass(start, number=self._begun, generation=self.generation, resumed=self._loaded)
+        new = Pass(start, number=self._num_begun, generation=self.generation, resumed=self._loaded)
         if current is None and gone_back is not None:
-            new.set_standing(Standing(start, gone_back.history, gone_back.last_delivered))
+            new.set_progress(PassProgress(start, gone_back.history, gone_back.last_delivered))
         before = 0 if current is None else current.number
         self._base = self._base._replace(bad_samples=self.bad_samples)
-        kept = (one for one in self._passes if one.number >= before or not one.is_over)
+        kept = (p for p in self._passes if p.number >= before or not p.is_over)
         self._passes = (*kept, new)
         return new
 
@@ -234,27 +234,27 @@ class Passes:
         *,
         request: Any = None,
         bad: tuple[FoundBad, ...] = (),
-        found: tuple[FoundBad, ...] = (),
+        found_bad: tuple[FoundBad, ...] = (),
     ) -> None:
         """Offer a batch of ``current`` to the user; the next batch starts at ``place``.
 
         Args:
             request: the request that the batch was made from.
             bad: samples that the batch could not use.
-            found: bad samples that the pass has met since its last offer.
+            found_bad: bad samples that the pass has met since its last offer.
         """
-        standing = current.standing
-        before = standing.last_delivered or standing.place
-        history = standing.history if standing.has_moved else self._history_of(current)
-        standing = Standing(
+        progress = current.progress
+        before = progress.last_delivered or progress.place
+        history = progress.history if progress.has_moved else self._history_of(current)
+        progress = PassProgress(
             place,
             (*history[1 - HISTORY :], before),
             delivered=True,
             has_moved=True,
-            bad=self._recorded(found) or standing.bad,
+            bad=self._recorded(found_bad) or progress.bad,
             last=Delivered(next(self._offers), request, bad),
         )
-        current.offer(batch, standing)
+        current.offer(batch, progress)
 
     def offer_failure(
         self,
@@ -262,7 +262,7 @@ class Passes:
         error: Any,
         place: Address | None,
         *,
-        found: tuple[FoundBad, ...] = (),
+        found_bad: tuple[FoundBad, ...] = (),
     ) -> None:
         """Offer an exception of ``current`` to the user; the next batch starts at ``place``.
 
@@ -271,51 +271,53 @@ class Passes:
 
         Args:
             place: None if the failed batch does not move the place.
-            found: as for :meth:`offer`.
+            found_bad: as for :meth:`offer`.
         """
-        standing = current.standing
+        progress = current.progress
         if place is not None:
-            standing = standing._replace(
+            progress = progress._replace(
                 place=place,
                 history=self._history_of(current),
-                last_delivered=standing.last_delivered or standing.place,
+                last_delivered=progress.last_delivered or progress.place,
                 has_moved=True,
             )
-        standing = standing._replace(bad=self._recorded(found) or standing.bad)
-        current.offer(error, standing, is_failure=True)
+        progress = progress._replace(bad=self._recorded(found_bad) or progress.bad)
+        current.offer(error, progress, is_failure=True)
 
-    def end(self, current: Pass, following: Address, *, found: tuple[FoundBad, ...] = ()) -> None:
+    def end(
+        self, current: Pass, following: Address, *, found_bad: tuple[FoundBad, ...] = ()
+    ) -> None:
         """Note that ``current`` has delivered everything; the next pass starts at ``following``.
 
         Args:
-            found: as for :meth:`offer`.
+            found_bad: as for :meth:`offer`.
         """
-        standing = current.standing
-        current.set_standing(
-            standing._replace(
+        progress = current.progress
+        current.set_progress(
+            progress._replace(
                 history=self._history_of(current),
                 has_moved=True,
                 following=following,
-                bad=self._recorded(found) or standing.bad,
+                bad=self._recorded(found_bad) or progress.bad,
             )
         )
 
-    def note_bad(self, current: Pass, found: tuple[FoundBad, ...]) -> None:
+    def note_bad(self, current: Pass, found_bad: tuple[FoundBad, ...]) -> None:
         """Record bad samples that no batch follows."""
-        standing = current.standing
-        current.set_standing(standing._replace(bad=self._recorded(found) or standing.bad))
+        progress = current.progress
+        current.set_progress(progress._replace(bad=self._recorded(found_bad) or progress.bad))
 
     @property
     def bad_samples(self) -> BadSamples:
         """Record of bad samples up to the current place of the stream."""
-        records = [one.standing.bad for one in self._passes if one.generation == self.generation]
+        records = [p.progress.bad for p in self._passes if p.generation == self.generation]
         known = [record for record in records if record is not None]
         return max([self._base.bad_samples, *known], key=lambda record: record.total)
 
     @property
     def last(self) -> Delivered | None:
         """Last delivered batch, or None."""
-        delivered = [one.standing.last for one in self._passes if one.standing.last is not None]
+        delivered = [p.progress.last for p in self._passes if p.progress.last is not None]
         return max(delivered, default=None)
 
     def load(self, address: Address, bad_samples: BadSamples) -> None:
@@ -330,23 +332,23 @@ class Passes:
         """Complete the start of a pass that has delivered nothing, once the whole start is
         known."""
         current.start = place
-        current.set_standing(current.standing._replace(place=place))
+        current.set_progress(current.progress._replace(place=place))
         if self._current is None and current.generation == self.generation:
             self._base = self._base._replace(next=place)
 
     def go_back(self, current: Pass) -> None:
         """Let the next pass continue where ``current`` had to stop, unless another pass has."""
         moved = self._current
-        never_moved = not current.standing.has_moved and current.generation == self.generation
+        never_moved = not current.progress.has_moved and current.generation == self.generation
         if moved is current or (never_moved and (moved is None or current.number > moved.number)):
-            standing = current.standing._replace(history=self._history_of(current))
+            progress = current.progress._replace(history=self._history_of(current))
             self._base = _Base(
-                standing.place, True, self.generation + 1, self.bad_samples, gone_back=standing
+                progress.place, True, self.generation + 1, self.bad_samples, gone_back=progress
             )
 
     def request_epoch(self, epoch: int) -> None:
         """Let the next pass take this epoch, unless it continues a loaded state."""
-        self._request = _Requested(epoch, self._begun, self.generation)
+        self._request = _Requested(epoch, self._num_begun, self.generation)
 
     def address(self, batches_ago: int = 0) -> Address:
         """Return the place of the stream, now or ``batches_ago`` delivered batches earlier.
@@ -357,11 +359,11 @@ class Passes:
         """
         current = self._current
         if batches_ago == 0:
-            if current is None or current.standing.following is not None:
+            if current is None or current.progress.following is not None:
                 return self._upcoming()
-            return current.standing.place
-        standing = self._base.gone_back if current is None else current.standing
-        history = () if standing is None else standing.history
+            return current.progress.place
+        progress = self._base.gone_back if current is None else current.progress
+        history = () if progress is None else progress.history
         if not 0 < batches_ago <= len(history):
             raise ValueError(
                 f"{batches_ago = } is out of reach: {len(history)} of the last {HISTORY} "
@@ -380,7 +382,7 @@ class Passes:
         in_progress = self._in_progress
         if in_progress is None:
             return self._start(is_over, skips_empty_rest)
-        return in_progress.standing.place
+        return in_progress.progress.place
 
     @property
     def is_in_progress(self) -> bool:
@@ -391,8 +393,8 @@ class Passes:
     def is_between(self) -> bool:
         """Whether the pass that began last has ended, and no state was loaded since."""
         current = self._current
-        has_ended = current is not None and current.standing.following is not None
-        return has_ended and current is not None and current.number == self._begun
+        has_ended = current is not None and current.progress.following is not None
+        return has_ended and current is not None and current.number == self._num_begun
 
     def twin(self) -> Passes:
         """Return passes for a copy of the loader, which begin with this loader's next batch.
@@ -402,28 +404,28 @@ class Passes:
         twin, record = copy.copy(self), self.bad_samples
         twin._passes = ()
         if self._in_progress is not None:
-            twin.load(self._in_progress.standing.place, record)
+            twin.load(self._in_progress.progress.place, record)
             return twin
         if self._requested is None:
             twin._request = None
         twin._base = _Base(self._following(), self._loaded, self.generation, record)
         return twin
 
-    def _recorded(self, found: tuple[FoundBad, ...]) -> BadSamples | None:
-        """Return the record extended by ``found``, or None if nothing was found."""
-        if not found:
+    def _recorded(self, found_bad: tuple[FoundBad, ...]) -> BadSamples | None:
+        """Return the record extended by ``found_bad``, or None if nothing was found."""
+        if not found_bad:
             return None
         later = BadSamples()
-        later.add(found)
+        later.add(found_bad)
         return self.bad_samples.followed_by(later)
 
     @property
     def _current(self) -> Pass | None:
         """The pass that the state describes: the last one that has moved since the last load."""
         generation = self.generation
-        for one in reversed(self._passes):
-            if one.generation == generation and one.standing.has_moved:
-                return one
+        for candidate in reversed(self._passes):
+            if candidate.generation == generation and candidate.progress.has_moved:
+                return candidate
         return None
 
     @property
@@ -444,16 +446,16 @@ class Passes:
         request, current = self._request, self._current
         if request is None or request.generation != self.generation:
             return None
-        is_taken = current is not None and current.number > request.begun
+        is_taken = current is not None and current.number > request.num_begun
         return None if is_taken else request.epoch
 
     def _history_of(self, current: Pass) -> tuple[Address, ...]:
         """Return the places before earlier batches, including those of passes before
         ``current``."""
-        if current.standing.has_moved or current.generation != self.generation:
-            return current.standing.history
+        if current.progress.has_moved or current.generation != self.generation:
+            return current.progress.history
         before = self._current
-        return current.standing.history if before is None else before.standing.history
+        return current.progress.history if before is None else before.progress.history
 
     def _start(self, is_over: Callable[[Address], bool] | None, skips_empty_rest: bool) -> Address:
         start = self._upcoming()
@@ -467,7 +469,7 @@ class Passes:
         current = self._current
         if current is None:
             return self._base.next
-        return current.standing.following or Address(current.start.epoch + 1, 0)
+        return current.progress.following or Address(current.start.epoch + 1, 0)
 
     def _upcoming(self) -> Address:
         following, requested = self._following(), self._requested

@@ -123,7 +123,7 @@ class LaneCursors(Mapping[int, LaneCursor]):
     def __init__(self, epoch: int, cursors: Mapping[int, LaneCursor]) -> None:
         self._latest = _Latest(epoch, dict(cursors))
         self._following: LaneCursors | None = None
-        self._had: dict[int, LaneCursor] = {}
+        self._replaced: dict[int, LaneCursor] = {}
         """Cursors at this moment of the lanes that move at the next moment."""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -131,7 +131,7 @@ class LaneCursors(Mapping[int, LaneCursor]):
 
     def __getitem__(self, lane: int) -> LaneCursor:
         with self._latest.lock:
-            return self._had_since().get(lane) or self._latest.cursors[lane]
+            return self._replaced_since().get(lane) or self._latest.cursors[lane]
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._latest.cursors)
@@ -143,32 +143,32 @@ class LaneCursors(Mapping[int, LaneCursor]):
         """Return the next moment, in which these lanes have these cursors."""
         latest = self._latest
         following = LaneCursors.__new__(LaneCursors)
-        following._latest, following._following, following._had = latest, None, {}
+        following._latest, following._following, following._replaced = latest, None, {}
         with latest.lock:
             if self._following is not None:
                 raise ValueError("another moment follows. Remedy: move the cursors of the latest")
-            self._had = {lane: latest.cursors[lane] for lane in cursors}
+            self._replaced = {lane: latest.cursors[lane] for lane in cursors}
             self._following = following
             latest.cursors.update(cursors)
-            latest.untold.update(cursors)
+            latest.unwritten.update(cursors)
         return following
 
     def texts(self) -> dict[str, str]:
         """Return the entries of a loader's state, one for each lane."""
         latest = self._latest
         with latest.lock:
-            latest.texts.update(_texts(latest.epoch, latest.untold))
-            latest.untold = {}
-            return latest.texts | _texts(latest.epoch, self._had_since())
+            latest.texts.update(_texts(latest.epoch, latest.unwritten))
+            latest.unwritten = {}
+            return latest.texts | _texts(latest.epoch, self._replaced_since())
 
-    def _had_since(self) -> dict[int, LaneCursor]:
+    def _replaced_since(self) -> dict[int, LaneCursor]:
         """Return the cursors that differ from the latest moment."""
-        had: dict[int, LaneCursor] = {}
+        replaced: dict[int, LaneCursor] = {}
         moment = self
         while moment._following is not None:
-            had = moment._had | had
+            replaced = moment._replaced | replaced
             moment = moment._following
-        return had
+        return replaced
 
 
 class _Latest:
@@ -182,7 +182,7 @@ class _Latest:
         self.epoch = epoch
         self.cursors = cursors
         self.texts: dict[str, str] = {}
-        self.untold = dict(cursors)
+        self.unwritten = dict(cursors)
         """Cursors that have no text yet."""
 
 

@@ -115,8 +115,8 @@ class LoaderState:
                 remedy="install the version of stateful_gpu_loader that wrote the state, or later",
             )
         lanes = {str(key): state[key] for key in state if _LANE_KEY.fullmatch(str(key))}
-        expected, found = set(_CHECKS) | {"format", "version"}, set(state) - set(lanes)
-        unknown, missing = found - expected - ADDED_BY_FRAMEWORKS, expected - found
+        expected, present = set(_CHECKS) | {"format", "version"}, set(state) - set(lanes)
+        unknown, missing = present - expected - ADDED_BY_FRAMEWORKS, expected - present
         if unknown or missing:
             raise StateMismatch(
                 "keys",
@@ -331,8 +331,8 @@ def says_own_format(state: Mapping[Any, Any]) -> bool:
     >>> says_own_format({"format": "stateful_gpu_loader"}), says_own_format({"format": [1, 2]})
     (True, False)
     """
-    found = state.get("format")
-    return isinstance(found, str) and found == FORMAT
+    given_format = state.get("format")
+    return isinstance(given_format, str) and given_format == FORMAT
 
 
 def lane_key(lane: int) -> str:

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-_MOST_MAPPED_ROWS = 8
+_MAX_MAPPED_ROWS = 8
 """Maximum number of rows of an array in a file, each of which may cost a disk access."""
-_MOST_VALUES = 16
+_MAX_VALUES = 16
 """Maximum number of values examined in a row."""
 
 
@@ -43,8 +43,8 @@ def bytes_of(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
         # A tensor with at most one element is contiguous for any stride, but cannot be viewed as
         # bytes unless its stride is 1.
         rows = rows.clone(memory_format=torch.contiguous_format)
-    found: npt.NDArray[np.uint8] = rows.view(torch.uint8).cpu().numpy()
-    return found
+    values: npt.NDArray[np.uint8] = rows.view(torch.uint8).cpu().numpy()
+    return values
 
 
 def tensor_of(data: bytearray, dtype: torch.dtype, shape: Sequence[Any]) -> torch.Tensor:
@@ -69,7 +69,7 @@ def spread(length: int, most: int) -> list[int]:
     return [number * (length - 1) // (most - 1) for number in range(most)]
 
 
-def sampled_bytes(array: np.ndarray[Any, Any] | torch.Tensor, most_rows: int) -> bytes:
+def sampled_bytes(array: np.ndarray[Any, Any] | torch.Tensor, max_rows: int) -> bytes:
     """Return the bytes of the first and last rows, and of others evenly spread between them.
 
     Raises:
@@ -81,10 +81,10 @@ def sampled_bytes(array: np.ndarray[Any, Any] | torch.Tensor, most_rows: int) ->
     if not size:
         return b""
     if isinstance(array, np.memmap):
-        most_rows = min(most_rows, _MOST_MAPPED_ROWS)
+        max_rows = min(max_rows, _MAX_MAPPED_ROWS)
     row_size = size // shape[0]
-    rows = np.array(spread(shape[0], most_rows * (_MOST_VALUES if row_size == 1 else 1)))
-    values = np.array(spread(row_size, _MOST_VALUES))
+    rows = np.array(spread(shape[0], max_rows * (_MAX_VALUES if row_size == 1 else 1)))
+    values = np.array(spread(row_size, _MAX_VALUES))
     places = np.unravel_index((rows[:, None] * row_size + values).ravel(), shape)
     if isinstance(array, torch.Tensor):
         given = array.detach().reshape(1) if array.ndim == 0 else array.detach()
@@ -95,14 +95,14 @@ def sampled_bytes(array: np.ndarray[Any, Any] | torch.Tensor, most_rows: int) ->
     return without_padding((array.reshape(1) if array.ndim == 0 else array)[places]).tobytes()
 
 
-def is_whole(array: np.ndarray[Any, Any] | torch.Tensor, most_rows: int) -> bool:
+def is_whole(array: np.ndarray[Any, Any] | torch.Tensor, max_rows: int) -> bool:
     """Whether :func:`sampled_bytes` returns the bytes of all values."""
     rows, *others = map(int, array.shape or (1,))
     row_size = math.prod(others)
     if isinstance(array, np.memmap):
-        most_rows = min(most_rows, _MOST_MAPPED_ROWS)
-    most = most_rows * (_MOST_VALUES if row_size == 1 else 1)
-    return rows * row_size == 0 or (rows <= most and row_size <= _MOST_VALUES)
+        max_rows = min(max_rows, _MAX_MAPPED_ROWS)
+    most = max_rows * (_MAX_VALUES if row_size == 1 else 1)
+    return rows * row_size == 0 or (rows <= most and row_size <= _MAX_VALUES)
 
 
 def without_padding(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -49,12 +49,12 @@ class TextState:
             StateMismatch: the text is not a state, or does not fit; nothing was changed.
         """
         try:
-            found = decode(parse(state.encode()))
+            state_dict = decode(parse(state.encode()))
         except (AttributeError, ValueError) as error:
             raise _no_state(state, str(error)) from error
-        if not isinstance(found, dict):
+        if not isinstance(state_dict, dict):
             raise _no_state(state, "no state")
-        self.load_state_dict(found)
+        self.load_state_dict(state_dict)
 
 
 def _no_state(state: Any, reason: str) -> StateMismatch:

@@ -175,7 +175,7 @@ def shuffled_indices(generator_state: torch.Tensor, n: int) -> npt.NDArray[np.in
     return order
 
 
-def _torn(field: str, saved: Any, wanted: str) -> StateMismatch:
+def _invalid(field: str, saved: Any, wanted: str) -> StateMismatch:
     return StateMismatch(field, saved=saved, present=wanted, remedy=_REMEDY)
 
 
@@ -189,7 +189,7 @@ class _Fields:
     @classmethod
     def of(cls, path: str, value: Any) -> _Fields:
         if not isinstance(value, Mapping):
-            raise _torn(path or "state", value, "a dict")
+            raise _invalid(path or "state", value, "a dict")
         return cls(path, value)
 
     def name(self, key: str) -> str:
@@ -197,7 +197,7 @@ class _Fields:
 
     def anything(self, key: str, wanted: str = "any value") -> Any:
         if key not in self.values:
-            raise _torn(self.name(key), f"only {sorted(map(str, self.values))}", wanted)
+            raise _invalid(self.name(key), f"only {sorted(map(str, self.values))}", wanted)
         return self.values[key]
 
     def inner(self, key: str) -> _Fields:
@@ -208,13 +208,13 @@ class _Fields:
         value = self.anything(key, wanted)
         if type(value) is int and least <= value <= most:
             return value
-        raise _torn(self.name(key), value, wanted)
+        raise _invalid(self.name(key), value, wanted)
 
     def flag(self, key: str) -> bool:
         value = self.anything(key, "a bool")
         if isinstance(value, bool):
             return value
-        raise _torn(self.name(key), value, "a bool")
+        raise _invalid(self.name(key), value, "a bool")
 
 
 def _read_samplers(main: _Fields) -> dict[str, Any]:
@@ -257,7 +257,7 @@ def _worker_snapshots(snapshot: _Fields, num_workers: int) -> list[_Fields]:
     # Check this first: a wrong number of workers may be too large to count up to.
     if len(kept.values) != num_workers:
         wanted = f"worker_0 to worker_{num_workers - 1}"
-        raise _torn(kept.path, sorted(map(str, kept.values)), wanted)
+        raise _invalid(kept.path, sorted(map(str, kept.values)), wanted)
     workers = [kept.inner(f"worker_{i}") for i in range(num_workers)]
     for i, worker in enumerate(workers):
         worker.number("worker_id", least=i, most=i)
@@ -275,7 +275,7 @@ def _read_workers(places: list[_Fields]) -> tuple[tuple[TorchdataWorker, ...], b
             iterator, ended = fetcher.anything("dataset_iter_state"), fetcher.flag("fetcher_ended")
         elif fields.anything("fetcher_state") is not None:
             saved = fields.values["fetcher_state"]
-            raise _torn(fields.name("fetcher_state"), saved, "None, as in the first worker")
+            raise _invalid(fields.name("fetcher_state"), saved, "None, as in the first worker")
         workers.append(TorchdataWorker(dataset=dataset, iterator=iterator, ended=ended))
     if all(worker.dataset is None and worker.iterator is None for worker in workers):
         workers = []

@@ -72,7 +72,7 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "steps": (int,),
     "batches": (int, type(None)),
 }
-_MOST = 1 << 62
+_MAX_COUNT = 1 << 62
 """Upper bound of all counts, so that their sums stay within 64 bits."""
 _WORKER_FIELDS: dict[str, tuple[type, ...]] = {
     "dataset": (object,),
@@ -240,24 +240,24 @@ def _check(
         keys = sorted(map(str, value)) if isinstance(value, dict) else value
         raise StateMismatch(name, saved=keys, present=f"a dict of {sorted(fields)}", remedy=_REMEDY)
     for field, kinds in fields.items():
-        found = value.get(field)
-        is_bool_for_int = isinstance(found, bool) and int in kinds
-        is_no_count = isinstance(found, int) and not 0 <= found < _MOST
-        if not isinstance(found, kinds) or is_bool_for_int or (is_no_count and int in kinds):
+        saved = value.get(field)
+        is_bool_for_int = isinstance(saved, bool) and int in kinds
+        is_no_count = isinstance(saved, int) and not 0 <= saved < _MAX_COUNT
+        if not isinstance(saved, kinds) or is_bool_for_int or (is_no_count and int in kinds):
             raise StateMismatch(
                 f"{name}'s {field}",
-                saved=found,
+                saved=saved,
                 present=" or ".join(kind.__name__ for kind in kinds),
                 remedy=_REMEDY,
             )
 
 
 def _check_failed(name: str, failed: Any) -> None:
-    for each in failed:
-        is_pair = isinstance(each, (list, tuple)) and len(each) == 2
-        if not (is_pair and all(type(count) is int and 0 <= count < _MOST for count in each)):
+    for pair in failed:
+        is_pair = isinstance(pair, (list, tuple)) and len(pair) == 2
+        if not (is_pair and all(type(count) is int and 0 <= count < _MAX_COUNT for count in pair)):
             raise StateMismatch(
-                f"{name}'s failed", saved=each, present="a pair of counts", remedy=_REMEDY
+                f"{name}'s failed", saved=pair, present="a pair of counts", remedy=_REMEDY
             )
 
 

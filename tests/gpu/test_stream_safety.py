@@ -123,7 +123,7 @@ def test_the_streams_of_a_place_are_its_own() -> None:
             for number in (0, 1):
                 with place.working(number):
                     found.append(place.copy_in(torch.arange(3)))
-                    place.settle()
+                    place.synchronize()
         return found
 
     copies()  # an allocation may wait for the device; the second run needs none

@@ -253,5 +253,5 @@ def test_a_head_is_lost_when_several_tries_have_failed(monkeypatch: pytest.Monke
     for now[0] in (100.0, 106.0, 112.0, 118.0, 124.0, 131.0):
         found.append(head.check())
     assert found[:5] == [None] * 5
-    assert "has not been reached for 31 seconds" in found[5].why
+    assert "has not been reached for 31 seconds" in found[5].reason
     assert head.is_lost

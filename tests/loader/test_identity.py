@@ -273,7 +273,7 @@ def test_a_long_list_is_proven_and_a_longer_one_named_as_sampled(
 
     assert make().unverified == ()
     make().load_state_dict(state_in_the_middle(make))
-    monkeypatch.setattr(contents, "MOST_COST", 1000)
+    monkeypatch.setattr(contents, "MAX_COST", 1000)
     assert make().unverified == ("dataset (sampled)",)
     state = state_in_the_middle(make)
     refusal(make(), state, "dataset (sampled)")

@@ -443,15 +443,15 @@ def test_an_interrupt_inside_a_wait_is_raised_itself() -> None:
     batches: Any = iter(THREADS(worker_type=FakeWorkers()))
     found = [copy_of(next(batches))]
     dispatch = batches._pipeline._dispatch
-    has_come, is_ready = dispatch._has_come, dispatch.is_ready
-    release = has_come._release_save
+    has_arrived, is_ready = dispatch._has_arrived, dispatch.is_ready
+    release = has_arrived._release_save
 
     def interrupted() -> None:
         release()
-        has_come._release_save, dispatch.is_ready = release, is_ready
+        has_arrived._release_save, dispatch.is_ready = release, is_ready
         raise KeyboardInterrupt
 
-    has_come._release_save, dispatch.is_ready = interrupted, lambda: False
+    has_arrived._release_save, dispatch.is_ready = interrupted, lambda: False
     with pytest.raises(KeyboardInterrupt):
         next(batches)
     assert same(found + list(map(copy_of, batches)), batches_of(THREADS()))

@@ -18,20 +18,20 @@ def without_record_stream(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CudaPlace, "receive", receive)
 
 
-def without_settle(patch: pytest.MonkeyPatch) -> None:
+def without_synchronize(patch: pytest.MonkeyPatch) -> None:
     """Decode and free without waiting for queued work."""
-    patch.setattr(CudaPlace, "settle", lambda place: None)
+    patch.setattr(CudaPlace, "synchronize", lambda place: None)
 
 
-def without_settle_after_augmenting(patch: pytest.MonkeyPatch) -> None:
+def without_synchronize_after_augmenting(patch: pytest.MonkeyPatch) -> None:
     """Free decoded pixels while kernels may still read them."""
-    settle = CudaPlace.settle
+    synchronize = CudaPlace.synchronize
 
-    def settle_before_decoding(place: CudaPlace) -> None:
+    def synchronize_before_decoding(place: CudaPlace) -> None:
         if torch.cuda.current_stream(place.device) == place._streams[0]:
-            settle(place)
+            synchronize(place)
 
-    patch.setattr(CudaPlace, "settle", settle_before_decoding)
+    patch.setattr(CudaPlace, "synchronize", synchronize_before_decoding)
 
 
 def with_pooled_streams(patch: pytest.MonkeyPatch) -> None:

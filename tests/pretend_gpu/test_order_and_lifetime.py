@@ -15,8 +15,8 @@ import torch
 
 from tests.pretend_gpu.faults import (
     without_record_stream,
-    without_settle,
-    without_settle_after_augmenting,
+    without_synchronize,
+    without_synchronize_after_augmenting,
 )
 from tests.pretend_gpu.loaders import (
     EPOCHS,
@@ -93,8 +93,8 @@ def test_bad_samples_are_replaced(
     "fault",
     [
         without_record_stream,
-        without_settle,
-        without_settle_after_augmenting,
+        without_synchronize,
+        without_synchronize_after_augmenting,
     ],
 )
 def test_a_fault_makes_batches_wrong(

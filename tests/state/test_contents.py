@@ -43,7 +43,7 @@ def test_one_changed_entry_is_another_digest_and_so_is_another_order(
     assert other.content != found.content
     turned = described(make(given[::-1]))
     assert (turned.content == found.content) == (kind in {*UNORDERED, *UNORDERED_LONG})
-    monkeypatch.setattr(contents, "MOST_COST", 100)
+    monkeypatch.setattr(contents, "MAX_COST", 100)
     sampled = described(make(given))
     assert sampled.is_sampled
     assert sampled.content is not None
@@ -198,7 +198,7 @@ def test_a_tensor_is_the_same_on_every_device() -> None:
 
 def test_a_dataset_that_is_repeated_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     part = TensorDataset(torch.zeros(100_000))
-    monkeypatch.setattr(contents, "MOST_COST", 2_000_000)
+    monkeypatch.setattr(contents, "MAX_COST", 2_000_000)
     assert not describe_dataset(ConcatDataset([part] * 20)).is_sampled
 
 
@@ -210,5 +210,5 @@ class _LongSequence(list[Any]):
 
 
 def test_what_is_too_long_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contents, "MOST_COST", 10_000)
+    monkeypatch.setattr(contents, "MAX_COST", 10_000)
     assert described(_LongSequence(range(100_000))).is_sampled

@@ -18,10 +18,10 @@ from torchvision.transforms import v2
 from stateful_gpu_loader import MixedDataset, StatefulGPULoader, StateMismatch
 from stateful_gpu_loader.state import contents
 from stateful_gpu_loader.state.descriptions import (
-    FEWEST_ENTRIES,
-    MOST_ENTRIES,
-    MOST_IN_ALL,
-    MOST_ROWS,
+    MAX_ENTRIES,
+    MAX_ROWS,
+    MAX_TOTAL,
+    MIN_ENTRIES,
     describe_dataset,
     describe_transforms_of,
 )
@@ -200,11 +200,11 @@ def test_the_text_of_a_long_list_costs_no_more_than_that_of_a_short_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A few of a million files are read: the first, the last, and others between."""
-    monkeypatch.setattr(contents, "MOST_COST", 1000)
+    monkeypatch.setattr(contents, "MAX_COST", 1000)
     paths = [(f"/data/{i // 100}/{i}.jpg", i // 100) for i in range(130_000)]
     samples = CountingEntries(paths)
     before = text(Files(samples))
-    assert samples.reads <= 2 * MOST_ENTRIES
+    assert samples.reads <= 2 * MAX_ENTRIES
     for index in (0, -1):
         changed = CountingEntries(paths)
         changed[index] = ("/data/renamed.jpg", 0)
@@ -217,10 +217,10 @@ def test_the_text_of_many_parts_costs_no_more_than_that_of_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first ones are read more closely than the others."""
-    monkeypatch.setattr(contents, "MOST_COST", 1000)
+    monkeypatch.setattr(contents, "MAX_COST", 1000)
     parts = [CountingEntries(range(1000)) for _ in range(500)]
     before = text(ConcatDataset(parts))
-    assert sum(part.reads for part in parts) <= 2 * (MOST_IN_ALL + MOST_ROWS * FEWEST_ENTRIES)
+    assert sum(part.reads for part in parts) <= 2 * (MAX_TOTAL + MAX_ROWS * MIN_ENTRIES)
     parts[-1][-1] = 0
     assert text(ConcatDataset(parts)) != before
 
@@ -229,7 +229,7 @@ def test_a_large_array_is_sampled_over_its_whole_length() -> None:
     """Also if single rows are far larger than the sampled bytes."""
     data = torch.zeros(10_000, 16, 16, dtype=torch.uint8)
     before = text(TensorDataset(data))
-    for row in (slice(0, 1), slice(-1, None), slice(5000, 5000 + 2 * 10_000 // MOST_ROWS)):
+    for row in (slice(0, 1), slice(-1, None), slice(5000, 5000 + 2 * 10_000 // MAX_ROWS)):
         changed = data.clone()
         changed[row] = 1
         assert text(TensorDataset(changed)) != before

@@ -146,9 +146,9 @@ def test_history_reaches_over_epochs_and_not_beyond_what_was_delivered() -> None
         Address(0, 4),
         Address(0, 0),
     ]
-    for out_of_reach in (4, -1):
+    for batches_ago in (4, -1):
         with pytest.raises(ValueError, match=r"3.*16"):
-            passes.address(out_of_reach)
+            passes.address(batches_ago)
 
 
 def test_history_is_bounded_and_forgotten_by_a_load() -> None:
@@ -222,17 +222,17 @@ def test_bad_samples_and_the_last_request_follow_from_what_was_taken() -> None:
     passes = Passes()
     current = passes.begin()
     for _ in range(2):
-        passes.offer(current, "batch", Address(0, 8), request="first", bad=BAD, found=BAD)
+        passes.offer(current, "batch", Address(0, 8), request="first", bad=BAD, found_bad=BAD)
         assert (passes.bad_samples.total, passes.last) == (0, None)
     take(current)
     assert passes.bad_samples.total == 1
     assert passes.last is not None
     assert (passes.last.request, passes.last.bad) == ("first", BAD)
-    passes.end(current, Address(1, 0), found=BAD)
+    passes.end(current, Address(1, 0), found_bad=BAD)
     assert passes.bad_samples.total == 2
     for epoch in (1, 2):
         current = passes.begin()
-        passes.offer(current, "batch", Address(epoch, 8), found=BAD)
+        passes.offer(current, "batch", Address(epoch, 8), found_bad=BAD)
         take(current)
         passes.end(current, Address(epoch + 1, 0))
         assert passes.bad_samples.total == 2 + epoch
@@ -244,7 +244,7 @@ def test_what_another_pass_found_meanwhile_is_counted_too() -> None:
     passes = Passes()
     first, second = passes.begin(), passes.begin()
     for total, current in enumerate((first, second, first, second), start=1):
-        passes.offer(current, "batch", Address(0, 8 * total), request=total, found=BAD)
+        passes.offer(current, "batch", Address(0, 8 * total), request=total, found_bad=BAD)
         take(current)
         assert passes.last is not None
         assert passes.last.request == total
@@ -255,7 +255,7 @@ def test_a_pass_of_before_a_load_adds_nothing_to_the_record() -> None:
     passes = Passes()
     stale = passes.begin()
     passes.load(Address(0, 0), BadSamples())
-    passes.offer(stale, "batch", Address(0, 8), request="stale", found=BAD)
+    passes.offer(stale, "batch", Address(0, 8), request="stale", found_bad=BAD)
     take(stale)
     assert passes.bad_samples.total == 0
     assert passes.last is not None
@@ -265,11 +265,11 @@ def test_a_pass_of_before_a_load_adds_nothing_to_the_record() -> None:
 def test_the_record_outlives_a_pass_that_had_to_go_back() -> None:
     passes = Passes()
     current = passes.begin()
-    passes.offer(current, "batch", Address(0, 8), found=BAD)
+    passes.offer(current, "batch", Address(0, 8), found_bad=BAD)
     take(current)
     for times in (1, 2):
         passes.go_back(current)
         assert passes.bad_samples.total == times
         current = passes.begin()
-        passes.offer(current, "batch", Address(0, 8 + times), found=BAD)
+        passes.offer(current, "batch", Address(0, 8 + times), found_bad=BAD)
         take(current)

@@ -148,7 +148,7 @@ def test_a_callable_of_yours_is_compared_by_name_only() -> None:
 def test_data_that_is_only_sampled_is_unverified(monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [f"{number}.jpg" for number in range(5000)]
     assert describe(StatefulGPULoader(paths).state_dict()).unverified == {}
-    monkeypatch.setattr(contents, "MOST_COST", 1000)
+    monkeypatch.setattr(contents, "MAX_COST", 1000)
     found = describe(StatefulGPULoader(paths).state_dict()).unverified
     assert set(found) == {"dataset (sampled)"}
 

@@ -120,11 +120,11 @@ class DeviceImages:
         replacer = BadSampleReplacer(self._policy, batch.request)
         slots = list(replacer.kept)
         decoded = self._decoded(batch, slots)
-        for slot, found in zip(slots, decoded, strict=True):
-            slot.sample = found
+        for slot, sample in zip(slots, decoded, strict=True):
+            slot.sample = sample
         # Most batches have no bad images. Checking each image again would take 0.5 us an image.
-        is_whole = all(isinstance(found, _Decoded) for found in decoded)
-        kept = slots if is_whole else replacer.settle(self._make)
+        is_whole = all(isinstance(sample, _Decoded) for sample in decoded)
+        kept = slots if is_whole else replacer.fill_all(self._make)
         drawn = batch.drawn
         unmoved = kept if drawn is None else [slot for slot in kept if slot.found]
         if unmoved:
@@ -147,14 +147,14 @@ class DeviceImages:
 
     def _on_device(self, pixels: Sequence[_Pixels]) -> list[Image]:
         """Copy the pixels that are on the host, with one copy for each piece of memory."""
-        found: list[Any] = list(pixels)
+        images: list[Any] = list(pixels)
         waiting: dict[int, list[int]] = {}
-        for i, each in enumerate(pixels):
-            if isinstance(each, _OnHost):
-                waiting.setdefault(id(each.memory), []).append(i)
+        for i, image in enumerate(pixels):
+            if isinstance(image, _OnHost):
+                waiting.setdefault(id(image.memory), []).append(i)
         for numbers in waiting.values():
-            numbers.sort(key=lambda i: found[i].start)
-            parts = [found[i] for i in numbers]
+            numbers.sort(key=lambda i: images[i].start)
+            parts = [images[i] for i in numbers]
             sizes, at = [], parts[0].start
             for part in parts:
                 sizes += [part.start - at, part.end - part.start]
@@ -162,8 +162,8 @@ class DeviceImages:
             # The bytes between the images are copied as well: many small copies take longer.
             copied = self._place.copy_in(parts[0].memory[parts[0].start : at])
             for i, part, data in zip(numbers, parts, copied.split(sizes)[1::2], strict=True):
-                found[i] = StridedImage.interleaved(data, part.header.height, part.header.width)
-        return found
+                images[i] = StridedImage.interleaved(data, part.header.height, part.header.width)
+        return images
 
     def _decoded(self, batch: EncodedBatch, slots: list[Slot]) -> list[_Decoded | BadSample | None]:
         """Return each image, or why it cannot be decoded; None for images that were not opened."""
@@ -176,12 +176,14 @@ class DeviceImages:
                 decoded[i] = _Decoded(image.header, image.target, pixels)
             elif image is not None:
                 of_gpu.append((i, image, data))
-        found = self._decode([data for _, _, data in of_gpu], [one.header for _, one, _ in of_gpu])
-        for (i, image, _), each in zip(of_gpu, found, strict=True):
-            if isinstance(each, ValueError):
-                decoded[i] = bad_image(image.name, slots[i].key, each)
+        results = self._decode(
+            [data for _, _, data in of_gpu], [image.header for _, image, _ in of_gpu]
+        )
+        for (i, image, _), result in zip(of_gpu, results, strict=True):
+            if isinstance(result, ValueError):
+                decoded[i] = bad_image(image.name, slots[i].key, result)
             else:
-                decoded[i] = _Decoded(image.header, image.target, each)
+                decoded[i] = _Decoded(image.header, image.target, result)
         return decoded
 
     def _decode(
@@ -195,10 +197,10 @@ class DeviceImages:
         """
         if not data:
             return []
-        self._place.settle()
+        self._place.synchronize()
         decoder = self._decoders.for_this_thread(self._decoder)
         decoded = decoder.decode_batch(data, headers)
-        self._place.settle()
+        self._place.synchronize()
         return [
             self._decode_on_cpu(data[i], headers[i]) if isinstance(found, ValueError) else found
             for i, found in enumerate(decoded)

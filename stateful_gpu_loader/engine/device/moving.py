@@ -120,15 +120,15 @@ def map_tensors(batch: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def tensors_of(batch: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
 
     def note(thing: Any) -> Any:
         if isinstance(thing, torch.Tensor):
-            found.append(thing)
+            tensors.append(thing)
         return thing
 
     map_tensors(batch, note)
-    return found
+    return tensors
 
 
 def _rebuilt(batch: Any, parts: Any) -> Any:

@@ -27,8 +27,8 @@ from stateful_gpu_loader.state.forks import fork_safe
 class Place(Protocol):
     """The operations on a device that the stage needs.
 
-    ``working``, ``settle`` and ``mark`` are for the stage's own threads, the last two inside the
-    first. ``receive`` is for the thread that takes over another thread's result.
+    ``working``, ``synchronize`` and ``mark`` are for the stage's own threads, the last two inside
+    the first. ``receive`` is for the thread that takes over another thread's result.
     """
 
     device: torch.device
@@ -45,7 +45,7 @@ class Place(Protocol):
         """Queue the thread's work on a stream, 0 or 1, while the context is open."""
         ...
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait, on the host, until all work queued on the thread's stream is done."""
         ...
 
@@ -81,7 +81,7 @@ class CudaPlace:
     - The stage allocates on the current private stream, where nothing else allocates or frees
       (:func:`private_streams`), and never writes a batch twice.
     - nvJPEG's hardware engine writes when it is called, even if its stream still has queued work
-      (measured). The stage therefore waits on the host (:meth:`settle`) before it decodes, and
+      (measured). The stage therefore waits on the host (:meth:`synchronize`) before it decodes, and
       before it frees memory that the engines may get next.
     - A delivered tensor is recorded on the consumer's stream. torch's caching allocator reuses its
       memory only when the host has seen that stream pass the point where it was freed.
@@ -113,7 +113,7 @@ class CudaPlace:
         stack.enter_context(torch.cuda.stream(self._streams[stream]))
         return stack
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         torch.cuda.current_stream(self.device).synchronize()
 
     def mark(self) -> torch.cuda.Event:

@@ -4,8 +4,8 @@ It works on two batches at a time: one is augmented while the next is decoded, e
 thread and on its own private stream. The JPEG engines therefore wait neither for Python nor for
 kernels. The stage waits for the device in these places:
 
-- Before a batch is decoded, for the decoding stream (:meth:`Place.settle`, in ``images.py``). The
-  engines write when they are called, into memory that this stream's work may still use.
+- Before a batch is decoded, for the decoding stream (:meth:`Place.synchronize`, in ``images.py``).
+  The engines write when they are called, into memory that this stream's work may still use.
 - After it is decoded, for the same stream. The encoded bytes are about to be freed, and may still
   be read.
 - After a batch is augmented, for the augmenting stream. Its decoded pixels are about to be freed,
@@ -81,17 +81,17 @@ class Task:
 
     def _end(self, place: Place) -> None:
         last, self._last = self._last, None
-        begun, self._result = self._result, None
+        result, self._result = self._result, None
         if last is not None:
             place.receive(self._mark, [])
             with stage("augment"):
                 try:
-                    self._result = last(begun)
+                    self._result = last(result)
                     self._mark = place.mark()
                 finally:
                     # The decoded pixels are freed now, and the JPEG engines may write their memory
                     # outside any stream.
-                    place.settle()
+                    place.synchronize()
 
     @property
     def is_done(self) -> bool:
@@ -263,7 +263,7 @@ def _nothing() -> None:
     """Do nothing, as a first step that is done after all earlier first steps."""
 
 
-def _no_step(begun: Any) -> None:
+def _no_step(result: Any) -> None:
     """Do nothing, as a second step."""
 
 

@@ -47,9 +47,9 @@ _NEVER_BAD = (
 RecursionError also depends on the caller, and Warning on the filters.
 """
 
-_OF_THE_MACHINE = re.compile(f"{OUT_OF_MEMORY.pattern}|{NO_CAUSE.pattern}", re.I | re.M)
+_MACHINE_FAULT = re.compile(f"{OUT_OF_MEMORY.pattern}|{NO_CAUSE.pattern}", re.I | re.M)
 
-_LONGEST_NAME = 100
+_MAX_NAME_LENGTH = 100
 
 
 def is_bad(error: BaseException) -> bool:
@@ -79,7 +79,7 @@ def is_bad(error: BaseException) -> bool:
         named = f"{kind.__module__}.{kind.__qualname__}"
         of_bytes = kind in (OSError, gzip.BadGzipFile) or named == "PIL.UnidentifiedImageError"
         return of_bytes and error.errno is None
-    if isinstance(error, RuntimeError) and _OF_THE_MACHINE.search(str(error)):
+    if isinstance(error, RuntimeError) and _MACHINE_FAULT.search(str(error)):
         return False
     return isinstance(error, Exception) and not isinstance(error, _NEVER_BAD)
 
@@ -104,8 +104,8 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, BadSample):
         # The record already has index, position and epoch; a long path is cut at its beginning.
         name = error.name
-        if len(name) > _LONGEST_NAME:
-            name = f"...{name[3 - _LONGEST_NAME :]}"
+        if len(name) > _MAX_NAME_LENGTH:
+            name = f"...{name[3 - _MAX_NAME_LENGTH :]}"
         message = f"{name}: {error.reason}"
     return shortened(f"{type(error).__name__}: {message}" if message else type(error).__name__)
 
@@ -294,7 +294,7 @@ class BadSampleReplacer:
         """Whether a sample of the request is known to be bad."""
         return self._policy.knows_any(self._request.index_list())
 
-    def settle(self, make: Callable[[Slot], object]) -> list[Slot]:
+    def fill_all(self, make: Callable[[Slot], object]) -> list[Slot]:
         """Make the sample of every place; return the places that are kept, at least one."""
         for slot in list(self.kept):
             self.fill(slot, make)

@@ -227,12 +227,12 @@ def read_again(plan: Plan, request: Any, bad: tuple[FoundBad, ...], recipes: Com
         LoaderError: the batch differs when it is read again.
     """
     source = cast("Source", plan.source)
-    known: dict[Any, str] = {found.index: found.reason for found in bad}
+    known: dict[Any, str] = {sample.index: sample.reason for sample in bad}
     policy = replace(policy_of(plan, known), reads_again=False)
     draws = DrawsMaker(source, recipes=recipes, policy=policy)
     maker = _maker_of(plan, policy, lambda dataset: draws)
-    found = isolated(maker, request, never_stopped, draws=maker.uses_global_generators)
-    answer = found if isinstance(found, Answer) else Answer(found)
+    result = isolated(maker, request, never_stopped, draws=maker.uses_global_generators)
+    answer = result if isinstance(result, Answer) else Answer(result)
     if isinstance(answer.payload, Failure):
         answer.payload.reraise()
     if isinstance(answer.payload, NoBatch) or _places(answer.bad) != _places(bad):
@@ -246,7 +246,7 @@ def read_again(plan: Plan, request: Any, bad: tuple[FoundBad, ...], recipes: Com
 
 
 def _places(bad: tuple[FoundBad, ...]) -> set[tuple[int | str, int]]:
-    return {(found.index, found.position) for found in bad}
+    return {(sample.index, sample.position) for sample in bad}
 
 
 def _obstacle_to_draws(plan: Plan) -> str | None:

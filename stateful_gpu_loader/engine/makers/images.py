@@ -93,7 +93,7 @@ class ImageMaker:
             return batch
         replacer = BadSampleReplacer(self._policy, request)
         with stage("read"):
-            replacer.settle(self._open)
+            replacer.fill_all(self._open)
         try:
             images, targets = self._filled(replacer, check)
         except ValueError as error:
@@ -101,7 +101,7 @@ class ImageMaker:
                 raise
             # The recipes refuse a size, which may come from a damaged header. All images are
             # therefore decoded first to find the bad ones; otherwise each is decoded in its turn.
-            replacer.settle(partial(self._decode, check, Scratch()))
+            replacer.fill_all(partial(self._decode, check, Scratch()))
             images, targets = self._filled(replacer, check)
         if isinstance(images, torch.Tensor):
             with stage("collate"):
@@ -134,10 +134,10 @@ class ImageMaker:
                 check()
                 part = slice(start, start + step)
                 with stage("read"):
-                    pixels, found = self._source._read_pixels(indices[part])
+                    pixels, part_targets = self._source._read_pixels(indices[part])
                 with stage("augment"):
                     self._recipes.apply_stack_into(pixels, drawn.take(part), rows[part])
-                targets += found
+                targets += part_targets
         with stage("collate"):
             return [rows, collate_targets(self._collate_fn, targets)]
 
@@ -163,10 +163,10 @@ class ImageMaker:
             places = [] if rows is None else rows.unbind(0)
             for i, (slot, key) in enumerate(zip(kept, keys, strict=True)):
                 own = _Drawn(key, drawn.rows[i], moved[i])
-                found = replacer.fill(slot, partial(self._decode_drawn, check, memory, own))
-                if found is None:
+                decoded = replacer.fill(slot, partial(self._decode_drawn, check, memory, own))
+                if decoded is None:
                     continue
-                image, num_cut, own = found
+                image, num_cut, own = decoded
                 with stage("augment"):
                     if rows is None:
                         made = self._recipes.apply(image, own.numbers, num_cut)
@@ -176,7 +176,7 @@ class ImageMaker:
                         self._recipes.apply_into(image, own.numbers, place, num_cut)
                 targets.append(own.target)
         if not targets:
-            replacer.settle(partial(self._decode, check, Scratch()))
+            replacer.fill_all(partial(self._decode, check, Scratch()))
             return self._filled(replacer, check)
         return images if rows is None else rows[: len(targets)], targets
 
@@ -430,7 +430,7 @@ class DrawsMaker:
 
     def __call__(self, request: Request, check: Callable[[], None]) -> Any:
         replacer = BadSampleReplacer(self._policy, request, is_bad=lambda error: False)
-        kept = replacer.settle(self._open)
+        kept = replacer.fill_all(self._open)
         keys, images = [slot.key for slot in kept], [slot.sample for slot in kept]
         drawn, _ = draw(self._recipes, keys, images)
         return replacer.answer(DrawnBatch(keys, images, drawn))

@@ -29,10 +29,10 @@ from stateful_gpu_loader.engine.pipeline import NOTHING, Answer, Failure
 from stateful_gpu_loader.engine.stats import stage
 from stateful_gpu_loader.engine.torch_names import size_and_rank
 from stateful_gpu_loader.engine.user_objects import (
-    begins_anew,
     check_begins,
     load_user_state,
-    loaded_before,
+    restarts_each_pass,
+    starting_state,
     state_keeper,
     state_of,
 )
@@ -137,12 +137,12 @@ class IterableMaker:
                 payload = self._next_batch()
             except Exception as error:
                 payload = Failure(error)
-        tells = payload is NOTHING or self._digest is not None
+        has_snapshot = payload is NOTHING or self._digest is not None
         worker = get_worker_info()
         return Answer(
             payload,
             worker=worker.id if worker else 0,
-            snapshot=self.snapshot() if tells else None,
+            snapshot=self.snapshot() if has_snapshot else None,
             bad=tuple(self._found),
             num_samples=self._num_samples,
         )
@@ -173,7 +173,7 @@ class IterableMaker:
         ended = self._ended or self._exhausted
         # torchdata saves a dataset that is its own iterator once.
         has_both = self._iterator is not self._keeper
-        of_dataset = has_both if not ended else not begins_anew(self._keeper)
+        of_dataset = has_both if not ended else not restarts_each_pass(self._keeper)
         state = worker_state(
             dataset=state_of(self._keeper) if of_dataset else None,
             iterator=None if ended else state_of(self._iterator),
@@ -186,8 +186,8 @@ class IterableMaker:
         return freeze(state, type(self._dataset).__name__)
 
     def _load(self, state: Any) -> None:
-        if state is not None and begins_anew(self._keeper):
-            self._put_back = partial(self._keeper.load_state_dict, loaded_before(self._keeper))
+        if state is not None and restarts_each_pass(self._keeper):
+            self._put_back = partial(self._keeper.load_state_dict, starting_state(self._keeper))
         load_user_state("dataset", self._keeper, state)
 
     def _fetch(self, count: int, last: int | None = None) -> list[Any]:
@@ -356,11 +356,11 @@ def prepare_datapipe(datapipe: Any, start: WorkerStart) -> None:
         apply_sharding(datapipe, *size_and_rank())
 
 
-_MOST_ELEMENTS = 16
+_MAX_ELEMENTS = 16
 """Largest number of elements of an array or a sequence that the digest covers."""
-_MOST_BYTES = 32
+_MAX_BYTES = 32
 """Number of bytes from the beginning and from the middle: encoded files have similar beginnings."""
-_DEEPEST = 4
+_MAX_DEPTH = 4
 _SCALARS = frozenset((int, float, bool, complex, type(None)))
 
 
@@ -384,7 +384,7 @@ def digest_with(before: str, samples: Sequence[Any]) -> str:
     digest = hashlib.blake2b(before.encode(), digest_size=12)
     parts: list[bytes] = []
     for sample in samples:
-        _describe(sample, parts, _DEEPEST)
+        _describe(sample, parts, _MAX_DEPTH)
     digest.update(b"|".join(parts))
     return digest.hexdigest()
 
@@ -395,21 +395,21 @@ def _describe(value: Any, parts: list[bytes], depth: int) -> None:
         parts.append(b"%a" % (value,))
     elif kind in (str, bytes):
         middle = len(value) // 2
-        ends = value[:_MOST_BYTES], value[middle : middle + _MOST_BYTES]
+        ends = value[:_MAX_BYTES], value[middle : middle + _MAX_BYTES]
         parts.append(f"{len(value)} {ends!r}".encode(errors="surrogatepass"))
     elif isinstance(value, torch.Tensor) and value.is_nested:
         _describe(value.unbind(), parts, depth)
     elif isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
         parts.append(_of_array(value))
     elif depth and isinstance(value, Mapping):
-        first = dict(itertools.islice(value.items(), _MOST_ELEMENTS))
+        first = dict(itertools.islice(value.items(), _MAX_ELEMENTS))
         names = [key for key in first if type(key) in (str, int)]
         parts.append(f"dict {len(value)} {names}".encode(errors="surrogatepass"))
         for each in first.values():
             _describe(each, parts, depth - 1)
     elif depth and isinstance(value, (list, tuple)):
         parts.append(b"list %d" % len(value))
-        head = value[:_MOST_ELEMENTS]
+        head = value[:_MAX_ELEMENTS]
         if _SCALARS.issuperset(map(type, head)):
             parts.append(repr(head).encode())
         else:
@@ -441,6 +441,6 @@ def _of_array(value: Any) -> bytes:
     if len(shape) > 1:
         array = array[tuple([length // 2 for length in shape[:-1]])]
     if shape:
-        start = max(0, (shape[-1] - _MOST_ELEMENTS) // 2)
-        array = array[start : start + _MOST_ELEMENTS]
+        start = max(0, (shape[-1] - _MAX_ELEMENTS) // 2)
+        array = array[start : start + _MAX_ELEMENTS]
     return about + bytes(array.tobytes())

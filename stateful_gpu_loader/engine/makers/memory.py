@@ -87,7 +87,7 @@ def lend(base: npt.NDArray[np.uint8], take_back: Callable[[], None]) -> torch.Te
     return torch.from_numpy(lease)
 
 
-MOST_BYTES = 2**31
+MAX_BYTES = 2**31
 """Bound for a process, unless an eighth of the machine's memory is less."""
 
 
@@ -146,5 +146,5 @@ def _memory_of_machine() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-PINNED = PinnedMemory(min(MOST_BYTES, _memory_of_machine() // 8))
+PINNED = PinnedMemory(min(MAX_BYTES, _memory_of_machine() // 8))
 """Memory of all loaders of this process, because they share the machine's memory."""

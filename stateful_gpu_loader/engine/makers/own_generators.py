@@ -25,7 +25,7 @@ _KEYED_NAMES = ("random_generator", "py_random")
 """Attributes with the generators of albumentations' transforms, which the loader seeds."""
 _GOLDEN = 0x9E3779B97F4A7C15
 """Odd distance between the seeds of several objects, 2**64 divided by the golden ratio."""
-_MOST_SHOWN = 8
+_MAX_SHOWN = 8
 
 
 def seed_setters(dataset: Any, transform: Any) -> Iterator[Callable[[int], None]]:
@@ -187,8 +187,8 @@ def _draws_from_the_system(thing: Any) -> bool:
 
 def _listed(found: list[Found]) -> str:
     paths = [path for path, _ in found]
-    more = len(paths) - _MOST_SHOWN
-    return ", ".join(paths[:_MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    more = len(paths) - _MAX_SHOWN
+    return ", ".join(paths[:_MAX_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _is_keyed(thing: Any) -> bool:

@@ -36,15 +36,15 @@ GENERATORS = (
     torch.Generator,
 )
 
-_MOST = 20_000
+_MAX_OBJECTS = 20_000
 """Largest number of objects in one search, at about a microsecond each."""
-_LONGEST_UNSEEN = 256
+_MAX_UNSAMPLED_DATA = 256
 """Longer lists and dicts are sampled first, because most of them hold data."""
-_LONGEST = 1000
+_MAX_UNSAMPLED = 1000
 """Longer lists and dicts that are not data are searched only in a sample."""
 _SAMPLED = 8
 """Number of entries in a sample of a list or dict."""
-_DEEPEST = 4
+_MAX_DEPTH = 4
 _CALLED = frozenset({"__getitem__", "__getitems__", "__call__", "forward", "read_shard"})
 """Methods that are called per sample, whichever names the code has."""
 _PACKAGES = frozenset(
@@ -159,9 +159,9 @@ class _Search:
         while self._queue:
             place = self._queue.popleft()
             for path, thing, names in self._inside(place):
-                if self._num_seen == _MOST:
+                if self._num_seen == _MAX_OBJECTS:
                     for root in {place.root, *(each.root for each in self._queue)}:
-                        self._note(root, f"objects beyond the first {_MOST}")
+                        self._note(root, f"objects beyond the first {_MAX_OBJECTS}")
                     return self._reached
                 self._add(_Place(place.root, path, thing, names))
         return self._reached
@@ -249,11 +249,11 @@ class _Search:
                 yield f"{place.path}.{name}", value, names
 
     def _entries(self, place: _Place) -> Iterator[tuple[str, Any, Names]]:
-        n, pairs = _sampled(place.thing, _LONGEST_UNSEEN)
-        if n > _LONGEST_UNSEEN and all(_is_data(entry) for _, entry in pairs):
+        n, pairs = _sampled(place.thing, _MAX_UNSAMPLED_DATA)
+        if n > _MAX_UNSAMPLED_DATA and all(_is_data(entry) for _, entry in pairs):
             return
-        n, pairs = _sampled(place.thing, _LONGEST)
-        if n > _LONGEST:
+        n, pairs = _sampled(place.thing, _MAX_UNSAMPLED)
+        if n > _MAX_UNSAMPLED:
             self._note(place.root, f"{n - len(pairs)} entries of {place.path}")
         for key, entry in pairs:
             # No other repr() is called, because it may be the user's code.
@@ -368,7 +368,7 @@ def _closure_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 def _function_of(value: Any) -> types.FunctionType | None:
     """Return the function of a method, a property or a wrapped function; None for other values."""
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         if type(value) is types.FunctionType:
             return value
         if issubclass(type(value), (staticmethod, classmethod)):
@@ -446,7 +446,7 @@ def _sampled(container: Any, longest: int) -> tuple[int, list[tuple[Any, Any]]]:
     return n, list(itertools.islice(pairs, n if n <= longest else _SAMPLED))
 
 
-def _is_data(thing: Any, depth: int = _DEEPEST) -> bool:
+def _is_data(thing: Any, depth: int = _MAX_DEPTH) -> bool:
     """Return whether a value holds nothing but data, judged by a sample."""
     kind = type(thing)
     if issubclass(kind, _DATA) or (issubclass(kind, np.ndarray) and not thing.dtype.hasobject):

@@ -18,9 +18,9 @@ from stateful_gpu_loader.records import Request
 from stateful_gpu_loader.samplers.blocks import BlockEpoch
 from stateful_gpu_loader.samplers.orders import EpochOrder, PositionOrder, key_offset_of
 
-_MOST_LATE = 1024
+_MAX_OVERTAKING = 1024
 """Number of requests that may begin before an earlier request."""
-_LARGEST_WINDOW = 1 << 20
+_MAX_WINDOW = 1 << 20
 """Maximum average number of samples in a window; a larger window would hardly fit in memory."""
 
 
@@ -44,7 +44,7 @@ class ReadsAhead:
         self._source = source
         self._maker = maker
         self._order = order
-        self._told = Told(max(1, num_workers))
+        self._announcements = Announcements(max(1, num_workers))
 
     @property
     def uses_global_generators(self) -> bool:
@@ -54,13 +54,13 @@ class ReadsAhead:
         # In worker processes, other processes with their own sources make the next batches.
         if self._order is not None and request.listed is None and get_worker_info() is None:
             order = self._order.of_epoch(request.seed, request.epoch)
-            self._told.tell(self._source, order, request)
+            self._announcements.announce(self._source, order, request)
         elif isinstance(request.indices, np.ndarray):
             self._source.expect(request.indices)
         return self._maker(request, check)
 
 
-class Told:
+class Announcements:
     """Prefetch hints of a pass: indices already announced to the source; threads share it.
 
     Each sample is announced once, before any thread can have read it. A later announcement would
@@ -74,7 +74,7 @@ class Told:
         self._num_batches = num_batches
         self._lock = threading.Lock()
         self._epoch: tuple[int, int] | None = None
-        self._begun: set[int] = set()
+        self._recent_ordinals: set[int] = set()
         """Ordinals of this pass's requests that began recently."""
         self._position = 0
         """Position of the order before which all of this rank's samples are announced."""
@@ -82,22 +82,22 @@ class Told:
         """The last announced window of blocks."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Told, (self._num_batches,)
+        return Announcements, (self._num_batches,)
 
-    def tell(self, source: Source, order: EpochOrder, request: Request) -> None:
+    def announce(self, source: Source, order: EpochOrder, request: Request) -> None:
         """Announce the samples of a request and the following samples, unless announced already."""
         size = request.step * len(request.indices)
         start = request.start - key_offset_of(order)
         with self._lock:
             if self._is_of_another_pass(request):
-                self._epoch, self._begun = (request.seed, request.epoch), set()
+                self._epoch, self._recent_ordinals = (request.seed, request.epoch), set()
                 # Requests before this request may have been issued, but not begun.
                 self._position = max(start % request.step, start - request.ordinal * size)
                 self._window = -1
                 source.expect(np.empty(0, dtype=np.int64), anew=True)
-            self._begun.add(request.ordinal)
+            self._recent_ordinals.add(request.ordinal)
             if isinstance(order, BlockEpoch) and request.step == 1:
-                self._tell_windows(source, order, start)
+                self._announce_windows(source, order, start)
             end = min(start + (1 + self._num_batches) * size, order.n)
             positions = np.arange(self._position, end, request.step, dtype=np.int64)
             if len(positions):
@@ -105,17 +105,19 @@ class Told:
                 source.expect(order(positions))
 
     def _is_of_another_pass(self, request: Request) -> bool:
-        latest = max(self._begun, default=0)
-        if len(self._begun) > 2 * _MOST_LATE:
-            self._begun = {ordinal for ordinal in self._begun if ordinal > latest - _MOST_LATE}
+        latest = max(self._recent_ordinals, default=0)
+        if len(self._recent_ordinals) > 2 * _MAX_OVERTAKING:
+            self._recent_ordinals = {
+                ordinal for ordinal in self._recent_ordinals if ordinal > latest - _MAX_OVERTAKING
+            }
         return (
             self._epoch != (request.seed, request.epoch)
-            or request.ordinal in self._begun
-            or request.ordinal <= latest - _MOST_LATE
+            or request.ordinal in self._recent_ordinals
+            or request.ordinal <= latest - _MAX_OVERTAKING
         )
 
-    def _tell_windows(self, source: Source, order: BlockEpoch, start: int) -> None:
-        if order.window * order.n > _LARGEST_WINDOW * order.layout.num_blocks:
+    def _announce_windows(self, source: Source, order: BlockEpoch, start: int) -> None:
+        if order.window * order.n > _MAX_WINDOW * order.layout.num_blocks:
             return
         window = order.window_of(start)
         for number in range(max(window, self._window + 1), window + 2):

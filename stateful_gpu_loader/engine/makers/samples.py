@@ -95,10 +95,10 @@ class SampleMaker:
         # A reader has already seeded the samples that it read.
         drawing = [] if isinstance(self._dataset, ReadySamples) else [self._dataset]
         drawing += [] if self._transform is None else [self._transform]
-        said = [getattr(each, "draws", None) for each in drawing]
-        if any(each is True for each in said):
+        declared = [getattr(part, "draws", None) for part in drawing]
+        if any(part is True for part in declared):
             return True
-        return False if all(each is False for each in said) else None
+        return False if all(part is False for part in declared) else None
 
     def __call__(self, request: Request, check: Callable[[], None]) -> Any:
         if not self._rule.seeds:
@@ -106,7 +106,7 @@ class SampleMaker:
                 samples = self._unseeded(request, check)
             if samples is not None:
                 return self._collated(request, request.keys, samples)
-            return self._once_more(request, check)
+            return self._retry(request, check)
         return self._one_by_one(request, check)
 
     def _unseeded(self, request: Request, check: Callable[[], None]) -> list[Any] | None:
@@ -122,7 +122,7 @@ class SampleMaker:
             return None
         return None if self._rule.draws else samples
 
-    def _once_more(self, request: Request, check: Callable[[], None]) -> Any:
+    def _retry(self, request: Request, check: Callable[[], None]) -> Any:
         """Make a batch one by one, with seeds if they are allowed or if it turns out to draw."""
         if not self._rule.may_seed:
             try:
@@ -168,7 +168,7 @@ class SampleMaker:
         def read_all() -> Any:
             if self._native:
                 return self._native_batch(replacer, request, seeds, check)
-            return [slot.sample for slot in replacer.settle(read)]
+            return [slot.sample for slot in replacer.fill_all(read)]
 
         with stage("read"):
             samples = self._rule.watched(read_all)
@@ -245,7 +245,7 @@ class SampleMaker:
             except Exception as error:
                 if not self.is_bad(error):
                     raise
-        slots = replacer.settle(alone)
+        slots = replacer.fill_all(alone)
         return retried(lambda: together(slots), is_bad=self.is_bad)
 
     def _has_drawn(self, seed: int) -> bool:

@@ -89,12 +89,12 @@ class CallReader:
         return Reading(
             samples=samples,
             positions=np.array(positions, dtype=np.int64),
-            error=self._misfit(samples),
+            error=self._stacking_error(samples),
             bad=tuple(found),
             ended_at=ended_at,
         )
 
-    def _misfit(self, samples: list[ReadySample]) -> TypeError | None:
+    def _stacking_error(self, samples: list[ReadySample]) -> TypeError | None:
         """Return the reason why the samples of a batch cannot be stacked, or None."""
         if self._stacks and samples:
             try:

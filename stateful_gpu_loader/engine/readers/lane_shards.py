@@ -68,7 +68,7 @@ class LaneShards:
         self._drops_bad = drops_bad
         self._rule = rule
         self._generators = generators
-        self.is_told = False
+        self.is_damage_reported = False
         """Whether the samples were read before, and their damage was reported."""
         self.is_seeded = False
         """Whether generators are seeded for each sample."""
@@ -199,9 +199,9 @@ class LaneShards:
                     return ReadySample(sample, shard, offset)
         return None
 
-    def found(self) -> tuple[FoundBad, ...]:
-        found, self._found = tuple(self._found), []
-        return found
+    def take_bad(self) -> tuple[FoundBad, ...]:
+        bad, self._found = tuple(self._found), []
+        return bad
 
     def close(self) -> None:
         """Close the dataset's generator, which may hold a file open; reading opens it again."""
@@ -257,14 +257,14 @@ class LaneShards:
         self._leave_shard()
         if isinstance(error, FileNotFoundError) or self._is_damage(error):
             self._leave_out(error, f"rest of {name}" if self._drops_bad else name, offset)
-        elif not self.is_told:
+        elif not self.is_damage_reported:
             raise add_note(error, f"in {name}")
 
     def _leave_out(self, error: Exception, name: str, offset: int) -> None:
         """Record a dropped sample or rest, or raise the reason."""
         address = self._address
         position = address.position(self.ordinal)
-        if self.is_told:
+        if self.is_damage_reported:
             return
         if self._drops_bad:
             self._found.append(FoundBad(name, position, address.epoch, reason_of(error), False))
@@ -304,7 +304,7 @@ class LaneShards:
     def _leave_with(self, shard: str, number: str) -> None:
         promised = self._dataset.num_samples(shard)
         self._leave_shard()
-        if self.is_told:
+        if self.is_damage_reported:
             return
         raise LoaderError(
             f"shard {shard!r} has {number} samples, but {type(self._dataset).__name__}."

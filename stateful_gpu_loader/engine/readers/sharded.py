@@ -70,19 +70,19 @@ class ShardedReader:
         try:
             taken = self._taken(served, request, check)
             reader = served.reader
-            found = reader.found()
+            bad = reader.take_bad()
             if taken is None:
                 if reader.num_left:
-                    news = LaneProgress(rest=reader.num_left, bad=found)
-                    return Reading(snapshot=news)
-                news = LaneProgress(cursors={request.lane: reader.end()}, rest=0)
-                return Reading(snapshot=news, bad=found)
+                    progress = LaneProgress(rest=reader.num_left, bad=bad)
+                    return Reading(snapshot=progress)
+                progress = LaneProgress(cursors={request.lane: reader.end()}, rest=0)
+                return Reading(snapshot=progress, bad=bad)
         finally:
             with self._lock:
                 served.turn += 1
                 self._turn_came.notify_all()
-        news = LaneProgress(cursors={request.lane: taken.cursor})
-        return Reading(samples=taken.samples, positions=taken.positions, bad=found, snapshot=news)
+        progress = LaneProgress(cursors={request.lane: taken.cursor})
+        return Reading(samples=taken.samples, positions=taken.positions, bad=bad, snapshot=progress)
 
     def _taken(
         self, served: _ServedLane, request: LaneTurn, check: Callable[[], None]
@@ -131,8 +131,8 @@ class ShardedReader:
         samples = [sample for rest in taken for sample in rest.samples]
         positions = np.concatenate([rest.positions for rest in taken])
         pairs = zip(request.parts, taken, strict=True)
-        news = LaneProgress(cursors={part.lane: rest.cursor for part, rest in pairs})
-        return Reading(samples=samples, positions=positions, bad=request.bad, snapshot=news)
+        progress = LaneProgress(cursors={part.lane: rest.cursor for part, rest in pairs})
+        return Reading(samples=samples, positions=positions, bad=request.bad, snapshot=progress)
 
     def _rest(self, request: RestTurn, part: LanePart, check: Callable[[], None]) -> Taken:
         """Read the rest of a lane again, which has no whole batch."""
@@ -168,16 +168,16 @@ class ShardedReader:
                 self._turn_came.notify_all()
                 return served
             while True:
-                found = self._served.get(request.lane)
-                if found is not None and found.start == request.start:
-                    if found.turn == request.turn:
-                        found.begin = found.reader.cursor
-                        return found
-                    if found.turn == request.turn + 1:
+                lane = self._served.get(request.lane)
+                if lane is not None and lane.start == request.start:
+                    if lane.turn == request.turn:
+                        lane.begin = lane.reader.cursor
+                        return lane
+                    if lane.turn == request.turn + 1:
                         # The answer to this turn was lost in transit, so the turn is repeated.
-                        found.reader = self._reader(request, request.lane, request.lap, found.begin)
-                        found.turn = request.turn
-                        return found
+                        lane.reader = self._reader(request, request.lane, request.lap, lane.begin)
+                        lane.turn = request.turn
+                        return lane
                 if check is never_stopped:
                     raise Stopped  # an exception interrupted the previous turn; it never ends
                 self._turn_came.wait(_SECONDS_BETWEEN_CHECKS)
@@ -356,8 +356,8 @@ class LaneReader:
         before = self._cursor
         return LaneCursor(turns=before.turns, count=before.count, shard=self._shards.end)
 
-    def found(self) -> tuple[FoundBad, ...]:
-        return self._shards.found()
+    def take_bad(self) -> tuple[FoundBad, ...]:
+        return self._shards.take_bad()
 
     def close(self) -> None:
         """Close the dataset's generator, which may hold a file open."""
@@ -370,7 +370,7 @@ class LaneReader:
             self._begin = self._shards.place
         start = self._shards.ordinal - len(self._reading)
         # Damage within a window was reported before its first sample was delivered.
-        self._shards.is_told = self._is_second or self._to_skip > 0
+        self._shards.is_damage_reported = self._is_second or self._to_skip > 0
         self._shards.read(self._reading, size, check)
         window, self._reading = self._reading, []
         n = len(window)

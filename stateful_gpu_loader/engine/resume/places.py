@@ -55,7 +55,7 @@ def _sampler_between_passes(plan: Plan, seed: SettledSeed) -> UserStates:
     if memory is None:
         return UserStates()
     sampler = plan.config.own_sampler
-    captured = memory.capture(owing=seed.owing)
+    captured = memory.capture(seed_generator=seed.owing)
     state = state_between_passes(sampler) if has_own_state(sampler) else None
     mark: dict[str, Any] | None = None
     if state is not None:
@@ -149,7 +149,7 @@ def place_of(
     return Address(state.epoch, state.position, ahead, state.index_digest, user)
 
 
-def put_sampler(memory: SamplerSnapshot, place: Address) -> None:
+def restore_sampler(memory: SamplerSnapshot, place: Address) -> None:
     """Restore a sampler to the start of a pass; attributes set afterwards apply to that pass.
 
     In the middle of a pass this waits until the pass continues; attributes that are set before then
@@ -158,7 +158,7 @@ def put_sampler(memory: SamplerSnapshot, place: Address) -> None:
     saved = None if place.user is None else place.user.sampler
     mark = NOTHING_CAPTURED if saved is None else thaw(saved)
     if place.position == 0 and mark.get("passed") is None:
-        memory.put(mark)
+        memory.restore(mark)
     memory.note_load(mark["attributes"])
 
 
@@ -205,7 +205,7 @@ def _check_sampler(user: UserStates, memory: SamplerSnapshot | None) -> None:
         is_mark(mark), "user's sampler", sorted(map(str, mark)), "the fields of a sampler's mark"
     )
     if memory is None:
-        raise _unfit("user's sampler", "the state of a sampler", "a loader with its own order")
+        raise _mismatch("user's sampler", "the state of a sampler", "a loader with its own order")
     memory.check(mark)
 
 
@@ -244,13 +244,13 @@ def _check_workers(user: UserStates, config: LoaderConfig) -> None:
 
 def _check_steps(plan: Plan, user: UserStates, position: int) -> None:
     """Check the number of batches delivered after the states, which are not delivered again."""
-    behind = position - user.base
+    num_after = position - user.base
     if plan.is_iterable:
-        fits, wanted = user.steps == behind, f"{behind}"  # its positions count batches
+        fits, wanted = user.steps == num_after, f"{num_after}"  # its positions count batches
     else:
         # Only a batch sampler may yield empty batches, which do not move the position.
-        fits = not user.steps or plan.config.yields_batches or user.steps <= behind
-        wanted = f"at most {behind}"
+        fits = not user.steps or plan.config.yields_batches or user.steps <= num_after
+        wanted = f"at most {num_after}"
     if not fits:
         raise StateMismatch(
             "user's steps",
@@ -273,10 +273,10 @@ def _check_same_batches(state: LoaderState, present: int | None) -> None:
 
 def _refuse_unless(fits: bool, field: str, saved: Any, present: Any) -> None:
     if not fits:
-        raise _unfit(field, saved, present)
+        raise _mismatch(field, saved, present)
 
 
-def _unfit(field: str, saved: Any, present: Any) -> StateMismatch:
+def _mismatch(field: str, saved: Any, present: Any) -> StateMismatch:
     return StateMismatch(field, saved=saved, present=present, remedy=_REMEDY_SAME)
 
 

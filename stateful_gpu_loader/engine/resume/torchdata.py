@@ -46,19 +46,19 @@ def from_torchdata(plan: Plan, state: Any, *, seed: int, fingerprint: Fingerprin
     config, saved = plan.config, TorchdataState.from_dict(state)
     kind = "iterable" if fingerprint.order == "iterable" else "map-style"
     if saved.iterable != (kind == "iterable"):
-        raise _unlike("dataset", "iterable" if saved.iterable else "map-style", kind)
+        raise _mismatch("dataset", "iterable" if saved.iterable else "map-style", kind)
     workers = _workers(config, saved)
     if saved.iterable:
         base, sampler, permutation, end = saved.batches - saved.steps, None, None, None
         position = saved.batches
     else:
         if saved.requests < saved.batches - saved.steps:
-            raise _unlike("in_order", False, "an order that shows which batches were delivered")
+            raise _mismatch("in_order", False, "an order that shows which batches were delivered")
         one_batch = config.samples_a_batch or 1
         end = plan.num_positions
         base = _indices_delivered(config, saved, one_batch)
         if saved.steps and saved.samples and -(-saved.samples // one_batch) != saved.requests:
-            raise _unlike("batch_size", f"{saved.samples} in {saved.requests} batches", one_batch)
+            raise _mismatch("batch_size", f"{saved.samples} in {saved.requests} batches", one_batch)
         if end is None:
             sampler, permutation = _sampler(config, saved), None
             position = base + saved.steps  # a lower bound; see MapSchedule
@@ -95,7 +95,7 @@ def _indices_delivered(config: LoaderConfig, saved: TorchdataState, one_batch: i
     sampler, yields_batches = config.own_sampler, config.yields_batches
     if yields_batches and saved.index_sampler is None and saved.index_iterator is None:
         name = type(sampler).__name__
-        raise _unlike(
+        raise _mismatch(
             "batch_sampler", f"{saved.requests} batches of unknown size", f"{name} without a state"
         )
     counted, length = saved.requests * one_batch, length_of(sampler)
@@ -114,17 +114,17 @@ def _permutation(saved: TorchdataState, fingerprint: Fingerprint, num_replicas: 
     iterator = saved.index_iterator if saved.samples is None else saved.sampler_iterator
     is_foreign = saved.permutation is None and iterator is not None
     if saved.sampler is not None or saved.index_sampler is not None or is_foreign:
-        raise _unlike("sampler", "the state of a sampler", "none: the loader has its own order")
+        raise _mismatch("sampler", "the state of a sampler", "none: the loader has its own order")
     if num_replicas is not None:
-        raise _unlike("num_replicas", None, num_replicas)
+        raise _mismatch("num_replicas", None, num_replicas)
     if fingerprint.order not in (SequentialOrder.algorithm, ShuffledOrder.algorithm):
-        raise _unlike("order", "torchdata's", fingerprint.order)
+        raise _mismatch("order", "torchdata's", fingerprint.order)
     shuffled = saved.permutation is not None
     if shuffled != fingerprint.shuffle:
-        raise _unlike("shuffle", shuffled, fingerprint.shuffle)
+        raise _mismatch("shuffle", shuffled, fingerprint.shuffle)
     counted = saved.requests if saved.samples is None else saved.samples
     if shuffled and saved.permutation_yielded != counted:
-        raise _unlike("sampler", f"{saved.permutation_yielded} indices of its own", counted)
+        raise _mismatch("sampler", f"{saved.permutation_yielded} indices of its own", counted)
     return None if saved.permutation is None else generator_to_text(saved.permutation)
 
 
@@ -147,11 +147,11 @@ def _sampler(config: LoaderConfig, saved: TorchdataState) -> bytes | None:
         )
         return freeze(mark, type(sampler).__name__)
     if has_own_state(sampler) and (saved.requests or saved.finished):
-        raise _unlike(
+        raise _mismatch(
             "sampler", "no state of a sampler", f"{type(sampler).__name__}, which has a state"
         )
     if type(sampler) in _SHUFFLERS and getattr(sampler, "generator", None) is None:
-        raise _unlike(
+        raise _mismatch(
             "sampler",
             "no information on how it was shuffled",
             f"{type(sampler).__name__} without generator=",
@@ -192,7 +192,7 @@ def _at_its_end(sampler: Any, state: Any, iterator_state: Any) -> Any:
             return copied.state_dict()
     except Exception as error:
         name = type(sampler).__name__
-        raise _unlike(
+        raise _mismatch(
             "sampler", "a state before its pass ended", f"{name}, which fails: {error!r}"
         ) from error
 
@@ -237,7 +237,7 @@ def _read_again(config: LoaderConfig, saved: TorchdataState) -> list[dict[str, A
     fetches = [len(range(worker, batches, count)) for worker in range(count)]
     # The next worker alone does not prove it: with two workers it fits again one batch later.
     if saved.requests != batches or batches % count != saved.next_worker % count:
-        raise _unlike(
+        raise _mismatch(
             "user's workers",
             f"{saved.requests} fetches for {batches} batches: one failed, or a worker had ended "
             "before the others",
@@ -249,7 +249,7 @@ def _read_again(config: LoaderConfig, saved: TorchdataState) -> list[dict[str, A
     ]
 
 
-def _unlike(field: str, saved: Any, present: Any) -> StateMismatch:
+def _mismatch(field: str, saved: Any, present: Any) -> StateMismatch:
     return StateMismatch(
         field,
         saved=saved,

@@ -60,8 +60,8 @@ class LaneSchedule:
         self._requests = LaneRequests(self._service, self._cursors, self._position)
 
     @property
-    def is_torn(self) -> bool:
-        return self._requests.is_torn
+    def is_interrupted(self) -> bool:
+        return self._requests.is_interrupted
 
     def requests(self) -> Iterator[LaneTurn | RestTurn]:
         self._requests = LaneRequests(self._service, self._cursors, self._position)
@@ -99,9 +99,9 @@ class LaneSchedule:
         return Address(self._service.epoch + 1, 0)
 
     def _note(self, request: LaneTurn | RestTurn, answer: Answer | None, *, is_batch: bool) -> None:
-        news: LaneProgress | None = None if answer is None else answer.snapshot
-        news = news or LaneProgress()
-        self._pending |= self._requests.note(request, news, is_batch=is_batch)
+        progress: LaneProgress | None = None if answer is None else answer.snapshot
+        progress = progress or LaneProgress()
+        self._pending |= self._requests.note(request, progress, is_batch=is_batch)
 
 
 _starts = itertools.count()
@@ -139,7 +139,7 @@ class LaneRequests:
         self._service = service
         self._position = position
         self._start = next(_starts)
-        self.is_torn = False
+        self.is_interrupted = False
         """Whether an exception interrupted the drawing of a request, which may be missing."""
         self._ordinals = itertools.count()
         self._under_way = 0
@@ -169,9 +169,9 @@ class LaneRequests:
         return self
 
     def __next__(self) -> LaneTurn | RestTurn:
-        self.is_torn = True
+        self.is_interrupted = True
         request = self._next()
-        self.is_torn = False
+        self.is_interrupted = False
         if request is None:
             raise StopIteration
         return request
@@ -209,13 +209,13 @@ class LaneRequests:
         return lanes[request.lane]
 
     def note(
-        self, request: LaneTurn | RestTurn, news: LaneProgress, *, is_batch: bool
+        self, request: LaneTurn | RestTurn, progress: LaneProgress, *, is_batch: bool
     ) -> dict[int, LaneCursor]:
         """Note the answer to a request; return the cursors it moved, of all lanes if a lap begins.
 
         Args:
             request: the oldest unanswered request.
-            news: the worker's report with the answer.
+            progress: the worker's report with the answer.
             is_batch: whether a batch was delivered.
         """
         moved: dict[int, LaneCursor] = {}
@@ -227,7 +227,7 @@ class LaneRequests:
         if lap > self._noted_lap:
             self._noted_lap = lap
             moved |= self._lap_starts[lap]
-        moved |= news.cursors
+        moved |= progress.cursors
         if isinstance(request, RestTurn):
             moved |= {
                 # The lane has nothing left, so a resume need not read it again.
@@ -236,9 +236,9 @@ class LaneRequests:
                 if part.lane in moved and part.skip + part.num_samples == self._rests[part.lane]
             }
         self._reached |= moved
-        if news.rest is not None and isinstance(request, LaneTurn):
-            self._rests[request.lane] = news.rest
-            self._bad[request.lane] = self._bad.get(request.lane, ()) + news.bad
+        if progress.rest is not None and isinstance(request, LaneTurn):
+            self._rests[request.lane] = progress.rest
+            self._bad[request.lane] = self._bad.get(request.lane, ()) + progress.bad
         return moved
 
     def _lap_of(self, cursors: Mapping[int, LaneCursor]) -> int:

@@ -128,8 +128,8 @@ class MapSchedule:
         self._ledger = WorkerLedger(
             user.workers or (None,) * max(1, num_workers), interval=self._interval
         )
-        everybody = range(len(self._ledger.states))
-        self._pending = set(everybody if loads else user.pending)
+        all_workers = range(len(self._ledger.states))
+        self._pending = set(all_workers if loads else user.pending)
         """Workers that have not loaded their states yet."""
         self._has_started = False
         self._first_worker = self._next_worker = user.next_worker
@@ -156,7 +156,7 @@ class MapSchedule:
         self._is_drawing = False
 
     @property
-    def is_torn(self) -> bool:
+    def is_interrupted(self) -> bool:
         return self._is_drawing or self._feed.is_lost
 
     def requests(self) -> Iterator[Request]:
@@ -313,18 +313,18 @@ class MapSchedule:
             "rank saved",
         )
 
-    def _check_same_place(self, found: int) -> None:
+    def _check_same_place(self, position: int) -> None:
         """Check that the batches delivered since the snapshot end at the state's position.
 
         torchdata's states hold only the number of these batches, not the number of their indices.
         """
         user = self._start.user
         is_known = self._start.position != user.base + user.steps
-        if is_known and found != self._start.position:
+        if is_known and position != self._start.position:
             raise StateMismatch(
                 "position",
                 saved=self._start.position,
-                present=f"{found}, where the same number of batches ends",
+                present=f"{position}, where the same number of batches ends",
                 remedy=_REMEDY_STEPS,
             )
 

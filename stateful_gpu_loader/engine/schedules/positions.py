@@ -13,7 +13,7 @@ from stateful_gpu_loader.records import IndexArray, Request
 from stateful_gpu_loader.samplers.orders import EpochOrder, key_offset_of
 from stateful_gpu_loader.state.epoch_progress import Address
 
-_LARGEST_BLOCK = 1 << 14
+_MAX_BLOCK = 1 << 14
 """Maximum number of indices in a block. The system reclaims the memory of larger arrays after each
 call, and the page faults of the next call then cost as much as permuting the block."""
 
@@ -124,7 +124,7 @@ class PositionFeed:
         """Look up indices in growing blocks: a fast first batch, then few large calls."""
         stride = self._division.num_replicas
         left = -(-(self._indices.n - self.position) // stride) - len(self._block)
-        size = max(count, min(self._next_block_size, _LARGEST_BLOCK, left))
+        size = max(count, min(self._next_block_size, _MAX_BLOCK, left))
         first = self.position + self._division.rank + stride * len(self._block)
         positions = first + stride * np.arange(size, dtype=np.int64)
         positions %= self._indices.n
@@ -143,7 +143,7 @@ class OrderSchedule:
         feed: returns the requests from a position on.
     """
 
-    is_torn = False
+    is_interrupted = False
 
     def __init__(self, place: Address, feed: Callable[[Address], PositionFeed]) -> None:
         self._start = self._next = place

@@ -55,10 +55,10 @@ class RankShare:
         Raises:
             StateMismatch: the digest belongs to a share among another number of ranks.
         """
-        found = None if saved is None else _RANKED.fullmatch(saved)
-        if found is None or self._place is None:
+        match = None if saved is None else _RANKED.fullmatch(saved)
+        if match is None or self._place is None:
             return None
-        rank, num_replicas = int(found[2]), int(found[3])
+        rank, num_replicas = int(match[2]), int(match[3])
         if num_replicas != self._place[1]:
             raise StateMismatch(
                 "sampler",
@@ -72,14 +72,14 @@ class RankShare:
     @contextmanager
     def taken_as(self, rank: int) -> Iterator[None]:
         """Let the sampler yield another rank's share while the context is open."""
-        own = [each.rank for each in self._divided]
+        own = [sampler.rank for sampler in self._divided]
         try:
-            for each in self._divided:
-                each.rank = rank
+            for sampler in self._divided:
+                sampler.rank = rank
             yield
         finally:
-            for each, before in zip(self._divided, own, strict=True):
-                each.rank = before
+            for sampler, before in zip(self._divided, own, strict=True):
+                sampler.rank = before
 
 
 def unsigned(digest: Any) -> Any:
@@ -88,8 +88,8 @@ def unsigned(digest: Any) -> Any:
     >>> unsigned("ab12 of rank 1 of 2"), unsigned("ab12")
     ('of 2', 'ab12')
     """
-    found = _RANKED.fullmatch(digest) if isinstance(digest, str) else None
-    return digest if found is None else f"of {found[3]}"
+    match = _RANKED.fullmatch(digest) if isinstance(digest, str) else None
+    return digest if match is None else f"of {match[3]}"
 
 
 def _divides(sampler: Any) -> bool:

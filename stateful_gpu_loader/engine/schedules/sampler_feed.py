@@ -44,7 +44,7 @@ from stateful_gpu_loader.state.epoch_progress import Address
 from stateful_gpu_loader.state.schema import Stateful
 from stateful_gpu_loader.state.user_states import freeze, thaw
 
-_SETTLED_AT_THE_START = (
+_DRAW_AT_THE_START = (
     SequentialSampler,
     RandomSampler,
     SubsetRandomSampler,
@@ -190,7 +190,7 @@ class SamplerFeed:
         """Return the mark where the next pass begins."""
         if has_own_state(self._use.sampler):
             return self._frozen_state({}, iterator=None)
-        if not self._has_state and type(self._use.sampler) not in _SETTLED_AT_THE_START:
+        if not self._has_state and type(self._use.sampler) not in _DRAW_AT_THE_START:
             whole = self._digest.copy()
             whole.update(_text(self._partial))  # a tail that drop_last drops
             passed = {
@@ -219,7 +219,7 @@ class SamplerFeed:
             self._use.memory.apply_overruled_epoch()
         saved = None if self._place.user is None else self._place.user.sampler
         if saved is None and self._resumed:
-            self._put(NOTHING_CAPTURED)
+            self._restore_start(NOTHING_CAPTURED)
         if saved is None or not self._resumed:
             self._begin_as_it_is()
             return
@@ -255,7 +255,7 @@ class SamplerFeed:
         """Restore in torchdata's order: the sampler's state, ``iter()``, the iterator's state."""
         sampler = self._use.sampler
         self._start_mark = freeze(state, type(sampler).__name__)
-        self._put(state)
+        self._restore_start(state)
         load_user_state("sampler", sampler, state["sampler"])
         self._capture = {key: state[key] for key in ("attributes", "generators")}
         self._open()
@@ -271,12 +271,12 @@ class SamplerFeed:
                 remedy="build the loader with the sampler that it was saved with",
             )
         if state["passed"] is not None:
-            self._replay_the_pass_before(state)
+            self._replay_previous_pass(state)
         else:
-            self._put(state)
+            self._restore_start(state)
         self._open_as_captured()
 
-    def _put(self, state: Mapping[str, Any]) -> None:
+    def _restore_start(self, state: Mapping[str, Any]) -> None:
         """Restore the sampler to the start of the pass.
 
         Between two passes, loading the state has already done so, before the user set anything
@@ -284,24 +284,24 @@ class SamplerFeed:
         """
         memory = self._use.memory
         if self._place.position:
-            memory.put_in_the_middle(state)
-        elif not memory.consume_put():
-            memory.put(state)
+            memory.restore_within_pass(state)
+        elif not memory.take_restored():
+            memory.restore(state)
 
-    def _replay_the_pass_before(self, state: dict[str, Any]) -> None:
+    def _replay_previous_pass(self, state: dict[str, Any]) -> None:
         """Iterate the previous pass again, to verify that the sampler is where the saved one was.
 
         Nothing else can verify that.
         """
         passed = state["passed"]
-        told = self._use.memory.told()
-        self._use.memory.put(state)
+        changed = self._use.memory.set_since_load()
+        self._use.memory.restore(state)
         self._seed_for(0, passed["epoch"])
         self._iterator = iter(self._use.sampler)
         self._skip(
             passed["indices"], passed["digest"], epoch=passed["epoch"], start=state, to_end=True
         )
-        self._use.memory.tell(told)
+        self._use.memory.set_attributes(changed)
         self._digest = hashlib.blake2b(digest_size=12)
 
     def _skip(
@@ -328,9 +328,9 @@ class SamplerFeed:
         if other is None:
             self._prove(count, digest, epoch, to_end=to_end)
         else:
-            self._skip_what_another_rank_counted(other, count, digest, epoch, start, to_end)
+            self._skip_as_another_rank(other, count, digest, epoch, start, to_end)
 
-    def _skip_what_another_rank_counted(
+    def _skip_as_another_rank(
         self,
         other: int,
         count: int,
@@ -350,15 +350,15 @@ class SamplerFeed:
                 try:
                     steps = self._prove(count, digest, epoch, to_end=to_end)
                 except Exception as error:
-                    raise self._not_this_ranks(count, other, digest) from error
+                    raise self._not_of_this_rank(count, other, digest) from error
         self._rewind(start, epoch)
         self._iterator = iter(self._use.sampler)
-        found = self._pass_over(sys.maxsize if to_end else count, epoch)
-        if not to_end and found != (count, steps):
-            raise self._not_this_ranks(count, other, digest)
+        skipped = self._skip_indices(sys.maxsize if to_end else count, epoch)
+        if not to_end and skipped != (count, steps):
+            raise self._not_of_this_rank(count, other, digest)
 
     def _rewind(self, start: Mapping[str, Any], epoch: int) -> None:
-        self._use.memory.put(start)
+        self._use.memory.restore(start)
         self._seed_for(0, epoch)
         self._digest = hashlib.blake2b(digest_size=12)
 
@@ -368,7 +368,7 @@ class SamplerFeed:
         Raises:
             StateMismatch: the indices differ.
         """
-        skipped, steps = self._pass_over(count, epoch)
+        skipped, steps = self._skip_indices(count, epoch)
         if skipped < count:
             raise self._not_reproducible(count, f"an end after {skipped}")
         saved = None if digest is None else digest.partition(" ")[0]
@@ -381,12 +381,12 @@ class SamplerFeed:
             raise self._not_reproducible(count, "more indices")
         return steps
 
-    def _pass_over(self, count: int, epoch: int) -> tuple[int, int]:
+    def _skip_indices(self, count: int, epoch: int) -> tuple[int, int]:
         """Skip at least ``count`` indices; return the numbers of indices and of batches."""
-        settled = type(self._use.sampler) in _SETTLED_AT_THE_START
+        draws_at_start = type(self._use.sampler) in _DRAW_AT_THE_START
         skipped = steps = 0
         while skipped < count:
-            if skipped and not settled:
+            if skipped and not draws_at_start:
                 self._seed_for(skipped, epoch)
             if self._use.yields_batches:
                 indices = list(next(self._iterator, ()))
@@ -397,7 +397,7 @@ class SamplerFeed:
                 break
             skipped, steps = skipped + len(indices), steps + 1
             self._digest.update(self._written(indices))
-        if not settled:
+        if not draws_at_start:
             self._seed_for(skipped, epoch)
         return skipped, steps
 
@@ -426,14 +426,14 @@ class SamplerFeed:
     @contextmanager
     def _keyed(self) -> Iterator[None]:
         """Seed the global generators while the sampler draws, then restore the caller's."""
-        if self._iterator is not None and type(self._use.sampler) in _SETTLED_AT_THE_START:
+        if self._iterator is not None and type(self._use.sampler) in _DRAW_AT_THE_START:
             yield
             return
         with caller_generators_restored():
             self._seed_for(self.position, self._place.epoch)
             yield
 
-    def _not_reproducible(self, count: int, found: str) -> StateMismatch:
+    def _not_reproducible(self, count: int, present: str) -> StateMismatch:
         of_another_rank = keep_own = ""
         if self._use.num_replicas > 1 and type(self._use.sampler) not in _DIVIDES:
             of_another_rank = f", or the state belongs to another rank than {self._use.rank}"
@@ -441,12 +441,12 @@ class SamplerFeed:
         return StateMismatch(
             "sampler",
             saved=f"the digest of {count} indices",
-            present=f"{found}: the sampler is not reproducible{of_another_rank}",
+            present=f"{present}: the sampler is not reproducible{of_another_rank}",
             remedy="build it as it was, with the same batch size, or give it state_dict() and "
             f"load_state_dict(){keep_own}",
         )
 
-    def _not_this_ranks(self, count: int, other: int, digest: str | None) -> StateMismatch:
+    def _not_of_this_rank(self, count: int, other: int, digest: str | None) -> StateMismatch:
         return StateMismatch(
             "sampler",
             saved=f"the digest of {count} indices {(digest or '').partition(' ')[2]}",

@@ -28,8 +28,8 @@ from stateful_gpu_loader.randomness.seed import after_the_draw
 from stateful_gpu_loader.state.typed_json import decode, encode, parse, write
 
 _PLAIN = (bool, int, float, str, type(None))
-_DEEPEST = 3
-_MOST_VALUES = 4096
+_MAX_DEPTH = 3
+_MAX_VALUES = 4096
 """Largest number of values in a container that a snapshot keeps."""
 _NOT_THE_SAMPLERS = frozenset({"dataset", "data_source"})
 """Names of attributes that hold the dataset."""
@@ -59,13 +59,13 @@ class SamplerSnapshot:
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
         self._built = self._at_load = dict(self._attributes())
-        every = _walk(sampler, "", _DEEPEST)
+        every = _walk(sampler, "", _MAX_DEPTH)
         self._objects = frozenset(path for path, value in every if type(value) not in _PLAIN)
-        self._glimpses = {path: _glimpse(value) for path, value in self._large()}
+        self._summaries = {path: _summary(value) for path, value in self._large()}
         self._reshuffled: list[str] = []
         """Containers too large to keep that had changed when the present pass began."""
         self._has_warned = False
-        self._is_put = False
+        self._is_restored = False
         self._overruled: dict[str, Any] = {}
 
     def warn_of_large(self) -> None:
@@ -75,7 +75,7 @@ class SamplerSnapshot:
             name = type(self._sampler).__name__
             warnings.warn(
                 f"{name} changes {', '.join(self._reshuffled)} in place. Containers of more than "
-                f"{_MOST_VALUES} values are not in the state, so no new loader can resume "
+                f"{_MAX_VALUES} values are not in the state, so no new loader can resume "
                 f"from it. Remedy: let {name} shuffle a copy in __iter__, or give it state_dict() "
                 "and load_state_dict()",
                 stacklevel=5,
@@ -89,17 +89,19 @@ class SamplerSnapshot:
                 later change of it is noticed.
         """
         present = dict(self._attributes())
-        self.tell({path: saved[path] for path in saved if _is_epoch(path) and path in present})
+        self.set_attributes(
+            {path: saved[path] for path in saved if _is_epoch(path) and path in present}
+        )
         self._at_load = dict(self._attributes())
-        self._is_put = True
+        self._is_restored = True
 
-    def consume_put(self) -> bool:
+    def take_restored(self) -> bool:
         """Return whether a load has restored the sampler since the last call."""
-        was_put, self._is_put = self._is_put, False
-        return was_put
+        was_restored, self._is_restored = self._is_restored, False
+        return was_restored
 
     def check(self, captured: Mapping[str, Any]) -> None:
-        """Refuse a snapshot that :meth:`put` could not restore, without changing anything.
+        """Refuse a snapshot that :meth:`restore` could not restore, without changing anything.
 
         Raises:
             StateMismatch: the sampler has other generators, or their saved states are invalid; or
@@ -126,34 +128,38 @@ class SamplerSnapshot:
         for path, text in saved.items():
             _from_text(path, copy.deepcopy(generators[path]), text)
 
-    def capture(self, *, owing: torch.Generator | None = None) -> dict[str, dict[str, Any]]:
+    def capture(
+        self, *, seed_generator: torch.Generator | None = None
+    ) -> dict[str, dict[str, Any]]:
         """Return ``attributes`` and ``generators`` by their paths, as plain values and text.
 
         Args:
-            owing: generator from which the loader's seed is still to be drawn.
+            seed_generator: generator from which the loader's seed is still to be drawn.
         """
         changed = {
             path: value
             for path, value in self._attributes()
             if _is_epoch(path) or path not in self._built or self._built[path] != value
         }
-        large = ((path, _glimpse(value)) for path, value in self._large())
-        self._reshuffled = [path for path, seen in large if self._glimpses.get(path, seen) != seen]
+        large = ((path, _summary(value)) for path, value in self._large())
+        self._reshuffled = [
+            path for path, summary in large if self._summaries.get(path, summary) != summary
+        ]
         generators = {
             path: _to_text(value)
-            if owing is None or value is not owing
-            else generator_to_text(after_the_draw(owing))
+            if seed_generator is None or value is not seed_generator
+            else generator_to_text(after_the_draw(seed_generator))
             for path, value in self._generators()
         }
         return {"attributes": changed, "generators": generators}
 
     def epochs(self) -> dict[str, dict[str, Any]]:
         """Return only the epochs, for a sampler that keeps the rest in its own state."""
-        plain = _walk(self._sampler, "", _DEEPEST)
+        plain = _walk(self._sampler, "", _MAX_DEPTH)
         epochs = {path: value for path, value in plain if _is_epoch(path) and type(value) in _PLAIN}
         return {"attributes": epochs, "generators": {}}
 
-    def told(self) -> dict[str, Any]:
+    def set_since_load(self) -> dict[str, Any]:
         """Return plain attributes set since a state was loaded, mainly by ``set_epoch``."""
         return {
             path: value
@@ -161,13 +167,13 @@ class SamplerSnapshot:
             if path not in self._at_load or self._at_load[path] != value
         }
 
-    def tell(self, attributes: dict[str, Any]) -> None:
+    def set_attributes(self, attributes: dict[str, Any]) -> None:
         present = dict(self._attributes())
         for path, value in attributes.items():
             if path not in present or present[path] != value:
                 self._set(path, value)
 
-    def put(self, captured: Mapping[str, Any]) -> None:
+    def restore(self, captured: Mapping[str, Any]) -> None:
         """Restore the sampler to a snapshot of :meth:`capture`.
 
         Raises:
@@ -178,26 +184,26 @@ class SamplerSnapshot:
         for path, text in captured["generators"].items():
             _from_text(path, generators[path], text)
         # Attributes that changed only in this sampler return to the values they were built with.
-        self.tell({**self._built_values_of_changed(), **captured["attributes"]})
+        self.set_attributes({**self._built_values_of_changed(), **captured["attributes"]})
 
-    def put_in_the_middle(self, captured: Mapping[str, Any]) -> None:
+    def restore_within_pass(self, captured: Mapping[str, Any]) -> None:
         """Restore a sampler within a pass; the pass keeps its epoch, even after set_epoch()."""
-        told = self.told()
-        self._overruled = {path: value for path, value in told.items() if _is_epoch(path)}
+        changed = self.set_since_load()
+        self._overruled = {path: value for path, value in changed.items() if _is_epoch(path)}
         for path, value in captured["attributes"].items():
-            if _is_epoch(path) and told.get(path, value) != value:
+            if _is_epoch(path) and changed.get(path, value) != value:
                 warnings.warn(
-                    f"the sampler was set to epoch {told[path]} after load_state_dict() of a pass "
-                    f"in its epoch {value}: the resumed pass stays there; call set_epoch() after "
-                    "it",
+                    f"the sampler was set to epoch {changed[path]} after load_state_dict() of a "
+                    f"pass in its epoch {value}: the resumed pass stays there; call set_epoch() "
+                    "after it",
                     stacklevel=2,
                 )
-        self.put(captured)
-        put = dict(self._attributes())
+        self.restore(captured)
+        restored = dict(self._attributes())
         self._overruled = {
-            path: value for path, value in self._overruled.items() if put[path] != value
+            path: value for path, value in self._overruled.items() if restored[path] != value
         }
-        self._at_load |= {path: put[path] for path in self._overruled}
+        self._at_load |= {path: restored[path] for path in self._overruled}
 
     def note_delivery(self) -> None:
         """Forget an epoch that was set too early: it was not meant for the next pass."""
@@ -206,8 +212,10 @@ class SamplerSnapshot:
     def apply_overruled_epoch(self) -> None:
         """Apply an epoch that was set too early, because the resumed pass had nothing left."""
         overruled, self._overruled = self._overruled, {}
-        told = self.told()
-        self.tell({path: value for path, value in overruled.items() if path not in told})
+        changed = self.set_since_load()
+        self.set_attributes(
+            {path: value for path, value in overruled.items() if path not in changed}
+        )
 
     def _built_values_of_changed(self) -> dict[str, Any]:
         return {
@@ -238,17 +246,17 @@ class SamplerSnapshot:
             setattr(owner, name, value)
 
     def _attributes(self) -> Iterator[tuple[str, Any]]:
-        for path, value in _walk(self._sampler, "", _DEEPEST):
+        for path, value in _walk(self._sampler, "", _MAX_DEPTH):
             if type(value) in _PLAIN:
                 yield path, value
-            elif _is_container(path, value) and _count(value) <= _MOST_VALUES:
+            elif _is_container(path, value) and _count(value) <= _MAX_VALUES:
                 form = _form_of(value)
                 if form is not None:
                     yield path, form
 
     def _large(self) -> Iterator[tuple[str, Any]]:
-        for path, value in _walk(self._sampler, "", _DEEPEST):
-            if _is_container(path, value) and _count(value) > _MOST_VALUES:
+        for path, value in _walk(self._sampler, "", _MAX_DEPTH):
+            if _is_container(path, value) and _count(value) > _MAX_VALUES:
                 yield path, value
 
     def _is_loadable(self, path: Any, form: dict[Any, Any]) -> bool:
@@ -257,12 +265,12 @@ class SamplerSnapshot:
         if not isinstance(built, dict) or set(form) != set(built) or form["kind"] != built["kind"]:
             return False
         try:
-            return _count(_of_form(form)) <= _MOST_VALUES
+            return _count(_of_form(form)) <= _MAX_VALUES
         except (TypeError, ValueError, AttributeError):
             return False
 
     def _generators(self) -> Iterator[tuple[str, Any]]:
-        for path, value in _walk(self._sampler, "", _DEEPEST):
+        for path, value in _walk(self._sampler, "", _MAX_DEPTH):
             if isinstance(
                 value,
                 (torch.Generator, random.Random, np.random.Generator, np.random.RandomState),
@@ -336,7 +344,7 @@ def _walk(owner: Any, prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
 
 
 def samplers_in(sampler: Any) -> list[Any]:
-    return [value for _, value in _walk(sampler, "", _DEEPEST) if isinstance(value, Sampler)]
+    return [value for _, value in _walk(sampler, "", _MAX_DEPTH) if isinstance(value, Sampler)]
 
 
 def _is_epoch(path: str) -> bool:
@@ -356,10 +364,10 @@ def _count(value: Any) -> int:
     if isinstance(value, (np.ndarray, torch.Tensor)):
         return int(value.size if isinstance(value, np.ndarray) else value.numel())
     count, waiting = 0, [value]
-    while waiting and count <= _MOST_VALUES:
+    while waiting and count <= _MAX_VALUES:
         each = waiting.pop()
         count += len(each)
-        if count <= _MOST_VALUES:
+        if count <= _MAX_VALUES:
             inner = each.values() if isinstance(each, dict) else each
             waiting += [one for one in inner if isinstance(one, (list, tuple, dict, set))]
     return count
@@ -407,7 +415,7 @@ def _fill(owner: Any, name: str, value: Any) -> None:
         setattr(owner, name, value)
 
 
-def _glimpse(value: Any, depth: int = 3) -> str:
+def _summary(value: Any, depth: int = 3) -> str:
     """Summarise a large container by its length and some of its values, in constant time."""
     if isinstance(value, (np.ndarray, torch.Tensor)):
         value = value.reshape(-1)
@@ -416,7 +424,7 @@ def _glimpse(value: Any, depth: int = 3) -> str:
     if depth == 0 or not isinstance(value, (list, tuple, np.ndarray, torch.Tensor)):
         return repr(value)[:100]
     step = max(1, len(value) // 64)
-    return f"{len(value)}: {[_glimpse(one, depth - 1) for one in value[::step]]}"
+    return f"{len(value)}: {[_summary(one, depth - 1) for one in value[::step]]}"
 
 
 _KINDS: dict[str, Any] = {

@@ -23,7 +23,7 @@ class Schedule(Protocol):
     """One pass, in the main process; its position counts only delivered batches."""
 
     @property
-    def is_torn(self) -> bool:
+    def is_interrupted(self) -> bool:
         """Whether an exception interrupted the drawing of a request, which may be missing."""
         ...
 

@@ -70,8 +70,8 @@ class WorkerSchedule:
         self._turns = _Turns(self._workers, self._next_worker, self._ended, self._ledger)
 
     @property
-    def is_torn(self) -> bool:
-        return self._turns.is_torn
+    def is_interrupted(self) -> bool:
+        return self._turns.is_interrupted
 
     def requests(self) -> Iterator[Turn]:
         self._delivered = max(self._made, self._delivered) - self._at_snapshot
@@ -81,7 +81,7 @@ class WorkerSchedule:
         if not self._in_order:
             states = map(_thawed, self._ledger.states)
             self._fetches = [state["fetches"] for state in states]
-        kind = _Turns if self._in_order else _TurnsOfAnybody
+        kind = _Turns if self._in_order else _UnorderedTurns
         self._turns = kind(self._workers, self._next_worker, self._ended, self._ledger)
         return self._turns
 
@@ -266,7 +266,7 @@ class _Turns:
         self._ended = ended
         self._ledger = ledger
         self._ordinal = 0
-        self.is_torn = False
+        self.is_interrupted = False
 
     def __iter__(self) -> _Turns:
         return self
@@ -274,11 +274,11 @@ class _Turns:
     def __next__(self) -> Turn:
         if len(self._ended) == self._workers:
             raise StopIteration
-        self.is_torn = True
+        self.is_interrupted = True
         worker = self._choose()
         turn = Turn(self._ordinal, worker, self._ledger.wants_snapshot(self._ordinal))
         self._ordinal += 1
-        self.is_torn = False
+        self.is_interrupted = False
         return turn
 
     def _choose(self) -> int | None:
@@ -288,7 +288,7 @@ class _Turns:
         return worker
 
 
-class _TurnsOfAnybody(_Turns):
+class _UnorderedTurns(_Turns):
     """Turns for any worker, so that slow workers do not block others."""
 
     def is_open(self, worker: int) -> bool:

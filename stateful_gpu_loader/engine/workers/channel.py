@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-MOST_FILES = 200
+MAX_FILES = 200
 """Maximum number of files in a message; Python sends the others. The system allows 253."""
 
 
@@ -105,7 +105,7 @@ class _Collector:
         return file
 
     def DupFd(self, file: int) -> Any:  # noqa: N802
-        if len(self._files) == MOST_FILES:
+        if len(self._files) == MAX_FILES:
             return resource_sharer.DupFd(file)
         self._files.append(os.dup(file))
         return _Numbered(len(self._files) - 1)
@@ -132,7 +132,7 @@ def _itself(file: Any) -> Any:
 
 _HEAD = struct.Struct("=QQQ")
 """Number of bytes in the head, of bytes in the body, and of files."""
-_FILES_SPACE = socket.CMSG_SPACE(MOST_FILES * array("i").itemsize)
+_FILES_SPACE = socket.CMSG_SPACE(MAX_FILES * array("i").itemsize)
 _CHUNK = 1 << 16
 """Number of bytes read at once unless a longer message is known to come."""
 _SOCKET_BUFFER = 1 << 20
@@ -140,7 +140,7 @@ _SOCKET_BUFFER = 1 << 20
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_UNTIL_FEWER_FILES = 0.01
 _FLAGS = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
-_LARGEST_COPY = 1 << 16
+_MAX_COPY = 1 << 16
 """Size limit of a message that is copied, to be sent in one call with its sizes."""
 
 
@@ -194,10 +194,10 @@ class Channel:
 
         Args:
             body: its larger part, which is not copied and must not change.
-            files: descriptors that are sent with it and then closed; at most MOST_FILES.
+            files: descriptors that are sent with it and then closed; at most MAX_FILES.
         """
         sizes = _HEAD.pack(len(head), len(body), len(files))
-        if len(head) + len(body) <= _LARGEST_COPY:
+        if len(head) + len(body) <= _MAX_COPY:
             self._unsent.append((memoryview(sizes + head + body), list(files)))
         else:
             self._unsent.append((memoryview(sizes), list(files)))
@@ -278,12 +278,14 @@ class Channel:
         """Receive what comes at once; return whether it has filled the memory."""
         room = self._memory[self._num_received :]
         flags |= socket.MSG_CMSG_CLOEXEC
-        num_bytes, rights, found, _ = self._socket.recvmsg_into([room], _FILES_SPACE, flags)
-        if rights or found & socket.MSG_CTRUNC:
+        num_bytes, rights, flags_received, _ = self._socket.recvmsg_into(
+            [room], _FILES_SPACE, flags
+        )
+        if rights or flags_received & socket.MSG_CTRUNC:
             files = array("i")
             for _, _, data in rights:
                 files.frombytes(data[: len(data) - len(data) % files.itemsize])
-            if found & socket.MSG_CTRUNC:  # too many files are open
+            if flags_received & socket.MSG_CTRUNC:  # too many files are open
                 close_all(files.tolist())
                 self._files.append(None)
             else:

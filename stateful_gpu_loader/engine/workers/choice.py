@@ -40,7 +40,7 @@ _BATCHES_WITH_THE_USER = 2
 """Number of batches held by the user: the present one, and the previous one until it is freed."""
 
 
-_MOST_THREADS = 4
+_MAX_THREADS = 4
 """Number of threads in a worker process, above which they mostly wait for the GIL."""
 
 
@@ -78,8 +78,8 @@ def threads_of_process(plan: Plan) -> int | None:
             )
         return 1
     is_free = worker_type == "auto" and config.threads_per_process is None
-    if is_free and config.num_workers > _MOST_THREADS and not _best_in_one_process(plan):
-        return _largest_divisor(config.num_workers, _MOST_THREADS)
+    if is_free and config.num_workers > _MAX_THREADS and not _best_in_one_process(plan):
+        return _largest_divisor(config.num_workers, _MAX_THREADS)
     return None
 
 

@@ -31,7 +31,7 @@ class Lost:
     """A worker has died or cannot be started; it is not used any more."""
 
     worker: int
-    why: str
+    reason: str
     remedy: str | None = None
     """The remedy, if any other worker would be lost in the same way."""
 
@@ -41,14 +41,14 @@ class Unreadable:
     """The answer to a request is lost, but its worker is not."""
 
     number: int
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)
 class Severed:
     """The cluster itself cannot be reached."""
 
-    why: str
+    reason: str
     remedy: str
 
 

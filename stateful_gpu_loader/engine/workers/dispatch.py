@@ -116,7 +116,7 @@ class Dispatch:
         self._tally = tally
         # Re-entrant: within it, the garbage collector may drop an iterator and end its workers.
         self._lock = threading.RLock()
-        self._has_come = threading.Condition(self._lock)
+        self._has_arrived = threading.Condition(self._lock)
         self._numbers = itertools.count()
         self._names = itertools.count()
         self._first = 0
@@ -126,7 +126,7 @@ class Dispatch:
         """Whether there are no more requests."""
         self._failure: Exception | None = None
         """Exception of the requests' iterator; it is raised after all requests issued before it."""
-        self._is_open: Callable[[int], bool] = _always
+        self._is_open: Callable[[int], bool] = _always_open
         self._starts: list[WorkerStart | None] = []
         """For each place the start of its worker, until it is sent."""
         self._has_states = False
@@ -147,10 +147,10 @@ class Dispatch:
         """Warnings for the user, each given once."""
         self._unheld_since: float | None = None
         """Time when the oldest request was first seen without a worker; None while it has one."""
-        self._has_told_of_waiting = False
+        self._has_reported_waiting = False
         self.stopped = False
         self._workers: dict[int, _Worker] = {}
-        self._at: dict[int, _Worker] = {}
+        self._by_place: dict[int, _Worker] = {}
         """The workers by place."""
         self._cluster = cluster = connect()
         try:
@@ -178,7 +178,7 @@ class Dispatch:
         """
         with self._lock:
             self._requests, self._is_exhausted, self._failure = requests, False, None
-            self._is_open = getattr(requests, "is_open", _always)
+            self._is_open = getattr(requests, "is_open", _always_open)
             self._starts = [None for _ in self._places] if starts is None else [*starts]
             self._has_states = starts is not None
             self._turns = itertools.cycle(self._places)
@@ -221,7 +221,7 @@ class Dispatch:
     def wait(self, seconds: float) -> bool:
         """Wait up to ``seconds`` for the next batch; return whether it, or the end, has come."""
         with self._lock:
-            return self._has_come.wait_for(self.is_ready, seconds)
+            return self._has_arrived.wait_for(self.is_ready, seconds)
 
     def deliver(self) -> tuple[Any, Any]:
         """Return the next request and its answer.
@@ -238,7 +238,7 @@ class Dispatch:
             if self._fatal is not None:
                 # A new exception each time: its traceback refers, through frames, to this object.
                 lost = self._fatal
-                raise WorkersDied(lost.what, lost.oldest, remedy=lost.remedy) from lost.__cause__
+                raise WorkersDied(lost.message, lost.oldest, remedy=lost.remedy) from lost.__cause__
             failure, self._failure = self._failure, None
             try:
                 raise StopIteration if failure is None else failure
@@ -274,15 +274,15 @@ class Dispatch:
                 self._unheld_since = None
                 since = max(began, oldest.sent_at)
                 if timeout and now - since > timeout:
-                    why = f"DataLoader timed out after {timeout} seconds"
-                    self._lose(oldest.worker, why, is_overdue=True)
+                    reason = f"DataLoader timed out after {timeout} seconds"
+                    self._lose(oldest.worker, reason, is_overdue=True)
                 return
             if self._unheld_since is None:
                 self._unheld_since = now
             waited = now - max(began, self._unheld_since)
-            if waited < _SECONDS_TO_START or self._has_told_of_waiting:
+            if waited < _SECONDS_TO_START or self._has_reported_waiting:
                 return
-            self._has_told_of_waiting = True
+            self._has_reported_waiting = True
             text = (
                 f"a batch has waited {_SECONDS_TO_START:.0f} seconds for a worker to start: "
                 f"{self._cluster.resources()}"
@@ -299,7 +299,7 @@ class Dispatch:
             self.stopped = True
             self._is_exhausted = True
             self._tasks, self._answered, self._unsent = {}, {}, []
-            self._has_come.notify_all()
+            self._has_arrived.notify_all()
             if self._fatal is not None:
                 for worker in self._workers:
                     self._cluster.kill(worker)
@@ -328,9 +328,9 @@ class Dispatch:
             if isinstance(task.request, LaneTurn):
                 self._take_turn(task, answer)
             else:
-                self._settle(task, answer)
+                self._keep_answer(task, answer)
             self._send()
-            self._has_come.notify_all()
+            self._has_arrived.notify_all()
 
     def note(self, event: Event) -> None:
         """Note an event other than an answer."""
@@ -343,11 +343,11 @@ class Dispatch:
                 self._failed_starts = 0
                 self._send()
             elif isinstance(event, Lost) and event.worker in self._workers:
-                self._lose(self._workers[event.worker], event.why, event.remedy)
+                self._lose(self._workers[event.worker], event.reason, event.remedy)
             elif isinstance(event, Unreadable) and (task := self._unanswered(event.number)):
-                self._lose_answer(task, event.why)
+                self._lose_answer(task, event.reason)
             elif isinstance(event, Severed):
-                self._die(self._died(event.why, event.remedy))
+                self._die(self._died(event.reason, event.remedy))
 
     def give_up(self, error: Exception) -> None:
         """Report that nothing more can be received."""
@@ -379,9 +379,9 @@ class Dispatch:
         is_waited_for = oldest is not None and oldest.number < self._fatal_at
         return self._fatal is not None and not is_waited_for
 
-    def _died(self, what: str, remedy: str | None = None) -> WorkersDied:
+    def _died(self, message: str, remedy: str | None = None) -> WorkersDied:
         oldest = self._oldest()
-        return WorkersDied(what, None if oldest is None else oldest.request, remedy=remedy)
+        return WorkersDied(message, None if oldest is None else oldest.request, remedy=remedy)
 
     def _die(self, died: WorkersDied, *, at: int = 0) -> None:
         """Give up all workers.
@@ -391,12 +391,12 @@ class Dispatch:
         """
         if self._fatal is None or at < self._fatal_at:
             self._fatal, self._fatal_at = died, at
-        self._has_come.notify_all()
+        self._has_arrived.notify_all()
 
     def _ask_for(self, place: int) -> None:
         worker = _Worker(next(self._names), place)
         self._cluster.start(worker.number, place)
-        self._workers[worker.number] = self._at[place] = worker
+        self._workers[worker.number] = self._by_place[place] = worker
         worker.takes_requests = self._cluster.queues
 
     def _send(self) -> None:
@@ -407,8 +407,8 @@ class Dispatch:
                 known = self._lanes.known_answer(turn)
                 if known is not None:
                     self._unsent.remove(task)
-                    self._settle(task, known)
-                    self._has_come.notify_all()
+                    self._keep_answer(task, known)
+                    self._has_arrived.notify_all()
                     continue
             worker = self._worker_for(task)
             if worker is None:
@@ -424,7 +424,7 @@ class Dispatch:
             self._cluster.send(worker.number, task.number, message, first=self._first)
 
     def _worker_for(self, task: _Task) -> _Worker | None:
-        own = self._at[task.place]
+        own = self._by_place[task.place]
         has_own = own.number in self._workers and own.takes_requests
         if self._has_states:
             return own if has_own else None
@@ -438,15 +438,17 @@ class Dispatch:
         is_bound = self._takes_turns or getattr(task.request, "worker", None) is not None
         if is_bound and has_own and (self._threads == 1 or self._can_be_told_apart(task, own)):
             return own
-        able = [
+        candidates = [
             worker
             for worker in self._workers.values()
             if worker.takes_requests and self._can_be_told_apart(task, worker)
         ]
-        freest = min(able, key=lambda each: (len(each.tasks), each is not own), default=None)
-        if freest is None or is_turn:
-            return freest
-        return freest if len(freest.tasks) < self._depth else None
+        least_busy = min(
+            candidates, key=lambda each: (len(each.tasks), each is not own), default=None
+        )
+        if least_busy is None or is_turn:
+            return least_busy
+        return least_busy if len(least_busy.tasks) < self._depth else None
 
     def _can_be_told_apart(self, task: _Task, worker: _Worker) -> bool:
         """Whether a loss of the worker would show which request caused it.
@@ -457,7 +459,7 @@ class Dispatch:
             return True
         return not any(each.losses for each in (task, *worker.tasks.values()))
 
-    def _settle(self, task: _Task, answer: Any) -> None:
+    def _keep_answer(self, task: _Task, answer: Any) -> None:
         """Keep an answer until it is delivered."""
         if task.worker is not None:
             del task.worker.tasks[task.number]
@@ -485,7 +487,7 @@ class Dispatch:
                     return
                 (answer,), each.early = each.early, None
                 self._lanes.answer(turn, answer)
-                self._settle(each, answer)
+                self._keep_answer(each, answer)
 
     def _next_place(self) -> int:
         """Return the place whose turn it is; out of order, the place with the fewest requests."""
@@ -500,7 +502,7 @@ class Dispatch:
         return min(candidates or self._places, key=under_way.__getitem__)
 
     def _lose(
-        self, worker: _Worker, why: str, remedy: str | None = None, *, is_overdue: bool = False
+        self, worker: _Worker, reason: str, remedy: str | None = None, *, is_overdue: bool = False
     ) -> None:
         """Start another worker, and send the lost worker's requests to others."""
         del self._workers[worker.number]
@@ -508,33 +510,33 @@ class Dispatch:
         lost, worker.tasks = _oldest_first(worker.tasks.values()), {}
         for task in lost:
             task.worker = None
-        what = f"worker {worker.place} was lost: {why}"
+        message = f"worker {worker.place} was lost: {reason}"
         if remedy is not None:
-            self._die(WorkersDied(what, None, remedy=remedy))
+            self._die(WorkersDied(message, None, remedy=remedy))
             return
         if self._has_states or self._max_losses == 0:  # no worker takes over its requests
             if lost:
-                self._die(WorkersDied(what, lost[0].request), at=lost[0].number)
+                self._die(WorkersDied(message, lost[0].request), at=lost[0].number)
             else:
-                self._die(self._died(what))
+                self._die(self._died(message))
             return
         # A worker executes one request per thread, so only these may have ended it.
-        at_work = [task for task in lost if task.early is None]
-        for task in at_work[: self._threads] if worker.has_started or is_overdue else ():
-            self._count_loss(task, what)
+        in_progress = [task for task in lost if task.early is None]
+        for task in in_progress[: self._threads] if worker.has_started or is_overdue else ():
+            self._count_loss(task, message)
         for task in lost:
             task.early = None
         if self._has_ended:
             return
         if lost:
-            what = f"{what}, {described(lost[0].request)}"
+            message = f"{message}, {described(lost[0].request)}"
         others = self._replaced(worker)
         if others is None:
-            self._die(self._died(what, "find out what keeps workers from starting"))
+            self._die(self._died(message, "find out what keeps workers from starting"))
             return
         self.notices.append(
-            f"{what}. {others}; the lost worker's {len(lost)} batches are made by the others, and "
-            "the stream goes on"
+            f"{message}. {others}; the lost worker's {len(lost)} batches are made by the others, "
+            "and the stream goes on"
         )
         self._unsent = _oldest_first([*lost, *self._unsent])
         self._send()
@@ -553,34 +555,34 @@ class Dispatch:
             others = f"{self._failed_starts} workers in a row did not start, so no more are started"
         return others if self._workers else None
 
-    def _lose_answer(self, task: _Task, why: str) -> None:
+    def _lose_answer(self, task: _Task, reason: str) -> None:
         """Execute a request again whose answer cannot be read."""
         if task.worker is None:
             return  # its worker is lost too
-        what = f"an answer was lost: {why}"
+        message = f"an answer was lost: {reason}"
         if isinstance(task.request, LaneTurn) or self._has_states:
             # Its worker has advanced, so the next answers would not continue from it.
-            self._die(self._died(what))
+            self._die(self._died(message))
             return
         del task.worker.tasks[task.number]
         task.worker = None
-        self._count_loss(task, what)
+        self._count_loss(task, message)
         self._unsent = _oldest_first([task, *self._unsent])
         self._send()
 
-    def _count_loss(self, task: _Task, what: str) -> None:
+    def _count_loss(self, task: _Task, message: str) -> None:
         task.losses += 1
         if task.losses > self._max_losses:
             remedy = (
                 f"find out what ends the workers at this batch: {task.losses} were lost while they "
                 f"made it, and max_worker_restarts is {self._max_losses}"
             )
-            self._die(WorkersDied(what, task.request, remedy=remedy), at=task.number)
+            self._die(WorkersDied(message, task.request, remedy=remedy), at=task.number)
 
 
 def _oldest_first(tasks: Iterable[_Task]) -> list[_Task]:
     return sorted(tasks, key=lambda task: task.number)
 
 
-def _always(place: int) -> bool:
+def _always_open(place: int) -> bool:
     return True

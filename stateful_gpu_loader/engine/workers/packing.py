@@ -32,7 +32,7 @@ from stateful_gpu_loader.engine.makers.images import Allocate
 from stateful_gpu_loader.engine.makers.memory import empty_host
 from stateful_gpu_loader.engine.pipeline import Answer
 from stateful_gpu_loader.engine.workers.segments import (
-    LARGEST_COPY,
+    MAX_COPY,
     SegmentId,
     SentSegment,
     WorkerSegments,
@@ -75,7 +75,7 @@ def pack(answer: Any, segments: WorkerSegments | None = None) -> Packed:
     if segments is None:
         return packed
     # A socket would take large content in parts, and each would wait for a thread of the worker.
-    is_apart = len(packed.content) > LARGEST_COPY and packer.add_copy(packed.content)
+    is_apart = len(packed.content) > MAX_COPY and packer.add_copy(packed.content)
     return packed._replace(
         segments=segments.send(packer.segments),
         is_apart=is_apart,
@@ -106,7 +106,7 @@ def _bytes_of(storage: torch.UntypedStorage) -> memoryview:
     return memoryview(content.numpy())
 
 
-_MOST_AROUND = 2
+_MAX_RATIO = 2
 """Largest ratio of a memory's size to its tensor's size at which all of it is copied."""
 
 
@@ -157,7 +157,7 @@ class _Packer(ForkingPickler):
         self, storage: torch.UntypedStorage, num_bytes: int
     ) -> _Memory | _InSegment | None:
         """Return the form in which a storage is sent; a tensor uses ``num_bytes`` of its bytes."""
-        if storage.nbytes() <= LARGEST_COPY:
+        if storage.nbytes() <= MAX_COPY:
             return _Memory(storage, copied_storage)
         number = None if self._all_segments is None else self._all_segments.number_of(storage)
         if number is not None and number in self.segments:
@@ -166,7 +166,7 @@ class _Packer(ForkingPickler):
             self.segments.append(number)
         elif (
             storage.is_shared()
-            or storage.nbytes() > _MOST_AROUND * num_bytes
+            or storage.nbytes() > _MAX_RATIO * num_bytes
             or not self.add_copy(_bytes_of(storage))
         ):
             return None
@@ -243,7 +243,7 @@ def tensor_over(
 _FILES = Path("/dev/shm")
 
 
-def remove_what_was_left_by(pid: int) -> None:
+def remove_leftovers_of(pid: int) -> None:
     """Remove the shared memory of a process that was killed between naming and using it.
 
     torch removes the name as soon as it has the memory, unless its processes share it by name.
@@ -255,7 +255,7 @@ def remove_what_was_left_by(pid: int) -> None:
             file.unlink()
 
 
-LARGEST_IN_MESSAGE = 1 << 16
+MAX_IN_MESSAGE = 1 << 16
 """Size limit in bytes of memory that is copied into the message."""
 
 
@@ -352,7 +352,7 @@ class _PackerByValue:
             others = getattr(above, "reducer_override", None)
             return NotImplemented if others is None else others(thing)
         storage = thing.untyped_storage()
-        if storage.nbytes() > max(LARGEST_IN_MESSAGE, 2 * thing.nbytes):
+        if storage.nbytes() > max(MAX_IN_MESSAGE, 2 * thing.nbytes):
             # It shows a part of a large storage, which would be sent as a whole.
             thing = thing.clone(memory_format=torch.contiguous_format)
             storage = thing.untyped_storage()
@@ -364,7 +364,7 @@ class _PackerByValue:
 
     def _goes_into_message(self, buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
-        if raw.nbytes <= LARGEST_IN_MESSAGE:
+        if raw.nbytes <= MAX_IN_MESSAGE:
             return True
         self.large.append(np.frombuffer(raw, dtype=np.uint8))
         return False
@@ -378,7 +378,7 @@ def _packer_over(pickler: Any) -> Any:
 def _storage(content: Any) -> torch.UntypedStorage:
     """Return a storage of received memory, copied if it came in the message."""
     array = np.frombuffer(content, dtype=np.uint8)
-    if array.nbytes > LARGEST_IN_MESSAGE:
+    if array.nbytes > MAX_IN_MESSAGE:
         return torch.from_numpy(array).untyped_storage()
     return copied_storage(content)
 

@@ -94,15 +94,15 @@ class PoolPipeline:
         self.is_whole = False
         began = time.monotonic()
         dispatch.fill()
-        while not self._has_come(dispatch):
+        while not self._has_arrived(dispatch):
             self._wait(dispatch)
             # An answer that has come meanwhile is not overdue, however long the wait was
             # interrupted.
-            if not self._has_come(dispatch):
+            if not self._has_arrived(dispatch):
                 dispatch.look_for_overdue(began, self._timeout)
-                _tell(dispatch)
+                _warn(dispatch)
         if dispatch.notices:
-            _tell(dispatch)
+            _warn(dispatch)
         # Sent before the answer is taken, so that an exception of the requests does not lose it.
         dispatch.fill(spare=1)
         try:
@@ -131,9 +131,9 @@ class PoolPipeline:
         if dispatch is None:
             return False
         dispatch.fill()
-        return self._has_come(dispatch)
+        return self._has_arrived(dispatch)
 
-    def _has_come(self, dispatch: Dispatch) -> bool:
+    def _has_arrived(self, dispatch: Dispatch) -> bool:
         """Receive what has come; return whether the next batch, or the end, is among it."""
         while not dispatch.is_ready():
             event = dispatch.receive() if self._unpack is None else None
@@ -167,7 +167,7 @@ class PoolPipeline:
         return dispatch
 
 
-def _tell(dispatch: Dispatch) -> None:
+def _warn(dispatch: Dispatch) -> None:
     while dispatch.notices:
         warnings.warn(dispatch.notices.pop(0), RuntimeWarning, stacklevel=4)
 

@@ -38,7 +38,7 @@ from stateful_gpu_loader.engine.workers.channel import (
     received,
 )
 from stateful_gpu_loader.engine.workers.cluster import Answered, Event, Lost, Started
-from stateful_gpu_loader.engine.workers.packing import remove_what_was_left_by, unpack
+from stateful_gpu_loader.engine.workers.packing import remove_leftovers_of, unpack
 from stateful_gpu_loader.engine.workers.segments import MappedSegments
 from stateful_gpu_loader.engine.workers.worker_main import (
     HEAD,
@@ -57,9 +57,9 @@ from stateful_gpu_loader.engine.workers.worker_start import (
     READY,
     StartReport,
     default_context,
+    explain_failed_start,
     explained,
     loss_of_the_server,
-    why_it_did_not_start,
 )
 from stateful_gpu_loader.errors import LoaderError
 
@@ -98,7 +98,7 @@ class ProcessCluster:
         if is_being_started():
             raise LoaderError(f"{BEING_STARTED}. Remedy: {GUARD}")
         self._adapter = adapter
-        self._of_all = num_workers, base_seed, threads
+        self._worker_arguments = num_workers, base_seed, threads
         self._tally = tally
         self._has_avoided_a_fork = False
         self._context: Any = self._chosen(multiprocessing_context)
@@ -121,8 +121,8 @@ class ProcessCluster:
 
     @property
     def processes(self) -> list[BaseProcess]:
-        workers = sorted(self._workers.values(), key=lambda each: each.place)
-        return [each.process for each in workers]
+        workers = sorted(self._workers.values(), key=lambda worker: worker.place)
+        return [worker.process for worker in workers]
 
     def start(self, worker: int, place: int) -> None:
         """Start a process; see Cluster.
@@ -141,7 +141,7 @@ class ProcessCluster:
             self._starting = ours
             adapter.report = StartReport(theirs, worker)
             process = self._context.Process(
-                target=run_worker, args=(adapter, place, *self._of_all), daemon=True
+                target=run_worker, args=(adapter, place, *self._worker_arguments), daemon=True
             )
             _PROCESSES.add(process)
             process.start()
@@ -163,11 +163,11 @@ class ProcessCluster:
             if theirs is not None:
                 theirs.close()
             adapter.report = None
-            adapter.forget_what_was_sent()
+            adapter.close_sent_maker()
 
     def send(self, worker: int, number: int, message: WorkerMessage, *, first: int) -> None:
-        found = self._workers[worker]
-        if found.channel.fileno() not in self._by_descriptor:
+        target = self._workers[worker]
+        if target.channel.fileno() not in self._by_descriptor:
             return  # the worker is lost, which is about to be reported
         message = message._replace(returned=self._segments.to_return(worker))
         try:
@@ -176,7 +176,7 @@ class ProcessCluster:
             if _can_be_pickled(message):
                 raise  # a signal handler has raised it
             content, files = pickled(in_place_of(message, error))
-        found.sender.send(HEAD.pack(number, first), content, files)
+        target.sender.send(HEAD.pack(number, first), content, files)
 
     def wait(self, seconds: float) -> None:
         if not self._events:
@@ -192,10 +192,10 @@ class ProcessCluster:
         return self._events.popleft() if self._events else None
 
     def kill(self, worker: int) -> None:
-        found = self._workers.pop(worker, None)
-        if found is not None:
-            kill([found.process])
-            self._remove(found)
+        lost = self._workers.pop(worker, None)
+        if lost is not None:
+            kill([lost.process])
+            self._remove(lost)
 
     def resources(self) -> str:
         return f"{len(self._workers)} processes of this machine are running"
@@ -205,7 +205,7 @@ class ProcessCluster:
         if _is_ending is None or os.getpid() != self._owner:
             return
         if _is_ending:  # multiprocessing ends its daemons itself
-            self.let_go()
+            self.close_connections()
             return
         workers, self._workers = self._workers, {}
         processes = [worker.process for worker in workers.values()]
@@ -223,7 +223,7 @@ class ProcessCluster:
             for worker in workers.values():
                 self._remove(worker)
 
-    def let_go(self) -> None:
+    def close_connections(self) -> None:
         workers, self._workers = self._workers, {}
         for worker in workers.values():
             worker.close()
@@ -261,18 +261,18 @@ class ProcessCluster:
             self._by_descriptor[one.fileno()] = worker
             self._poll.register(one, select.POLLIN)
 
-    def _listen_no_more(self, worker: _Worker) -> None:
-        for one in (worker.channel, worker.exit):
+    def _stop_listening(self, worker: _Worker) -> None:
+        for watched in (worker.channel, worker.exit):
             with suppress(KeyError):  # an interrupt came before it was registered
-                if self._by_descriptor.pop(one.fileno(), None) is not None:
-                    self._poll.unregister(one)
+                if self._by_descriptor.pop(watched.fileno(), None) is not None:
+                    self._poll.unregister(watched)
 
     def _remove(self, worker: _Worker) -> None:
-        self._listen_no_more(worker)
+        self._stop_listening(worker)
         worker.close()
         self._segments.forget(worker.number)
         if worker.process.exitcode and worker.process.pid:
-            remove_what_was_left_by(worker.process.pid)
+            remove_leftovers_of(worker.process.pid)
 
     def _look_at(self, worker: _Worker, descriptor: int) -> None:
         channel = worker.channel
@@ -307,7 +307,7 @@ class ProcessCluster:
             self._tally.own.add(packed.seconds)
         except Exception as error:
             is_broken = isinstance(error, (OSError, EOFError, RuntimeError))
-            if worker.exit.has_come(_SECONDS_TO_NOTICE if is_broken else 0):
+            if worker.exit.wait(_SECONDS_TO_NOTICE if is_broken else 0):
                 return None
             answer = Failure(_explained(error))
         self._tally.own.seconds["transfer"] += perf_counter() - started
@@ -315,20 +315,20 @@ class ProcessCluster:
 
     def _lose(self, worker: _Worker) -> None:
         """Report a lost worker: it has ended, or has closed its socket and is killed."""
-        self._listen_no_more(worker)
-        if not worker.exit.has_come(_SECONDS_TO_NOTICE):
+        self._stop_listening(worker)
+        if not worker.exit.wait(_SECONDS_TO_NOTICE):
             kill([worker.process])
-        why, remedy = describe_exit(worker.process), None
+        reason, remedy = describe_exit(worker.process), None
         if worker.stage != READY:
-            why, remedy = why_it_did_not_start(
-                why,
+            reason, remedy = explain_failed_start(
+                reason,
                 worker.process,
                 stage=worker.stage,
                 report=worker.report,
                 is_forked=self._context.get_start_method() == "fork",
                 can_start=self._can_start,
             )
-        self._events.append(Lost(worker.number, why, remedy))
+        self._events.append(Lost(worker.number, reason, remedy))
 
 
 class _Worker:
@@ -381,7 +381,7 @@ _CLUSTERS: weakref.WeakSet[ProcessCluster] = weakref.WeakSet()
 def _leave_workers_to_the_parent() -> None:
     leave_to_the_parent(_PROCESSES)
     for cluster in _CLUSTERS:
-        cluster.let_go()  # so that only the parent holds the connections
+        cluster.close_connections()  # so that only the parent holds the connections
 
 
 os.register_at_fork(after_in_child=_leave_workers_to_the_parent)
@@ -431,7 +431,7 @@ class Exit:
     def fileno(self) -> int:
         return self._fd
 
-    def has_come(self, seconds: float) -> bool:
+    def wait(self, seconds: float) -> bool:
         """Wait up to ``seconds`` for the end; return whether it has come."""
         return bool(wait([self._fd], seconds))
 

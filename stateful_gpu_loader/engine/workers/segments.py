@@ -27,7 +27,7 @@ import torch
 from stateful_gpu_loader.engine.makers.memory import lend
 from stateful_gpu_loader.engine.workers.channel import OpenFile
 
-LARGEST_COPY = 1 << 18
+MAX_COPY = 1 << 18
 """Size limit in bytes of memory that is copied into the message and needs no segment."""
 
 _DESCRIPTORS = Path("/proc/self/fd")
@@ -73,14 +73,14 @@ class WorkerSegments:
     def __init__(self, keep: int) -> None:
         self.worker = 0
         self._keep = keep
-        self._of_an_answer = 1
+        self._num_per_answer = 1
         """Number of segments that an answer takes; it falls slowly."""
         self._process: int | None = None
         """Process that fills the segments; its forked children must not."""
         self._lock = threading.Lock()
         self._segments: OrderedDict[int, _Segment] = OrderedDict()
         """By number, those that were lent last at the end."""
-        self._at: dict[int, _Segment] = {}
+        self._by_address: dict[int, _Segment] = {}
         """The same segments by their addresses."""
         self._num_made = 0
         self._dropped: deque[int] = deque()
@@ -97,7 +97,7 @@ class WorkerSegments:
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         num_bytes = math.prod(shape) * dtype.itemsize
-        if num_bytes <= LARGEST_COPY or not _has_segments() or not self._are_own():
+        if num_bytes <= MAX_COPY or not _has_segments() or not self._are_own():
             return torch.empty(shape, dtype=dtype, device="cpu")
         with self._lock:
             segment = self._free_segment(num_bytes)
@@ -112,7 +112,7 @@ class WorkerSegments:
 
         A segment cannot be sent if the main process already has it from an earlier answer.
         """
-        segment = self._at.get(storage.data_ptr()) if self._are_own() else None
+        segment = self._by_address.get(storage.data_ptr()) if self._are_own() else None
         if segment is None or segment.is_sent or not segment.is_lent:
             return None
         return segment.number
@@ -122,7 +122,7 @@ class WorkerSegments:
 
         The main process then has them until it returns them.
         """
-        self._of_an_answer = max(len(numbers), self._of_an_answer * 7 // 8)
+        self._num_per_answer = max(len(numbers), self._num_per_answer * 7 // 8)
         return tuple(map(self._send, numbers))
 
     def _send(self, number: int) -> SentSegment:
@@ -161,24 +161,24 @@ class WorkerSegments:
             if segment is not None:
                 segment.is_lent = False
         free = [segment for segment in self._segments.values() if segment.is_free]
-        found = min((each for each in free if each.size >= num_bytes), key=_SIZE, default=None)
-        if found is None:
-            found = _Segment(self._num_made, _rounded(num_bytes))
-            self._segments[found.number] = self._at[found.memory.data_ptr()] = found
+        chosen = min((each for each in free if each.size >= num_bytes), key=_SIZE, default=None)
+        if chosen is None:
+            chosen = _Segment(self._num_made, _rounded(num_bytes))
+            self._segments[chosen.number] = self._by_address[chosen.memory.data_ptr()] = chosen
             self._num_made += 1
         else:
-            free.remove(found)
-        self._segments.move_to_end(found.number)
+            free.remove(chosen)
+        self._segments.move_to_end(chosen.number)
         # Those lent longest ago are given up. If it were the smallest, then of tensors that vary in
         # size even small ones would soon lie in large segments.
-        surplus = len(free) - (self._keep - 1 + self._of_an_answer)
+        surplus = len(free) - (self._keep - 1 + self._num_per_answer)
         for segment in free[: max(surplus, 0)]:
             self._forget(segment)
             self._given_up.append(SegmentId(self.worker, segment.number))
-        return found
+        return chosen
 
     def _forget(self, segment: _Segment) -> None:
-        del self._segments[segment.number], self._at[segment.memory.data_ptr()]
+        del self._segments[segment.number], self._by_address[segment.memory.data_ptr()]
 
 
 class _Segment:

@@ -35,29 +35,29 @@ class ThreadCluster:
         self._maker = maker
         self._threads = threads
         self._times = times
-        self._crews: dict[int, _Crew] = {}
+        self._groups: dict[int, _ThreadGroup] = {}
         self._events = _Events()
         self._owner = os.getpid()
 
     def __del__(self) -> None:
         # A signal handler's exception may drop the cluster before anything could close it.
-        for crew in self._crews.values():
-            crew.stop()
+        for group in self._groups.values():
+            group.stop()
 
     @property
     def processes(self) -> list[BaseProcess]:
         return []
 
     def start(self, worker: int, place: int) -> None:
-        crew = self._crews[worker] = _Crew(self._events)
+        group = self._groups[worker] = _ThreadGroup(self._events)
         for number in range(self._threads):
             thread = threading.Thread(
                 target=_work,
-                args=(self._maker, crew, self._times),
+                args=(self._maker, group, self._times),
                 name=f"stateful_gpu_loader worker {number}",
                 daemon=True,
             )
-            crew.threads.append(thread)
+            group.threads.append(thread)
             thread.start()
         self._events.put(Started(worker))
 
@@ -69,9 +69,9 @@ class ThreadCluster:
         """
         if message.start is not None:
             raise ValueError("threads share one maker, which therefore cannot have a state")
-        crew = self._crews[worker]
-        crew.first = first
-        crew.requests.put((number, message.request))
+        group = self._groups[worker]
+        group.first = first
+        group.requests.put((number, message.request))
 
     def wait(self, seconds: float) -> None:
         self._events.wait(seconds)
@@ -81,7 +81,7 @@ class ThreadCluster:
 
     def kill(self, worker: int) -> None:
         """Abandon the threads of a worker: nothing can end a thread that hangs."""
-        self._crews.pop(worker).stop()
+        self._groups.pop(worker).stop()
 
     def resources(self) -> str:
         return f"{self._threads} threads are running"
@@ -90,10 +90,10 @@ class ThreadCluster:
         """Stop at the next sample and wait: torch aborts if threads are inside it at exit."""
         if os.getpid() != self._owner:
             return  # a forked child has the objects, but none of the threads
-        crews, self._crews = self._crews, {}
-        for crew in crews.values():
-            crew.stop()
-        threads = [thread for crew in crews.values() for thread in crew.threads]
+        groups, self._groups = self._groups, {}
+        for group in groups.values():
+            group.stop()
+        threads = [thread for group in groups.values() for thread in group.threads]
         if threading.current_thread() in threads:
             # The garbage collector runs in one of them, which may hold a lock that others need.
             return
@@ -128,7 +128,7 @@ class _Events:
         return self._events.popleft() if self._events else None
 
 
-class _Crew:
+class _ThreadGroup:
     """The threads of one worker, which share its requests; has no reference to the cluster."""
 
     def __init__(self, events: _Events) -> None:
@@ -156,17 +156,17 @@ class _Crew:
             self.requests.put(None)
 
 
-def _work(maker: Maker, crew: _Crew, times: StageTimes) -> None:
+def _work(maker: Maker, group: _ThreadGroup, times: StageTimes) -> None:
     limit_this_thread()
     with times.working():
-        while (taken := crew.take()) is not None:
+        while (taken := group.take()) is not None:
             number, request = taken
             try:
-                answer = execute(maker, request, partial(crew.check, number), Failure)
+                answer = execute(maker, request, partial(group.check, number), Failure)
             except Stopped:
                 continue
             except BaseException as error:
                 # Any exception becomes an answer, because the answer is awaited.
                 answer = Failure(error)
-            crew.events.put(Answered(number, answer))
+            group.events.put(Answered(number, answer))
             del answer, request, taken  # keep no batch alive while waiting

@@ -143,18 +143,18 @@ class WorkerAdapter:
         self._set_seed()
         try:
             if self._initialise is not None:
-                self._say(INITIALISING)
+                self._report_stage(INITIALISING)
                 self._initialise(worker)
         except KeyboardInterrupt:
-            self._say(READY)  # it could start
+            self._report_stage(READY)  # it could start
             raise
         except Exception as error:
             self._unusable = self._failed(error)
-        self._say(READY)
+        self._report_stage(READY)
 
-    def _say(self, stage: str) -> None:
+    def _report_stage(self, stage: str) -> None:
         if self.report is not None:
-            self.report.say(stage)
+            self.report.send(stage)
 
     def for_this_thread(self) -> WorkerAdapter:
         """Return an adapter to the same maker, for another thread of a started worker."""
@@ -255,7 +255,7 @@ class WorkerAdapter:
         # Sent in a file, not in the message that starts the worker. multiprocessing writes that
         # message to a pipe and holds the reading end itself. If the worker died before reading more
         # than a pipe's buffer, the write would wait for ever.
-        self.forget_what_was_sent()
+        self.close_sent_maker()
         self._sent = _anonymous_file()
         try:
             ForkingPickler(self._sent, pickle.HIGHEST_PROTOCOL).dump(parts)
@@ -265,7 +265,7 @@ class WorkerAdapter:
         self._sent.flush()
         return _read_worker_side, (DupFd(self._sent.fileno()), self.report)
 
-    def forget_what_was_sent(self) -> None:
+    def close_sent_maker(self) -> None:
         """Close the file with the maker, after the workers have read it."""
         sent, self._sent, self.refusal = self._sent, None, None
         if sent is not None:
@@ -293,7 +293,7 @@ def run_worker(
         if threads == 1:
             _answer_all(adapter, report.channel, answers)
         else:
-            _Crew(adapter, answers, threads).answer_all(report.channel)
+            _ThreadGroup(adapter, answers, threads).answer_all(report.channel)
 
 
 def _answer_all(adapter: WorkerAdapter, channel: Channel, answers: _Answers) -> None:
@@ -315,7 +315,7 @@ def _stop() -> None:
     raise Stopped
 
 
-class _Crew:
+class _ThreadGroup:
     """Threads of a worker process, which share its requests."""
 
     def __init__(self, adapter: WorkerAdapter, answers: _Answers, threads: int) -> None:
@@ -448,13 +448,13 @@ def _anonymous_file() -> IO[bytes]:
 
 
 def _read_worker_side(duplicate: Any, report: StartReport) -> WorkerAdapter:
-    report.say(UNPICKLING)
+    report.send(UNPICKLING)
     try:
         with open(duplicate.detach(), "rb") as file:
             file.seek(0)
             adapter = WorkerAdapter(*pickle.load(file))
     except Exception as error:
-        report.say(REFUSED, f"{type(error).__name__}: {error}")
+        report.send(REFUSED, f"{type(error).__name__}: {error}")
         raise SystemExit(1) from None  # the main process raises it
     adapter.report = report
     return adapter

@@ -85,7 +85,8 @@ class WorkerPool:
             pipeline.launch()
         except WorkersDied as loss:
             raise WorkerLost(
-                f"{loss.what}. Remedy: {loss.remedy or 'find out what ends them, such as memory'}"
+                f"{loss.message}. Remedy: "
+                f"{loss.remedy or 'find out what ends them, such as memory'}"
             ) from loss
         self.idle, self._is_new = pipeline, True
 

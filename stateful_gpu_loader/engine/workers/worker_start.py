@@ -33,11 +33,11 @@ BEING_STARTED = (
     "processes itself"
 )
 
-_MOST_BYTES = 2000
+_MAX_BYTES = 2000
 """Size limit of a report, below the size that the system writes to a pipe at once."""
 NUMBER = struct.Struct("=q")
 """Head of a worker's message: the number of the request that it answers."""
-_OF_NO_REQUEST = -1
+_NO_REQUEST = -1
 _FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT}
 """Exit codes of processes that another process has ended."""
 
@@ -85,14 +85,14 @@ class StartReport:
         self.channel = channel
         self.worker = worker
 
-    def say(self, stage: str, text: str = "") -> None:
+    def send(self, stage: str, text: str = "") -> None:
         """Report a stage of this process's start; the last one is :data:`READY`."""
-        report = f"{stage} {text}".encode(errors="replace")[:_MOST_BYTES]
-        self.channel.send(NUMBER.pack(_OF_NO_REQUEST) + report)
+        report = f"{stage} {text}".encode(errors="replace")[:_MAX_BYTES]
+        self.channel.send(NUMBER.pack(_NO_REQUEST) + report)
 
 
-def why_it_did_not_start(
-    why: str,
+def explain_failed_start(
+    reason: str,
     process: BaseProcess,
     *,
     stage: str,
@@ -103,7 +103,7 @@ def why_it_did_not_start(
     """Return why a worker ended before it was ready, and a remedy if others would end as well.
 
     Args:
-        why: description of how it ended.
+        reason: description of how it ended.
         stage, report: its last report.
         is_forked: whether it was forked from this process.
         can_start: whether another worker was ready before. Workers that were killed are then
@@ -112,16 +112,16 @@ def why_it_did_not_start(
     # A newly forked process has not yet run any of the user's code that could end it.
     is_new = is_forked and stage == CREATED
     if is_new or (can_start and process.exitcode in _FROM_OUTSIDE):
-        return why, None
+        return reason, None
     ended, remedy = _ENDED[stage]
     shown = f": {report}" if report else ", before it was ready"
-    return f"{why}. {ended}{shown}", remedy
+    return f"{reason}. {ended}{shown}", remedy
 
 
 def loss_of_the_server(*, has_delivered: bool) -> WorkersDied:
     """Return the loss of workers whose fork server has ended."""
-    what = "DataLoader worker exited unexpectedly during its start"
-    return WorkersDied(what, None, remedy=None if has_delivered else GUARD)
+    message = "DataLoader worker exited unexpectedly during its start"
+    return WorkersDied(message, None, remedy=None if has_delivered else GUARD)
 
 
 def is_of_a_start(error: BaseException) -> bool:
@@ -139,11 +139,13 @@ def is_of_a_start(error: BaseException) -> bool:
 
 def explained(error: BaseException) -> BaseException:
     """Return the error of a start, with a remedy if the system lacks resources for processes."""
-    what = "worker processes cannot be started"
+    message = "worker processes cannot be started"
     if isinstance(error, OSError) and error.errno in _REMEDIES:
-        return OSError(error.errno, f"{error.strerror}: {what}. Remedy: {_REMEDIES[error.errno]}")
+        return OSError(
+            error.errno, f"{error.strerror}: {message}. Remedy: {_REMEDIES[error.errno]}"
+        )
     if isinstance(error, RuntimeError) and "start new thread" in str(error):
-        return RuntimeError(f"{error}: {what}. Remedy: {_REMEDIES[errno.EAGAIN]}")
+        return RuntimeError(f"{error}: {message}. Remedy: {_REMEDIES[errno.EAGAIN]}")
     return error
 
 
@@ -205,8 +207,8 @@ def dali_is_live() -> bool:
 
 def _default_method() -> str:
     # Asking for the context itself would fix the method, and set_start_method() would then fail.
-    settled = multiprocessing.get_start_method(allow_none=True)
-    return settled or multiprocessing.get_all_start_methods()[0]
+    method = multiprocessing.get_start_method(allow_none=True)
+    return method or multiprocessing.get_all_start_methods()[0]
 
 
 def _name(thread: Path) -> str:

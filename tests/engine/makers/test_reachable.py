@@ -370,7 +370,7 @@ def test_entries_of_a_long_list_of_objects_are_sampled_and_that_is_said() -> Non
 
 
 def test_a_bound_that_is_reached_is_said_for_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST", 50)
+    monkeypatch.setattr(module, "_MAX_OBJECTS", 50)
     dataset = Items(steps=[[Noise(None)] for _ in range(100)])
     reached = reachable({"transform": Noise(rng()), "dataset": dataset})
     assert reached.unsearched == {"dataset": ["objects beyond the first 50"]}

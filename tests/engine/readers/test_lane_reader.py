@@ -189,9 +189,9 @@ def test_samples_that_are_taken_together_are_those_taken_one_by_one(
                 error.__dict__.pop("__notes__", None)
             else:
                 if taken is None:
-                    return [*events, reader.num_left, reader.found(), reader.end()]
+                    return [*events, reader.num_left, reader.take_bad(), reader.end()]
                 named = [(repr(sample), sample.sample) for sample in taken.samples]
-                events.append((named, taken.positions.tolist(), taken.cursor, reader.found()))
+                events.append((named, taken.positions.tolist(), taken.cursor, reader.take_bad()))
         return events
 
     for size, counted in itertools.product((1, 3, 20), (False, True)):

@@ -22,7 +22,7 @@ import torch
 
 from stateful_gpu_loader.engine.workers.channel import (
     _HEAD,
-    MOST_FILES,
+    MAX_FILES,
     Channel,
     Message,
     OpenFile,
@@ -284,11 +284,11 @@ def test_shared_tensors_travel_beside_the_pickle() -> None:
 
 
 def test_more_files_than_a_message_carries_are_asked_for() -> None:
-    sent = [OpenFile(os.dup(0)) for _ in range(MOST_FILES + 2)]
+    sent = [OpenFile(os.dup(0)) for _ in range(MAX_FILES + 2)]
     try:
         content, files = pickled(sent)
     finally:
         resource_sharer.stop(timeout=seconds(5))
-    assert len(files) == MOST_FILES
+    assert len(files) == MAX_FILES
     close_all(files)
     assert bytes(content).count(b"resource_sharer") == 1

@@ -188,7 +188,7 @@ def test_what_comes_of_a_worker_that_is_lost_for_good_does_no_harm(event: str) -
     two_workers = dispatch(max_losses=0, limit=4)
     two_workers.begin(iter([fakes.request(i, fakes.nothing) for i in range(4)]), None)
     two_workers.fill()
-    number = max(two_workers._at[1].tasks)
+    number = max(two_workers._by_place[1].tasks)
     two_workers.note(Lost(1, "a test ended it"))
     if event == "an answer":
         two_workers.take(number, "late")

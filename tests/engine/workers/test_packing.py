@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from stateful_gpu_loader.engine.pipeline import Answer
-from stateful_gpu_loader.engine.workers.packing import Packed, pack, remove_what_was_left_by, unpack
-from stateful_gpu_loader.engine.workers.segments import LARGEST_COPY
+from stateful_gpu_loader.engine.workers.packing import Packed, pack, remove_leftovers_of, unpack
+from stateful_gpu_loader.engine.workers.segments import MAX_COPY
 from stateful_gpu_loader.engine.workers.worker_main import in_place_of
 from stateful_gpu_loader.state.bad_samples import FoundBad
 from tests.conformance import same
@@ -39,8 +39,8 @@ TENSORS = {
     "needs a gradient": torch.ones(3, requires_grad=True),
     "parameter": torch.nn.Parameter(torch.ones(3)),
     "sparse": torch.eye(3).to_sparse(),
-    "large": torch.arange(LARGEST_COPY // 4, dtype=torch.int64),
-    "part of something large": torch.arange(LARGEST_COPY // 4, dtype=torch.int64)[5:7],
+    "large": torch.arange(MAX_COPY // 4, dtype=torch.int64),
+    "part of something large": torch.arange(MAX_COPY // 4, dtype=torch.int64)[5:7],
 }
 
 LEFT = {"conjugate", "negative view", "needs a gradient", "parameter", "sparse"}
@@ -88,7 +88,7 @@ def test_memory_is_aligned_as_torch_aligns_it() -> None:
 def test_containers_arrays_and_answers() -> None:
     array = np.arange(6).reshape(2, 3)
     objects = np.array([{"a": 1}, None], dtype=object)
-    large = np.zeros(LARGEST_COPY + 1, dtype=np.uint8)
+    large = np.zeros(MAX_COPY + 1, dtype=np.uint8)
     batch = {"pair": Pair(torch.ones(2), 3), "array": array, "objects": objects, "large": large}
     packed = pack(Answer(batch, worker=1, snapshot=b"state"))
     assert not packed.large
@@ -119,8 +119,8 @@ def test_an_answer_that_fails_on_its_way_keeps_what_else_it_says() -> None:
 
 
 def mixed() -> Any:
-    large = torch.arange(LARGEST_COPY, dtype=torch.int64)
-    return {"large": large, "small": torch.ones(3), "array": np.full(LARGEST_COPY, 3.0)}
+    large = torch.arange(MAX_COPY, dtype=torch.int64)
+    return {"large": large, "small": torch.ones(3), "array": np.full(MAX_COPY, 3.0)}
 
 
 @pytest.mark.processes
@@ -166,10 +166,10 @@ def test_names_that_processes_share_by_are_left(monkeypatch: pytest.MonkeyPatch)
     file = left_by(os.getpid())
     try:
         monkeypatch.setattr(torch.multiprocessing, "get_sharing_strategy", lambda: "file_system")
-        remove_what_was_left_by(os.getpid())
+        remove_leftovers_of(os.getpid())
         assert file.exists()
         monkeypatch.undo()
-        remove_what_was_left_by(os.getpid())
+        remove_leftovers_of(os.getpid())
         assert not file.exists()
     finally:
         file.unlink(missing_ok=True)

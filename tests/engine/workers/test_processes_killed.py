@@ -123,8 +123,8 @@ def test_a_worker_that_ends_by_itself(make: Any, action: Any, what: str) -> None
     pid = pipeline.workers[0].pid
     with pytest.raises(WorkersDied) as died:
         next(pipeline)
-    assert str(pid) in died.value.what
-    assert what in died.value.what
+    assert str(pid) in died.value.message
+    assert what in died.value.message
 
 
 def test_a_hanging_worker_is_found_by_timeout(make: Any, gate: Gate) -> None:
@@ -151,7 +151,7 @@ def test_a_worker_that_closes_its_connection_is_lost(make: Any, gate: Gate) -> N
     pipeline = make(num_workers=1, max_losses=0, timeout=seconds(20))
     pipeline.start(requests(partial(fakes.closing_its_connection, gate.action)))
     _, error = fakes.until_death(pipeline)
-    assert "is killed by signal: Killed" in error.what
+    assert "is killed by signal: Killed" in error.message
 
 
 @pytest.mark.usefixtures("without_segments")

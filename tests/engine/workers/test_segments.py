@@ -18,7 +18,7 @@ from stateful_gpu_loader.engine.pipeline import Answer, RemoteFailure
 from stateful_gpu_loader.engine.workers import segments as segments_module
 from stateful_gpu_loader.engine.workers.packing import Packed, pack, unpack
 from stateful_gpu_loader.engine.workers.segments import (
-    LARGEST_COPY,
+    MAX_COPY,
     MappedSegments,
     SentSegment,
     WorkerSegments,
@@ -30,7 +30,7 @@ from tests.engine.workers import fakes
 from tests.engine.workers.fakes import Gate, request
 from tests.patience import seconds
 
-SIZE = LARGEST_COPY
+SIZE = MAX_COPY
 """Number of float32 values in a batch that is large enough to be shared."""
 
 HOLDERS: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -134,7 +134,7 @@ def test_large_content_is_in_memory_that_is_filled_again() -> None:
     pair = Pair()
     for value in range(9):
         pair.worker.take_back(pair.main.to_return(0))
-        states = [bytes([value]) * LARGEST_COPY, np.full(LARGEST_COPY, value, np.uint8)]
+        states = [bytes([value]) * MAX_COPY, np.full(MAX_COPY, value, np.uint8)]
         packed = pack(states, pair.worker)
         assert packed.is_apart
         text, array = pair.received(packed._replace(content=memoryview(b"")))
@@ -216,7 +216,7 @@ def test_a_part_shares_the_memory_of_the_whole(is_first: bool) -> None:
 
 def test_an_answer_that_cannot_be_sent_is_known_from_its_content() -> None:
     pair = Pair()
-    answer = Answer([bytes(LARGEST_COPY), pair.made(7)], worker=3)
+    answer = Answer([bytes(MAX_COPY), pair.made(7)], worker=3)
     packed = pack(answer, pair.worker)
     told = pair.received(in_place_of(packed, OSError("no file is free")))
     assert told.worker == 3
@@ -320,7 +320,7 @@ def test_no_descriptor_stays_open() -> None:
 
 def test_small_batches_need_no_segment() -> None:
     pair = Pair()
-    for shape in [(3, 2), (), (0,), (LARGEST_COPY,)]:
+    for shape in [(3, 2), (), (0,), (MAX_COPY,)]:
         tensor = pair.worker.empty(shape, torch.uint8)
         assert (tensor.shape, tensor.dtype) == (torch.Size(shape), torch.uint8)
     assert not pair.worker._segments

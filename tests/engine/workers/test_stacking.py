@@ -13,7 +13,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from stateful_gpu_loader import StatefulGPULoader
 from stateful_gpu_loader.engine.makers.memory import empty_host
 from stateful_gpu_loader.engine.torch_names import stack_into
-from stateful_gpu_loader.engine.workers.segments import LARGEST_COPY
+from stateful_gpu_loader.engine.workers.segments import MAX_COPY
 from tests.conformance import same
 from tests.engine.workers import fakes
 
@@ -63,7 +63,7 @@ class Large(Dataset[torch.Tensor]):
         return 12
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.full((LARGEST_COPY,), index, dtype=torch.uint8)
+        return torch.full((MAX_COPY,), index, dtype=torch.uint8)
 
 
 def stacked(samples: list[torch.Tensor]) -> torch.Tensor:

@@ -82,7 +82,7 @@ def test_restore_goes_back_to_what_was_collected() -> None:
         assert (counter.count, rng.uniform()) == (7, drawn)
 
 
-def test_states_are_copies_whoever_changes_his() -> None:
+def test_states_are_copies_on_both_sides() -> None:
     """Later changes of the object or of the passed state do not reach the checkpoint."""
     counter = Counter(1)
     module = torch.nn.Linear(2, 2)
@@ -113,7 +113,7 @@ def test_states_are_copies_whoever_changes_his() -> None:
     assert restored.get_state("a")["count"] == 1
 
 
-def test_automatic_names_tell_the_order_of_registration() -> None:
+def test_automatic_names_number_the_registrations() -> None:
     """Named objects in between do not shift them."""
     first = Checkpoint()
     counters = [Counter(n) for n in range(3)]
@@ -145,7 +145,7 @@ def test_names_and_objects_are_one_to_one() -> None:
     assert checkpoint.register(counter, "a") == checkpoint.register(counter) == "a"
 
 
-def test_equal_objects_are_two() -> None:
+def test_equal_objects_are_registered_separately() -> None:
     """Objects are compared by identity, not by ``==``."""
 
     class Equal(Counter):
@@ -158,7 +158,7 @@ def test_equal_objects_are_two() -> None:
     assert [checkpoint.register(Equal()) for _ in range(2)] == ["__object_0", "__object_1"]
 
 
-def test_name_that_is_none_is_refused() -> None:
+def test_invalid_name_is_refused() -> None:
     checkpoint = Checkpoint()
     for name in ("", 7, b"a", "\ud800", "__object_0", "__object_x"):
         with pytest.raises(CheckpointError, match=r"name ="):
@@ -206,7 +206,7 @@ def test_state_of_another_type_is_refused_with_both_types() -> None:
     assert other.count == 5
 
 
-def test_get_state_names_what_there_is() -> None:
+def test_get_state_of_an_unknown_name_lists_the_names() -> None:
     checkpoint = Checkpoint()
     with pytest.raises(CheckpointError, match="'a'"):
         checkpoint.get_state("a")
@@ -324,7 +324,7 @@ def test_state_that_is_set_without_a_type_fits_any() -> None:
     assert other.count == 1
 
 
-def test_set_state_refuses_what_no_object_can_have() -> None:
+def test_set_state_refuses_states_that_no_object_can_have() -> None:
     checkpoint = collected(a=1)
     with pytest.raises(CheckpointError, match=r"'b'.*\['a'\]"):
         checkpoint.set_state("b", {})
@@ -360,7 +360,7 @@ def of_another_thread() -> Checkpoint:
     return found[0]
 
 
-def test_a_thread_has_one_for_its_life() -> None:
+def test_a_thread_keeps_one_checkpoint() -> None:
     """Code without an explicit checkpoint registers in the one that its caller collects."""
     mine = Checkpoint.current()
     assert Checkpoint.current() is mine
@@ -384,7 +384,7 @@ def test_a_block_makes_a_checkpoint_the_current_one() -> None:
     assert Checkpoint.current() is before
 
 
-def test_what_was_loaded_into_it_is_applied_at_registration() -> None:
+def test_states_loaded_into_it_are_applied_at_registration() -> None:
     def build(count: int) -> Counter:
         counter = Counter(count)
         Checkpoint.current().register(counter, "counter")

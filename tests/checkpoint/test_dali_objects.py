@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.dali
-def test_dynamic_readers_and_rngs_go_on_in_another_object(tmp_path: Path) -> None:
+def test_dynamic_readers_and_rngs_resume_in_another_object(tmp_path: Path) -> None:
     """In a separate process, which may hold DALI's threads."""
     pytest.importorskip("nvidia.dali", reason="DALI is not installed")
     for label in range(12):

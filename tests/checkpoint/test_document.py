@@ -85,7 +85,7 @@ def test_any_json_program_reads_the_text_and_can_check_it() -> None:
     assert found["sha256"] == hashlib.sha256(covered.encode()).hexdigest()
 
 
-def test_tensors_and_arrays_are_raw_bytes_behind_the_text() -> None:
+def test_tensors_and_arrays_are_raw_bytes_after_the_text() -> None:
     """Base64 would take a third more room and thirty times as long."""
     tensor, array = torch.rand(3, 5), np.arange(4, dtype=">i2")
     state = {"t": tensor, "same": [tensor], "a": array, "s": np.float32(1)}
@@ -102,7 +102,7 @@ def test_tensors_and_arrays_are_raw_bytes_behind_the_text() -> None:
     assert identical(as_dicts(from_text(content)), {"$tensor": [None, state]})
 
 
-def test_what_has_no_tensors_is_version_1() -> None:
+def test_checkpoints_without_tensors_are_version_1() -> None:
     """Every JSON program and every version of the package can read it."""
     saved = {"a": SavedState.of(None, {"n": (1, np.float32(2), b"3")})}
     content = to_bytes(saved)
@@ -119,7 +119,7 @@ def test_each_state_has_a_line() -> None:
 
 
 @pytest.mark.parametrize("path", [VERSION_1, VERSION_2], ids=["1", "2"])
-def test_every_version_loads_for_ever(path: Path) -> None:
+def test_every_earlier_version_loads(path: Path) -> None:
     """Version 0.1.0 wrote these files; they are never rewritten."""
     kept = path.read_bytes()
     saved = from_text(kept)
@@ -136,7 +136,7 @@ def test_every_version_loads_for_ever(path: Path) -> None:
     ],
     ids=["surrogate", "number"],
 )
-def test_what_has_no_form_is_refused_when_it_is_written(saved: Any, message: str) -> None:
+def test_values_without_a_form_are_refused_when_written(saved: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         to_text(saved)
 

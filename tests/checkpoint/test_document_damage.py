@@ -96,7 +96,7 @@ def test_nothing_is_empty(data: bytes | str) -> None:
     ],
     ids=range(11),
 )
-def test_a_text_that_another_program_wrote_anew_is_altered(data: bytes, reason: str) -> None:
+def test_a_text_rewritten_by_another_program_is_altered(data: bytes, reason: str) -> None:
     assert f"the checkpoint was altered: {reason}" in refusal(data)
 
 
@@ -114,7 +114,7 @@ def test_a_text_that_another_program_wrote_anew_is_altered(data: bytes, reason: 
     ],
     ids=range(8),
 )
-def test_what_never_was_a_checkpoint_is_foreign(data: bytes | str, reason: str) -> None:
+def test_other_files_are_foreign(data: bytes | str, reason: str) -> None:
     message = refusal(data)
     assert "the text is not a checkpoint of stateful_gpu_loader: " in message
     assert reason in message
@@ -234,7 +234,7 @@ def test_a_forged_claim_of_a_gigabyte_allocates_nothing() -> None:
         '{"$tensor": {"dtype": "float4_of_later", "shape": [1], "data": "AQ=="}}',
     ],
 )
-def test_a_dtype_that_this_torch_lacks_is_no_damage(form: str) -> None:
+def test_a_dtype_that_this_torch_lacks_is_not_damage(form: str) -> None:
     """Another copy of the file would not help."""
     message = refusal(forged(TIME + f'"states": {{"a": {{"type": null, "state": {form}}}}}'))
     assert f"'float4_of_later' is no dtype of torch {torch.__version__}" in message

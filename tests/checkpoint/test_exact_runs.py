@@ -95,7 +95,7 @@ def same(one: list[Any], other: list[Any]) -> bool:
     )
 
 
-def test_run_goes_on_exactly_from_every_step(tmp_path: Path) -> None:
+def test_run_resumes_exactly_from_every_step(tmp_path: Path) -> None:
     """Pixels, order, every generator and the losses, over two epochs."""
     write_photo_folder(tmp_path / "photos", num_classes=2, per_class=4)
     found, checkpoint = objects(tmp_path / "photos", 0), Checkpoint()
@@ -111,7 +111,7 @@ def test_run_goes_on_exactly_from_every_step(tmp_path: Path) -> None:
         assert same(run(fresh, resumed, None), expected[step + 1 :]), step
 
 
-def test_run_goes_on_exactly_on_workers(tmp_path: Path) -> None:
+def test_run_resumes_exactly_on_workers(tmp_path: Path) -> None:
     """The checkpoint of a run without workers is loaded after registration."""
     write_photo_folder(tmp_path / "photos", num_classes=2, per_class=4)
     found, checkpoint = objects(tmp_path / "photos", 0), Checkpoint()

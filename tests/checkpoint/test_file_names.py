@@ -95,7 +95,7 @@ def test_other_names_have_no_number() -> None:
     assert Pattern.of("run_{seq:04d}.json").numbers(names) == []
 
 
-def test_what_stands_before_and_after_the_number_does_not_overlap() -> None:
+def test_text_before_and_after_the_number_does_not_overlap() -> None:
     assert Pattern.of("ab{seq}ba").numbers(["aba"]) == []
 
 
@@ -124,7 +124,7 @@ def test_longest_name_of_a_file_has_a_part() -> None:
         assert list(pattern.parts([part])) == [part]
 
 
-def test_parts_of_another_machine_are_nobodys_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_another_machine_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks of network file systems may hold on one machine only."""
     pattern = Pattern.of("run_{seq}.json")
     part = pattern.part_name(TOKEN)
@@ -147,7 +147,7 @@ def test_file_that_is_there_is_read_whatever_braces_it_has(tmp_path: Path) -> No
         Pattern.to_read(file.fileno())  # type: ignore[arg-type]
 
 
-def test_one_file_behind_a_link_is_replaced_where_it_lies(tmp_path: Path) -> None:
+def test_the_target_of_a_link_is_replaced_in_place(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     link = tmp_path / "last.json"
     link.symlink_to(tmp_path / "real" / "file.json")
@@ -188,7 +188,7 @@ def make_loop(path: Path) -> None:
         (make_loop, "Too many levels of symbolic links"),
     ],
 )
-def test_what_is_no_file_is_not_replaced(tmp_path: Path, make: Any, reason: str) -> None:
+def test_non_files_are_not_replaced(tmp_path: Path, make: Any, reason: str) -> None:
     """A privileged process could otherwise replace a device."""
     path = tmp_path / "last.json"
     make(path)

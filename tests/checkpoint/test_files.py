@@ -199,7 +199,7 @@ def test_file_is_synced_before_it_has_its_name_and_the_folder_after(
     assert seen == ["part", "named", "folder", "old removed"]
 
 
-def test_folder_that_cannot_be_synced_by_nature_is_no_failure(
+def test_folder_that_does_not_support_sync_is_not_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fsync(descriptor: int, original: Any = os.fsync) -> None:

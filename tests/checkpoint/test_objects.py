@@ -59,7 +59,7 @@ def test_state_survives_a_text_and_is_kept_under_the_public_name() -> None:
         assert of_states[0] == of_states[1]
 
 
-def test_generators_go_on_exactly() -> None:
+def test_generators_resume_exactly() -> None:
     """Generators that a run of :mod:`tests.checkpoint.test_exact_runs` does not have."""
     for build in (
         lambda: np.random.RandomState(3),

@@ -41,9 +41,7 @@ def test_processes_that_save_to_one_pattern_take_numbers_of_their_own(tmp_path: 
     assert of_one == sorted(of_one)
 
 
-def test_number_taken_meanwhile_is_left_to_whom_it_belongs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_number_taken_meanwhile_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / PATTERN
     save(path, 1)
     listed = os.listdir(tmp_path)
@@ -98,7 +96,7 @@ def test_number_is_chosen_after_the_file_is_written(tmp_path: Path) -> None:
     assert loaded(path) == 4
 
 
-def test_parts_of_the_dead_are_removed_and_those_of_the_living_are_not(tmp_path: Path) -> None:
+def test_parts_of_dead_processes_are_removed_and_others_are_not(tmp_path: Path) -> None:
     path = tmp_path / PATTERN
     pattern = Pattern.of(path)
     dead, living, folder, far = (tmp_path / pattern.part_name(digit * 16) for digit in "abcd")
@@ -115,7 +113,7 @@ def test_parts_of_the_dead_are_removed_and_those_of_the_living_are_not(tmp_path:
     assert loaded(path) == 1
 
 
-def test_part_removed_before_it_is_locked_is_made_anew(
+def test_part_removed_before_it_is_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another writer may look between the creation of a temporary file and its locking."""

@@ -199,7 +199,7 @@ def numbers(seed: int) -> StatefulGPULoader[int]:
     return StatefulGPULoader(list(range(40)), batch_size=4, shuffle=True, seed=seed)
 
 
-def test_loader_that_refuses_goes_on_with_its_iterator() -> None:
+def test_loader_that_refuses_continues_its_iterator() -> None:
     """Otherwise its state would stand still, and the next pass would repeat batches."""
     loader, text = numbers(1), Text("before")
     batches = iter(loader)

@@ -85,7 +85,7 @@ def test_files_are_numbered_from_zero_and_the_newest_is_loaded(tmp_path: Path) -
     assert [loaded(file) for file in files] == [5, 6, 7]
 
 
-def test_numbers_go_on_after_the_highest_and_fill_no_gap(tmp_path: Path) -> None:
+def test_numbers_continue_after_the_highest_and_fill_no_gap(tmp_path: Path) -> None:
     files = fill(tmp_path, 1, 2, 3)
     files[0].unlink()
     empty(files[2])
@@ -184,7 +184,7 @@ def test_unreadable_file_is_passed_over(tmp_path: Path, monkeypatch: pytest.Monk
         assert loaded(tmp_path / PATTERN) == 1
 
 
-def test_keep_removes_what_is_older_than_the_newest(tmp_path: Path) -> None:
+def test_keep_removes_older_files_than_the_newest(tmp_path: Path) -> None:
     checkpoint, counter = Checkpoint(), Counter()
     checkpoint.register(counter, "counter")
     others = [tmp_path / name for name in ("run_9.json", "run_0001.txt", "x_0001.json")]
@@ -270,7 +270,7 @@ def test_nothing_is_written_where_there_are_no_states(tmp_path: Path) -> None:
     assert not os.listdir(tmp_path)
 
 
-def test_what_was_loaded_is_saved_as_it_is(tmp_path: Path) -> None:
+def test_loaded_states_are_saved_unchanged(tmp_path: Path) -> None:
     """Nothing is collected."""
     fill(tmp_path, 5)
     checkpoint, counter = Checkpoint(), Counter()

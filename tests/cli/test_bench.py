@@ -60,7 +60,7 @@ def test_json_holds_the_report_and_the_picture_is_drawn(folder: Path) -> None:
     assert "<svg" in (folder / "bench.svg").read_text()
 
 
-def test_text_ends_with_the_recommendation_and_a_mistake_is_one_sentence(folder: Path) -> None:
+def test_text_ends_with_the_recommendation_and_an_error_is_one_sentence(folder: Path) -> None:
     done = command("bench", "train.py:make", "--workers", "0", "--seconds", "0.01", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "num_workers=0 delivers" in done.stdout.splitlines()[-1]
@@ -80,7 +80,7 @@ def make():
 """
 
 
-def test_a_sentence_says_what_the_conversion_would_bring(tmp_path: Path) -> None:
+def test_a_sentence_reports_the_gain_of_a_conversion(tmp_path: Path) -> None:
     """The loader may be torch's own."""
     (tmp_path / "train.py").write_text(CONVERTIBLE)
     options = ("--workers", "0", "--seconds", "0.01")

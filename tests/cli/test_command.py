@@ -17,7 +17,7 @@ from stateful_gpu_loader.cli.app import app
 from tests.cli.command import command
 
 
-def test_options_of_several_commands_are_explained_alike() -> None:
+def test_shared_options_have_the_same_help() -> None:
     commands: Any = typer.main.get_command(app)
     helps: dict[str, set[str]] = {}
     for one in commands.commands.values():
@@ -28,7 +28,7 @@ def test_options_of_several_commands_are_explained_alike() -> None:
     assert set(helps) == {"where", "arg", "as_json", "path"}
 
 
-def test_without_arguments_it_explains_itself() -> None:
+def test_without_arguments_it_shows_its_help() -> None:
     done = command()
     assert "Exit status: 0 all is well" in done.stdout + done.stderr
 

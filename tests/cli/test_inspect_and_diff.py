@@ -30,7 +30,7 @@ def test_inspect_shows_each_state_under_a_heading(files: Path) -> None:
         assert line in done.words
 
 
-def test_what_cannot_be_read_is_in_the_json(files: Path) -> None:
+def test_unreadable_files_are_in_the_json(files: Path) -> None:
     (files / "cut.pt").write_bytes((files / "a.pt").read_bytes()[:-200])
     torch.save({"loader": after(1) | {"position": -1}}, files / "damaged.pt")
     done = command("inspect", files, "--json")
@@ -113,7 +113,7 @@ NAME = "a\x1b[2J\nepoch 9\u202e.pt"
 """A name that clears a terminal, begins a line and reverses the text direction."""
 
 
-def test_names_do_not_steer_the_terminal(tmp_path: Path) -> None:
+def test_names_cannot_control_the_terminal(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     torch.save({NAME: after(1)}, tmp_path / "run" / NAME)
     (tmp_path / "run/b\x1b[2J.pt").write_bytes(b"PK")
@@ -126,7 +126,7 @@ def test_names_do_not_steer_the_terminal(tmp_path: Path) -> None:
     assert done.stderr.count("b\\x1b[2J.pt") == 1
 
 
-def test_names_that_are_no_text_are_printed(tmp_path: Path) -> None:
+def test_undecodable_names_are_printed(tmp_path: Path) -> None:
     torch.save({"loader": after(1)}, tmp_path / "a.pt")
     os.rename(tmp_path / "a.pt", bytes(tmp_path) + b"/\xff.pt")
     done = command("inspect", tmp_path)

@@ -52,7 +52,7 @@ def test_a_directory_is_filled_once(folder: Path) -> None:
     assert (report["num_kept"], report["num_made"], report["bad"]) == (8, 0, {})
 
 
-def test_damage_is_found_and_mended(folder: Path) -> None:
+def test_damage_is_found_and_repaired(folder: Path) -> None:
     pixels = folder / "kept" / "pixels-000000.bin"
     prepare(source_in(folder), num_workers=0)
     with open(pixels, "r+b") as file:
@@ -65,7 +65,7 @@ def test_damage_is_found_and_mended(folder: Path) -> None:
     assert sizes == [8, 8, 9, 9]
 
 
-def test_no_room_is_told_and_exits_with_1(folder: Path) -> None:
+def test_a_full_disk_is_reported_and_exits_with_1(folder: Path) -> None:
     options = ("--workers", "0", "--arg", f"max_bytes={(1 << 20) + 288}")
     done = command("prepare", "train:make_loader", *options, cwd=folder)
     assert done.returncode == 1, done.stderr

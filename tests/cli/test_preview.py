@@ -60,7 +60,7 @@ def test_a_sheet_and_a_page_are_written_from_a_checkpoint(tmp_path: Path) -> Non
     assert len({tuple(sample["picture"]["box"]) for sample in told["samples"]}) == 8
 
 
-def test_a_loader_of_shards_tells_its_lanes(tmp_path: Path) -> None:
+def test_a_loader_of_shards_shows_its_lanes(tmp_path: Path) -> None:
     write_photo_tars(tmp_path / "tars")
     (tmp_path / "train.py").write_text(PROGRAM)
     options = ["preview", "train:make_lanes", "--batches", "2", "-o", "sheet.png"]

@@ -47,7 +47,7 @@ def refusal(*arguments: object) -> str:
     return done.stderr
 
 
-def test_a_file_is_moved_and_the_loader_goes_on_from_there(tmp_path: Path, file: Path) -> None:
+def test_a_loader_resumes_from_a_moved_file(tmp_path: Path, file: Path) -> None:
     moved, before = tmp_path / "moved.pt", file.read_bytes()
     done = command("seek", file, "--epoch", 1, "--percent", 40, "-o", moved)
     assert (done.returncode, done.stderr) == (0, "")
@@ -73,7 +73,7 @@ def test_a_place_inside_a_step_is_noted(tmp_path: Path, file: Path) -> None:
         assert command("seek", file, *place).stderr == ""
 
 
-def test_a_place_that_is_none_is_refused_and_nothing_is_written(tmp_path: Path, file: Path) -> None:
+def test_an_invalid_place_is_refused_and_nothing_is_written(tmp_path: Path, file: Path) -> None:
     out = tmp_path / "new.pt"
     said = refusal("seek", file, "--epoch", 0, "--position", 23, "-o", out)
     assert "has 22 samples" in said
@@ -146,7 +146,7 @@ def test_the_places_of_a_sample_and_the_sample_of_a_place(file: Path) -> None:
     assert command("which", file, "--sample", index, "--num-replicas", 1).stdout == line
 
 
-def test_what_any_rank_has_found_to_be_bad_is_told(tmp_path: Path) -> None:
+def test_bad_samples_of_any_rank_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "ranks.pt"
     states = [make(num_replicas=2, rank=rank).state_dict() for rank in range(2)]
     text = '{"total": 1, "samples": [[3, 7, 0, "ValueError: no label", true]]}'

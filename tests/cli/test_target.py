@@ -75,7 +75,7 @@ def test_mistakes(module: str, name: str, arguments: list[str], says: str) -> No
         factory_of(name.format(module), arguments)()
 
 
-def test_a_module_that_imports_what_is_not_there(tmp_path: Path, module: str) -> None:
+def test_a_module_with_a_missing_import(tmp_path: Path, module: str) -> None:
     (tmp_path / "wants_more.py").write_text("import not_installed_anywhere\n")
     with pytest.raises(FactoryError, match=r"wants_more .*ModuleNotFoundError"):
         factory_of("wants_more:make")

@@ -49,7 +49,7 @@ def test_something_differs(folder: Path) -> None:
     assert report["sample"]["fields"][0]["field"] == "['value']"
 
 
-def test_a_check_that_could_not_run_is_no_difference(folder: Path) -> None:
+def test_a_check_that_could_not_run_is_not_a_difference(folder: Path) -> None:
     """The factory cannot make as many loaders as there are checks."""
     done = verified(folder, "make_gone", "--json")
     assert done.returncode == 2
@@ -61,7 +61,7 @@ def test_a_check_that_could_not_run_is_no_difference(folder: Path) -> None:
     assert "IndexError: pop from empty list" in checks["could not run"]
 
 
-def test_what_cannot_be_run_is_one_sentence(folder: Path) -> None:
+def test_a_loader_that_cannot_run_is_one_sentence(folder: Path) -> None:
     done = verified(folder, "make_empty")
     assert done.returncode == 2
     assert done.stderr.startswith("Error: the loader delivers no batch")

@@ -62,7 +62,7 @@ def test_a_new_loader_has_done_nothing() -> None:
     assert stats.elapsed > 0
 
 
-def test_counts_are_of_what_was_delivered() -> None:
+def test_counts_cover_delivered_batches() -> None:
     loader = StatefulGPULoader(Numbers(10), batch_size=4)
     batches = iter(loader)
     next(batches)

@@ -33,7 +33,7 @@ def noisy(batch: Any) -> Any:
     ],
     ids=["callable", "mixup", "cutmix", "several"],
 )
-def test_what_is_done_to_the_batch_resumes_exactly(photos: Path, transform: Any) -> None:
+def test_batch_transforms_resume_exactly(photos: Path, transform: Any) -> None:
     make = partial(make_loader, photos, batch_transform=transform)
     assert_exact_resume(make, other=({"num_workers": 2}, {"num_workers": 0}))
 

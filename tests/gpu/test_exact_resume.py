@@ -37,7 +37,7 @@ def test_recipes_beside_the_one_launch_resume_exactly(mixed: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["replace", "drop"])
-def test_a_bad_image_costs_its_own_place_alone(tmp_path: Path, backend: str, policy: str) -> None:
+def test_a_bad_image_affects_only_its_own_place(tmp_path: Path, backend: str, policy: str) -> None:
     """Every run has the same batches, with the same neighbours of the bad image."""
     write_mixed_folder(tmp_path)
     damaged = sorted(tmp_path.glob("*/photo_*.jpg"))[3]

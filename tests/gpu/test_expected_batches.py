@@ -16,7 +16,7 @@ from tests.gpu.photos import COLORFUL, RECIPES, STD, make_loader, owed_batches
 LEVEL = 1 / (255 * min(STD))
 
 
-def test_what_is_owed_is_what_a_loader_on_the_cpu_delivers(photos: Path) -> None:
+def test_expected_batches_are_those_of_a_cpu_loader(photos: Path) -> None:
     """Within a level of rounding: on the CPU images are resized one by one, in integers."""
     owed = owed_batches(photos, make_decoder("torchvision"), device=torch.device("cpu"))
     delivered = list(make_loader(photos, device=None, decoder="torchvision"))
@@ -27,7 +27,7 @@ def test_what_is_owed_is_what_a_loader_on_the_cpu_delivers(photos: Path) -> None
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("num_workers", "cpu_share"), [(0, 0.0), (2, 0.0), (2, 0.5)])
-def test_a_batch_is_what_its_bytes_and_keys_give(
+def test_a_batch_follows_from_its_bytes_and_keys(
     mixed: Path, backend: str, num_workers: int, cpu_share: float
 ) -> None:
     """Decoded alone, one by one; the host waits for the device at every step."""

@@ -26,7 +26,7 @@ _NEARLY_NOTHING = 1e-5
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_batch_that_does_not_fit_is_made_once_it_does(photos: Path, num_workers: int) -> None:
+def test_a_batch_is_made_once_its_memory_is_free(photos: Path, num_workers: int) -> None:
     """With torch's own limit, so that only torch's allocator runs out of memory."""
     expected = [[part.cpu() for part in batch] for batch in make_loader(photos, transform=LARGE)]
     loader = make_loader(photos, transform=LARGE, num_workers=num_workers)
@@ -54,7 +54,7 @@ def test_a_batch_that_does_not_fit_is_made_once_it_does(photos: Path, num_worker
     assert same([[part.cpu() for part in batch] for batch in held], expected)
 
 
-def test_memory_that_somebody_else_has_filled(photos: Path, backend: str) -> None:
+def test_memory_filled_by_another_process(photos: Path, backend: str) -> None:
     """The decoder's library runs out of memory, too. Whatever it reports, no batch is lost."""
     command = [sys.executable, "-m", "tests.gpu.full_memory", str(photos), backend]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
@@ -62,7 +62,7 @@ def test_memory_that_somebody_else_has_filled(photos: Path, backend: str) -> Non
     assert done.stdout.splitlines()[-1] == "the same", done.stdout
 
 
-def test_a_model_that_does_not_fit_is_none_of_the_loaders_business(photos: Path) -> None:
+def test_out_of_memory_in_the_model_is_not_the_loaders(photos: Path) -> None:
     """The caller's own error passes through unchanged."""
     batches = iter(make_loader(photos, num_workers=2))
     next(batches)

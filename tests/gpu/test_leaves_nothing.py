@@ -53,7 +53,7 @@ def test_memory_and_threads_are_as_before(photos: Path, backend: str, how: str) 
     assert found[-1][1] == 0
 
 
-def test_the_next_pass_after_a_break_has_nothing_stale(photos: Path, backend: str) -> None:
+def test_the_next_pass_after_a_break_has_no_stale_batch(photos: Path, backend: str) -> None:
     expected, _ = uninterrupted(make_loader(photos, decoder=backend), 3)
     loader = make_loader(photos, decoder=backend, num_workers=2, prefetch_factor=4)
     for _ in loader:

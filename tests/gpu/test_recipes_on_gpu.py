@@ -141,7 +141,7 @@ def _num_kernels(recipe: T.Recipe, images: torch.Tensor, numbers: np.ndarray) ->
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", (CASES | BYTES_ONLY).values(), ids=CASES | BYTES_ONLY)
-def test_nothing_waits_and_a_batch_twice_as_large_takes_no_more_launches(case: Case) -> None:
+def test_recipes_do_not_synchronize_and_launches_do_not_grow_with_the_batch(case: Case) -> None:
     images, numbers = _images(16, torch.uint8).cuda(), _numbers(case.recipe, 16)
     once = _num_kernels(case.recipe, images, numbers)  # the first call may wait for libraries
     with _no_waiting():
@@ -151,7 +151,7 @@ def test_nothing_waits_and_a_batch_twice_as_large_takes_no_more_launches(case: C
 
 
 @pytest.mark.gpu
-def test_a_whole_pipeline_waits_for_nothing() -> None:
+def test_a_whole_pipeline_does_not_synchronize() -> None:
     recipes = T.Compose(
         [
             T.RandomResizedCrop(64),

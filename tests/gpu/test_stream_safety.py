@@ -79,7 +79,7 @@ def test_a_busy_stream_reads_what_was_decoded(photos: Path, backend: str, own_st
     assert reused > 0, "no memory was taken again: the test has shown nothing"
 
 
-def test_full_memory_makes_blocks_change_hands_safely(photos: Path, backend: str) -> None:
+def test_reused_memory_blocks_are_safe_when_memory_is_full(photos: Path, backend: str) -> None:
     """With room for a few batches, and a host that never waits for the consumer's stream."""
     recipes: list[T.Recipe] = [T.RandomResizedCrop(512), T.Normalize([0.5] * 3, [0.5] * 3)]
     owed = _owed(photos, backend, recipes=recipes)

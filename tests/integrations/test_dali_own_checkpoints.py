@@ -58,7 +58,7 @@ def endless(loaded: DALILoader) -> Iterator[Any]:
 
 @pytest.mark.dali
 @pytest.mark.parametrize("reader", READERS)
-def test_the_loader_goes_on_where_dali_was(
+def test_the_loader_resumes_where_dali_stopped(
     reader: str, tmp_path: Path, datasets: dict[str, Arguments]
 ) -> None:
     """DALI's own next batches, from its bytes and from its file, at any batch.
@@ -104,7 +104,7 @@ def test_it_is_in_the_epoch_that_the_checkpoint_is_of(
 
 
 @pytest.mark.parametrize("runs", [0, 2, 5])
-def test_a_source_goes_on_in_its_epoch(runs: int) -> None:
+def test_a_source_resumes_in_its_epoch(runs: int) -> None:
     """Epochs of four batches."""
     whole = make_source(of_batch, batch_info=True)
     expected = [[copy_of(batch) for batch in whole] for _ in range(2)]
@@ -155,7 +155,9 @@ def test_another_pipeline_is_refused(change: str, datasets: dict[str, Arguments]
     next(batches)
 
 
-def test_what_is_no_checkpoint_is_refused(tmp_path: Path, datasets: dict[str, Arguments]) -> None:
+def test_values_that_are_not_checkpoints_are_refused(
+    tmp_path: Path, datasets: dict[str, Arguments]
+) -> None:
     """An altered checkpoint neither hangs nor resumes elsewhere."""
     loaded = loader(numbers(), "numpy", datasets["numpy"])
     pipeline = of_dali_alone("numpy", datasets["numpy"], 3)
@@ -242,7 +244,7 @@ def test_a_refused_state_leaves_the_workers_waiting() -> None:
     assert next(iter(waiting))["numbers"].flatten().tolist() == [0, 1, 2]
 
 
-def test_no_worker_is_forked_behind_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_worker_is_forked_after_cuda_is_initialized(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only workers that would be forked."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(LoaderError, match="CUDA"):

@@ -164,7 +164,7 @@ def test_its_state_is_a_text_too(datasets: dict[str, Arguments]) -> None:
     assert same(list(resumed), [copy_of(batch) for batch in batches])
 
 
-def test_a_break_goes_on_with_the_epoch(datasets: dict[str, Arguments]) -> None:
+def test_a_break_continues_the_epoch(datasets: dict[str, Arguments]) -> None:
     """No sample is silently lost, as with DALI's iterator."""
     expected = [copy_of(batch) for batch in loader(numbers(), "file", datasets["file"])]
     loaded = loader(numbers(), "file", datasets["file"])
@@ -194,7 +194,7 @@ def test_a_break_after_the_last_batch_begins_the_next_epoch(datasets: dict[str, 
     assert same(list(resumed), list(run))
 
 
-def test_an_iterator_under_way_finishes_its_own_stream(datasets: dict[str, Arguments]) -> None:
+def test_a_running_iterator_finishes_its_own_stream(datasets: dict[str, Arguments]) -> None:
     """A load acts on the next iterator."""
     loaded = loader(numbers(), "file", datasets["file"])
     expected = [copy_of(batch) for batch in loader(numbers(), "file", datasets["file"])]

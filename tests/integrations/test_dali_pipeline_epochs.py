@@ -100,7 +100,7 @@ def test_the_policy_may_be_dalis_own(folder: Path, policy: str) -> None:
     assert labels(theirs) == labels(ours)
 
 
-def test_an_iterator_that_was_left_refuses_to_go_on(folder: Path) -> None:
+def test_an_abandoned_iterator_refuses_to_continue(folder: Path) -> None:
     """One of two iterators would enter the next epoch after the other has ended this one."""
     run = numbered(folder, 7, 2, "partial", {})
     old, new = iter(run), iter(run)

@@ -63,7 +63,7 @@ def test_another_reader_that_ends_the_epochs_is_refused(datasets: dict[str, Argu
     build("a", "a").load_state_dict(after_two_batches(build(None, "a")))
 
 
-def test_a_nan_among_the_arguments_is_no_change(datasets: dict[str, Arguments]) -> None:
+def test_a_nan_among_the_arguments_is_not_a_change(datasets: dict[str, Arguments]) -> None:
     from nvidia.dali import fn
 
     def build(fill_value: float) -> DALILoader:
@@ -97,7 +97,9 @@ def test_an_operators_argument_may_be_accepted(datasets: dict[str, Arguments]) -
     assert same(list(other), [copy_of(batch) for batch in expected])
 
 
-def test_what_moves_the_readers_place_cannot_be_accepted(datasets: dict[str, Arguments]) -> None:
+def test_changes_that_move_the_readers_place_cannot_be_accepted(
+    datasets: dict[str, Arguments],
+) -> None:
     reading = {**datasets["file"], "num_shards": 2, "random_shuffle": True}
     loaded = loader(augmented(), "file", reading)
     state = after_two_batches(loaded)

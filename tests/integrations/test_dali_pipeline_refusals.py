@@ -70,7 +70,7 @@ def test_another_pipeline_is_refused_by_the_field(datasets: dict[str, Arguments]
         assert_refused(make(datasets, reading, **made), state, field)
 
 
-def test_a_pass_goes_on_as_if_no_state_had_been_tried(datasets: dict[str, Arguments]) -> None:
+def test_a_pass_continues_unchanged_after_a_refused_state(datasets: dict[str, Arguments]) -> None:
     expected = [copy_of(batch) for batch in make(datasets)]
     loaded = make(datasets)
     batches = iter(loaded)
@@ -137,7 +137,7 @@ def test_a_seed_on_one_side_only_is_not_compared(datasets: dict[str, Arguments])
         assert same(list(resumed), [copy_of(batch) for batch in batches])
 
 
-def test_what_changes_no_batch_is_not_compared(datasets: dict[str, Arguments]) -> None:
+def test_settings_that_change_no_batch_are_not_compared(datasets: dict[str, Arguments]) -> None:
     run = make(datasets)
     batches = iter(run)
     next(batches)
@@ -248,7 +248,7 @@ def test_arguments_are_checked(datasets: dict[str, Arguments]) -> None:
         len(DALILoader(whole, ["images", "labels"], reader_name="files"))
 
 
-def test_pipelines_that_are_no_loader_say_what_to_do(datasets: dict[str, Arguments]) -> None:
+def test_pipelines_instead_of_loaders_get_a_remedy(datasets: dict[str, Arguments]) -> None:
     """Epochs need one end, samples one shape, and DALI cannot serialize Python operators."""
     from nvidia.dali import fn
 

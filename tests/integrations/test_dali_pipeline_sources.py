@@ -75,7 +75,7 @@ def test_sources_of_one_argument_resume(
     assert_exact_resume(partial(make, source, pipeline=pipeline, **given), epochs=3, other=other)
 
 
-def test_an_epoch_is_what_the_source_gives() -> None:
+def test_an_epoch_has_the_batches_of_the_source() -> None:
     loaded = make(of_batch, batch_info=True)
     epochs = [[batch["numbers"].flatten().tolist() for batch in loaded] for _ in range(2)]
     assert epochs[0] == [[0, 1, 2], [100, 101, 102], [200, 201, 202], [300, 301]]

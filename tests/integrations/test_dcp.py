@@ -131,7 +131,7 @@ def test_lanes_of_known_length_deliver_every_sample(
     assert sorted(came) == sorted_samples(undisturbed["counted lanes"][:one_epoch])
 
 
-def test_ranks_of_as_many_processes_go_on_each_by_itself(
+def test_ranks_resume_from_their_own_states_on_as_many_processes(
     data: dict[str, Any], tmp_path: Path
 ) -> None:
     """Lanes that end before others, records of bad samples, states of the user's objects."""

@@ -133,7 +133,7 @@ def test_states_of_different_steps_are_refused_on_another_number() -> None:
         ({**GOOD, "dp_ranks": '{"dp_rank_0": 1, "dp_rank_1": 2}'}, "format"),
     ],
 )
-def test_what_is_no_such_state_changes_nothing(state: Any, field: str) -> None:
+def test_an_invalid_state_changes_nothing(state: Any, field: str) -> None:
     wrapped = ranked()
     before = wrapped.loader.state_dict()
     with pytest.raises(StateMismatch, check=differing(field)):
@@ -150,7 +150,7 @@ def test_an_empty_state_is_none() -> None:
 
 
 @pytest.mark.parametrize("place", [(0, None), (None, 2), (2, 2), (-1, 2), (0, 0)])
-def test_what_is_no_rank(place: tuple[Any, Any]) -> None:
+def test_invalid_ranks_are_refused(place: tuple[Any, Any]) -> None:
     with pytest.raises(ValueError, match="Remedy"):
         RankedState(range(3), dp_rank=place[0], dp_world_size=place[1])
 

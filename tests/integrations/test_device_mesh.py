@@ -73,7 +73,7 @@ def test_torchs_sampler_of_the_mesh_gives_one_group_the_same(ranks: list[dict[An
 
 
 @pytest.mark.parametrize("owner", ["own sampler", "iterable"])
-def test_objects_that_do_not_tell_their_ranks_draw_by_the_worlds(
+def test_objects_without_ranks_draw_by_the_worlds_ranks(
     owner: str, ranks: list[dict[Any, Any]]
 ) -> None:
     """The samples are the same, the augmentations are not."""
@@ -83,7 +83,7 @@ def test_objects_that_do_not_tell_their_ranks_draw_by_the_worlds(
 
 
 @pytest.mark.parametrize("owner", ["own sampler", "iterable"])
-def test_objects_that_tell_their_ranks_give_one_group_the_same(
+def test_objects_with_ranks_give_one_group_the_same(
     owner: str, ranks: list[dict[Any, Any]]
 ) -> None:
     """By ``num_replicas`` and ``rank``. Data-parallel groups still draw differently."""

@@ -119,7 +119,7 @@ def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
 
 @pytest.mark.trainers
 @pytest.mark.parametrize("kind", LOADERS)
-def test_a_job_goes_on_exactly(kind: str, tmp_path: Path) -> None:
+def test_a_job_resumes_exactly(kind: str, tmp_path: Path) -> None:
     """In the first epoch, at its last batch, after it, and in the second: samples and weights."""
     make, path = lambda: LOADERS[kind](tmp_path / "data"), tmp_path / "saved.pt"
     undisturbed, wanted = train(make(), path)

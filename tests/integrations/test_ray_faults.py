@@ -64,7 +64,7 @@ def two_nodes(cluster: Any) -> Any:
     return cluster
 
 
-def test_two_trainers_share_a_cluster_and_one_goes_on(cluster: Any, tmp_path: Path) -> None:
+def test_two_trainers_share_a_cluster_and_one_resumes(cluster: Any, tmp_path: Path) -> None:
     """Each is one of two ranks. One dies; the other continues alone at the same global batch."""
     path = tmp_path / "rank-1.pt"
     command = [sys.executable, "-m", "tests.integrations.ray_trainer", cluster.address, str(path)]
@@ -204,7 +204,7 @@ def test_workers_are_where_they_are_asked_for(two_nodes: Any, means: str) -> Non
     remove_placement_group(group)
 
 
-def test_a_node_that_hangs_is_done_without(two_nodes: Any) -> None:
+def test_a_hanging_node_is_given_up(two_nodes: Any) -> None:
     """All its processes are stopped. Actors there exceed the timeout, and others do their work."""
     given = {"batch_size": 4, "seed": 1, "shuffle": True}
     expected = [copy_of(batch) for batch in StatefulGPULoader(Noisy(40), **given)]
@@ -233,7 +233,7 @@ def test_a_node_that_hangs_is_done_without(two_nodes: Any) -> None:
     assert_none_is_left()
 
 
-def test_the_head_is_lost_and_another_cluster_goes_on() -> None:
+def test_another_cluster_resumes_after_the_head_is_lost() -> None:
     command = [sys.executable, "-m", "tests.integrations.ray_head_loss"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds(60))
     assert done.stdout.endswith("the same\n"), done.stdout + done.stderr

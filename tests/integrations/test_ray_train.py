@@ -85,7 +85,7 @@ def test_a_killed_worker_changes_no_step(
     assert result.return_value == undisturbed.return_value
 
 
-def test_one_worker_goes_on_for_two_and_two_for_one(
+def test_one_worker_resumes_two_and_two_resume_one(
     folder: Path, data: dict[str, Any], undisturbed: Any
 ) -> None:
     """2 -> 1 -> 2 workers at one global batch. Each sample of the lanes comes once an epoch."""
@@ -111,7 +111,7 @@ def test_one_worker_goes_on_for_two_and_two_for_one(
         assert sorted(numbers) == list(range(NUM_IMAGES))
 
 
-def test_what_prepare_data_loader_makes(folder: Path, data: dict[str, Any]) -> None:
+def test_batches_of_prepare_data_loader(folder: Path, data: dict[str, Any]) -> None:
     """Ray's own rebuild leaves a divided loader alone, and replaces an undivided one."""
     config = {"data": data}
     found = trainer_of(what_prepare_makes, config, 2, folder / "ray", "prepare").fit().return_value

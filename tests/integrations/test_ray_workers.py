@@ -57,7 +57,7 @@ def assert_as_on_one_machine(kind: str, num_workers: int, workers: RayWorkers) -
 
 
 @pytest.mark.parametrize("kind", ["shards", "plain iterable"])
-def test_actors_make_what_one_machine_makes(cluster: Any, kind: str) -> None:
+def test_actors_make_the_batches_of_one_machine(cluster: Any, kind: str) -> None:
     """A fake cluster, which pickles its workers in the same way, tests every other kind."""
     assert_as_on_one_machine(kind, 2, WORKERS)
 
@@ -114,7 +114,7 @@ class Refuses(Noisy):
         return super().__getitem__(index)
 
 
-def test_an_exception_keeps_its_type_and_the_loader_goes_on(cluster: Any) -> None:
+def test_an_exception_keeps_its_type_and_the_loader_continues(cluster: Any) -> None:
     """An interrupted pass leaves no actor."""
     loader = StatefulGPULoader(Refuses(40), batch_size=4, num_workers=1, worker_type=WORKERS)
     batches = iter(loader)
@@ -129,7 +129,7 @@ def test_an_exception_keeps_its_type_and_the_loader_goes_on(cluster: Any) -> Non
     assert_none_is_left()
 
 
-def test_what_a_node_cannot_make_is_named(cluster: Any) -> None:
+def test_a_batch_that_a_node_cannot_make_is_named(cluster: Any) -> None:
     """The dataset's class exists in this process alone, and needs a resource that no node has."""
 
     class Local(torch.utils.data.Dataset[Any]):

@@ -235,7 +235,7 @@ def test_a_subclass_with_a_mixin_names_the_loaders_arguments(data: FolderSource)
     assert two_epochs(by_lightning(_Mixed(data, **GIVEN))) == expected
 
 
-def test_looking_at_all_attributes_is_harmless(data: FolderSource) -> None:
+def test_reading_all_attributes_has_no_effect(data: FolderSource) -> None:
     """Debuggers and mocks do so."""
     assert dict(inspect.getmembers(StatefulGPULoader(data)))["dataset"] is data
 

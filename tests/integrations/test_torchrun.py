@@ -81,7 +81,7 @@ def records(folder: Path) -> dict[int, list[dict[str, Any]]]:
     return {step: attempts[max(attempts)] for step, attempts in of_attempts.items()}
 
 
-def test_killed_jobs_go_on_in_another_size(tmp_path: Path) -> None:
+def test_killed_jobs_resume_in_another_size(tmp_path: Path) -> None:
     """4 processes, one of which is killed; then 2, of which first one and, after torchrun's
     restart, both are killed; then 3. The batches equal those of one process, with each sample
     of the lanes.

@@ -104,7 +104,7 @@ def met_by(loader: Loader) -> set[tuple[Any, int, int]]:
 
 @kinds_and_contents
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.processes)])
-def test_raise_raises_each_and_the_loader_goes_on(
+def test_raise_raises_each_bad_sample_and_the_loader_continues(
     name: str, wrong: Wrong, num_workers: int, photos: Photos
 ) -> None:
     """A Source's error is a BadSample; other errors keep their type. Nothing else changes."""
@@ -131,7 +131,7 @@ def test_raise_raises_each_and_the_loader_goes_on(
 
 @maps
 @contents
-def test_a_replaced_sample_is_that_of_another_position_under_its_own_key(
+def test_a_replacement_is_another_positions_sample_with_its_own_key(
     name: str, wrong: Wrong, photos: Photos
 ) -> None:
     """The batch is as if the bad index held the other sample's content."""
@@ -218,7 +218,7 @@ def test_a_known_bad_sample_is_not_read_again(name: str, mode: str, photos: Phot
 
 @maps
 @modes
-def test_where_all_are_bad_it_says_how_many_were_tried(
+def test_if_all_samples_are_bad_the_error_counts_the_tries(
     name: str, mode: str, photos: Photos
 ) -> None:
     kind = KINDS[name]
@@ -235,9 +235,7 @@ def test_where_all_are_bad_it_says_how_many_were_tried(
 @pytest.mark.parametrize(
     ("name", "mode"), [*itertools.product(MAPS, ("replace", "drop")), ("calls", "drop")]
 )
-def test_a_failure_of_the_system_that_passes_changes_nothing(
-    name: str, mode: str, photos: Photos
-) -> None:
+def test_a_temporary_system_error_changes_no_batch(name: str, mode: str, photos: Photos) -> None:
     """The read is retried with the same draws. Only "raise" raises it; nothing is recorded."""
     kind = KINDS[name]
     wrong = Wrong({6: SYSTEM_ERROR}, times=2)
@@ -262,7 +260,7 @@ def test_a_failure_of_the_system_that_passes_changes_nothing(
         *itertools.product([*MAPS, "iterable", "calls"], ["drop"], [partial(TypeError, "a bug")]),
     ],
 )
-def test_what_the_content_does_not_decide_is_raised(
+def test_errors_that_data_does_not_cause_are_raised(
     name: str, mode: str, error: Callable[[], Exception], photos: Photos
 ) -> None:
     """The error is unchanged, the other batches are undisturbed, and nothing is recorded."""
@@ -302,7 +300,7 @@ def test_every_state_resumes_exactly(name: str, mode: str, photos: Photos) -> No
 
 
 @modes
-def test_what_fails_by_draw_resumes_exactly(mode: str) -> None:
+def test_samples_that_fail_by_their_draws_resume_exactly(mode: str) -> None:
     """It is read again in each epoch, where other draws may succeed."""
     build = partial(make, FailsByDraw(N), on_bad_sample=mode)
     loader = build()
@@ -359,7 +357,7 @@ def test_a_resume_on_other_workers_keeps_stream_and_record(mode: str) -> None:
 
 @modes
 @pytest.mark.parametrize("kind", [Damaged, FailsByDraw])
-def test_two_ranks_together_meet_what_one_does(mode: str, kind: type[Any]) -> None:
+def test_two_ranks_record_the_bad_samples_of_one(mode: str, kind: type[Any]) -> None:
     """At the same global batch size. With drop_last there is no padding to compare."""
     dataset = kind(36, ERRORS) if kind is Damaged else kind(36)
     build = partial(make, dataset, on_bad_sample=mode, drop_last=True)
@@ -375,7 +373,7 @@ def test_two_ranks_together_meet_what_one_does(mode: str, kind: type[Any]) -> No
 
 
 @modes
-def test_batches_that_overtake_each_other(mode: str) -> None:
+def test_out_of_order_batches_keep_the_record(mode: str) -> None:
     """The record names the same samples, in delivery order."""
     ordered, free = (
         make(on_bad_sample=mode, **of) for of in ({}, {"num_workers": 2, "in_order": False})
@@ -388,7 +386,7 @@ def test_batches_that_overtake_each_other(mode: str) -> None:
 
 @pytest.mark.processes
 @modes
-def test_a_killed_worker_counts_nothing_twice(mode: str) -> None:
+def test_a_killed_worker_counts_no_bad_sample_twice(mode: str) -> None:
     """A bad sample is counted when its batch is delivered."""
     build = partial(make, batch_size=1, on_bad_sample=mode)  # more batches than are in flight
     expected, states = uninterrupted(build(), 1)
@@ -420,7 +418,7 @@ class Telling(Indices):
 
 
 @modes
-def test_what_was_prefetched_and_not_delivered_is_not_recorded(mode: str) -> None:
+def test_undelivered_bad_samples_are_not_recorded(mode: str) -> None:
     """The state speaks of delivered batches."""
     dataset = Telling(12)
     loader = make(dataset, shuffle=False, on_bad_sample=mode, num_workers=1, prefetch_factor=8)
@@ -440,7 +438,7 @@ def test_what_was_prefetched_and_not_delivered_is_not_recorded(mode: str) -> Non
 
 @pytest.mark.processes
 @modes
-def test_without_batches_a_bad_sample_is_replaced_in_any_case(mode: str) -> None:
+def test_without_batches_drop_also_replaces_a_bad_sample(mode: str) -> None:
     """A loop does not expect an empty batch."""
     build = partial(make, batch_size=None, on_bad_sample=mode)
     indices = [sample["index"] for sample in build()]
@@ -496,7 +494,7 @@ def test_a_dataset_with_state(mode: str, num_workers: int) -> None:
 # The record in the state.
 
 
-def test_the_record_is_a_fresh_one_for_each_loader() -> None:
+def test_each_loader_has_its_own_record() -> None:
     used, fresh = make(), make()
     list(used)
     assert fresh.bad_samples == BadSamples()
@@ -533,7 +531,7 @@ def test_garbage_is_refused_and_nothing_changes(garbage: Any) -> None:
 
 
 @modes
-def test_the_device_takes_the_samples_that_a_cpu_loader_takes(mode: str, photos: Photos) -> None:
+def test_a_device_loader_uses_the_samples_of_a_cpu_loader(mode: str, photos: Photos) -> None:
     """The replacements have the same keys, and the record is the same."""
     build = partial(make_photos, photos[1], on_bad_sample=mode, transform=[T.Resize((16, 16))])
     loaders = [build(device="cuda"), build(decoder="torchvision")]
@@ -542,7 +540,7 @@ def test_the_device_takes_the_samples_that_a_cpu_loader_takes(mode: str, photos:
     assert met_by(loaders[0]) == met_by(loaders[1])
 
 
-def test_memory_that_runs_out_is_no_samples_fault(photos: Photos, fake_gpu: FakeGpu) -> None:
+def test_out_of_memory_is_not_a_bad_sample(photos: Photos, fake_gpu: FakeGpu) -> None:
     build = partial(make_photos, photos[1], device="cuda")
     loader, expected = build(), build()
     fake_gpu.decoder.failures = [torch.OutOfMemoryError("CUDA out of memory.")] * 2

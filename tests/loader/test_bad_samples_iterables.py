@@ -39,7 +39,7 @@ def test_batches_are_filled_with_the_next_samples(name: str) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_record_tells_the_number_within_the_worker(num_workers: int) -> None:
+def test_the_record_has_the_number_within_the_worker(num_workers: int) -> None:
     """In delivery order, with each worker's own numbers."""
     loader = make(IterableWithBrokenIterator, num_workers=num_workers)
     list(loader)
@@ -133,7 +133,7 @@ def test_an_iterator_that_only_raises_is_given_up() -> None:
     assert loader.bad_samples.total == MAX_BAD_IN_A_ROW - 1
 
 
-def test_what_was_prefetched_is_not_recorded() -> None:
+def test_prefetched_bad_samples_are_not_recorded() -> None:
     """The state speaks of delivered batches."""
     loader = make(IterableWithBrokenIterator, num_workers=2, prefetch_factor=4)
     next(iter(loader))

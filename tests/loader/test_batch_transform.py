@@ -54,7 +54,7 @@ def test_the_generator_of_the_device_is_keyed_and_put_back(fake_gpu: FakeGpu) ->
     assert len(set(drawn[::4].tolist())) == len(drawn[::4]), "each batch draws its own"
 
 
-def test_batches_of_one_address_draw_alike_and_others_do_not() -> None:
+def test_batches_of_one_address_have_equal_draws_and_others_do_not() -> None:
     """The key consists of seed, epoch and first position."""
     expected, _ = uninterrupted(make(), 2)
     again, _ = uninterrupted(make(num_workers=2), 2)
@@ -69,7 +69,7 @@ def test_batches_of_one_address_draw_alike_and_others_do_not() -> None:
     assert len(set(shares)) == len(shares)
 
 
-def test_two_batch_recipes_draw_from_words_of_their_own() -> None:
+def test_two_batch_recipes_have_independent_draws() -> None:
     """Adding a recipe at the end changes no draw of the others."""
     seen: dict[str, list[float]] = {"one": [], "two": []}
 
@@ -93,12 +93,12 @@ def test_two_batch_recipes_draw_from_words_of_their_own() -> None:
     assert not set(seen["one"]) & set(seen["two"])
 
 
-def test_it_sees_the_batch_that_would_be_delivered_and_may_return_anything() -> None:
+def test_it_receives_the_batch_and_may_return_anything() -> None:
     loader = make(lambda batch: {"images": batch[0].shape, "type": type(batch)}, drop_last=True)
     assert list(loader) == [{"images": (4, 3, 8, 8), "type": list}] * 5
 
 
-def test_an_exception_costs_its_batch_alone_and_the_state_stays_before_it() -> None:
+def test_an_exception_affects_only_its_batch_and_the_state_stays_before_it() -> None:
     calls: list[int] = []
 
     def fails_once(batch: Any) -> Any:
@@ -144,7 +144,7 @@ def test_out_of_order_an_exception_does_not_hold_the_state_back() -> None:
 @pytest.mark.parametrize(
     "error", [KeyboardInterrupt(), torch.OutOfMemoryError("CUDA out of memory.")], ids=repr
 )
-def test_an_interrupt_and_full_memory_lose_nothing(error: BaseException, workers: int) -> None:
+def test_an_interrupt_and_full_memory_lose_no_batch(error: BaseException, workers: int) -> None:
     """The batch may have been half changed, so it is made again; the state stays before it."""
     calls: list[int] = []
 
@@ -171,7 +171,7 @@ def test_an_interrupt_and_full_memory_lose_nothing(error: BaseException, workers
 @pytest.mark.filterwarnings("ignore:.* of the iterable dataset are read again:UserWarning")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", ["dataset with state", "sampler and dataset with state"])
-def test_an_interrupt_loses_nothing_of_objects_that_have_state(kind: str, workers: int) -> None:
+def test_an_interrupt_keeps_states_of_objects_exact(kind: str, workers: int) -> None:
     """Their states return to the delivered place."""
     calls: list[int] = []
 
@@ -200,7 +200,7 @@ def test_another_batch_transform_is_a_mismatch() -> None:
     make(T.MixUp(num_classes=5)).load_state_dict(state)
 
 
-def test_a_state_from_before_there_were_batch_transforms_loads() -> None:
+def test_a_state_of_a_version_without_batch_transforms_loads() -> None:
 
     state = make(None).state_dict()
     fields = json.loads(state["fingerprint"])
@@ -210,6 +210,6 @@ def test_a_state_from_before_there_were_batch_transforms_loads() -> None:
     refusal(make(noise), older, "batch_transform")
 
 
-def test_what_cannot_be_called_is_refused() -> None:
+def test_a_non_callable_is_refused() -> None:
     with pytest.raises(TypeError, match=r"batch_transform has 3 of type int"):
         make([noise, 3])

@@ -28,7 +28,7 @@ def _unchanged(samples: Any) -> Any:
     return samples
 
 
-def test_it_is_a_stateful_data_loader() -> None:
+def test_the_loader_has_the_interface_of_stateful_data_loader() -> None:
     assert isinstance(StatefulGPULoader([1]), StatefulDataLoader)
 
 
@@ -110,7 +110,7 @@ def test_an_exception_of_worker_init_fn_reaches_the_user() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_exception_keeps_its_type_and_the_loader_goes_on(num_workers: int) -> None:
+def test_an_exception_keeps_its_type_and_the_loader_continues(num_workers: int) -> None:
     """The state stays before the failed batch until a later batch is delivered."""
     loader = StatefulGPULoader(Failing(16, {5}), batch_size=4, num_workers=num_workers)
     batches = iter(loader)
@@ -125,7 +125,7 @@ def test_an_exception_keeps_its_type_and_the_loader_goes_on(num_workers: int) ->
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_exception_tells_its_sample_and_the_code_that_raised(num_workers: int) -> None:
+def test_an_exception_names_its_sample_and_the_code_that_raised(num_workers: int) -> None:
     """It names dataset index, position and epoch, and holds the worker's traceback."""
     loader = StatefulGPULoader(
         Failing(16, {5}), batch_size=4, shuffle=True, seed=3, num_workers=num_workers
@@ -151,7 +151,7 @@ def test_a_first_batch_that_fails_loses_no_resumed_position() -> None:
     assert next(iter(loader)).tolist() == [8, 9, 10, 11]
 
 
-def test_an_early_break_leaves_no_worker_behind() -> None:
+def test_an_early_break_leaves_no_worker() -> None:
     before = set(multiprocessing.active_children())
     for _ in StatefulGPULoader(Indices(100), num_workers=2):
         break
@@ -168,7 +168,7 @@ def test_pin_memory_without_an_accelerator_warns_as_torch_does() -> None:
 
 
 @pytest.mark.parametrize("length", [10, 10**9])
-def test_the_state_is_small_and_of_one_set_of_keys(length: int) -> None:
+def test_the_state_is_small_with_fixed_keys(length: int) -> None:
     loader = StatefulGPULoader(Indices(length), batch_size=2, shuffle=True, seed=2**63)
     keys = list(loader.state_dict())
     batches = iter(loader)
@@ -270,7 +270,7 @@ def test_an_interrupted_sample_is_read_again() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_what_getitems_returns_reaches_collate_fn_as_it_is(num_workers: int) -> None:
+def test_collate_fn_receives_the_result_of_getitems_unchanged(num_workers: int) -> None:
     """torch passes it on unchanged, even a dictionary."""
 
     class Columns(Indices):
@@ -321,7 +321,7 @@ def test_an_exception_leaves_no_worker_alive_without_the_garbage_collector() -> 
         ("on_epoch_boundary", "next_epoch"),
     ],
 )
-def test_what_was_made_use_of_cannot_be_set(name: str, value: Any) -> None:
+def test_arguments_in_use_cannot_be_set(name: str, value: Any) -> None:
     """No assignment is silently ignored. torch, too, refuses another ``batch_size``."""
     loader = StatefulGPULoader(Indices(6), batch_size=2, shuffle=True, seed=1)
     before = getattr(loader, name)
@@ -385,7 +385,7 @@ def stop_at_five(value: Any) -> Any:
     ],
     ids=lambda arguments: next(iter(arguments)),
 )
-def test_a_stop_iteration_of_the_users_ends_no_epoch(
+def test_a_stop_iteration_in_user_code_does_not_end_the_epoch(
     arguments: dict[str, Any], num_workers: int
 ) -> None:
     """Otherwise the rest of the epoch would silently be missing."""

@@ -59,7 +59,7 @@ def test_an_epoch_ends_at_the_same_place_on_all_workers(
         assert loader.state_dict()["position"] == 0
 
 
-def test_every_sample_draws_anew_in_every_epoch_under_every_seed() -> None:
+def test_every_sample_has_other_draws_in_each_epoch_and_with_each_seed() -> None:
     drawn = [
         draw
         for seed in (1, 2)
@@ -82,7 +82,7 @@ class Ending(Places):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("length", [8, 10])
-def test_errors_behind_the_end_are_nobodys(length: int) -> None:
+def test_errors_after_the_end_are_ignored(length: int) -> None:
     """Workers that are ahead meet these errors, but the epoch ends before they count."""
     for workers in WORKERS[1:]:
         loader = make(Ending(length), **workers)
@@ -99,7 +99,7 @@ def test_the_state_is_small_plain_and_the_same_after_many_samples() -> None:
     assert last["user"] is None
 
 
-def test_constructing_and_asking_for_the_state_calls_nothing() -> None:
+def test_the_constructor_and_state_dict_do_not_call_the_function() -> None:
     calls: list[SampleInfo] = []
 
     def function(info: SampleInfo) -> int:
@@ -118,7 +118,7 @@ def test_constructing_and_asking_for_the_state_calls_nothing() -> None:
     assert same(draws(), wanted), "the caller's generators were moved"
 
 
-def test_another_batch_size_goes_on_with_the_same_samples() -> None:
+def test_another_batch_size_continues_with_the_same_samples() -> None:
     """Places and draws are the same; the iteration counts batches of the new size."""
     expected, states = uninterrupted(make(NoisyPlaces(22)), 1)
     whole = _by_sample(expected[0])
@@ -190,7 +190,7 @@ def test_out_of_order_every_sample_comes_once(num_workers: int) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_waiting_workers_and_broken_passes_leave_nothing_stale(num_workers: int) -> None:
+def test_idle_workers_and_broken_passes_leave_no_stale_batch(num_workers: int) -> None:
     """After start_workers, a break, another epoch, and set_epoch."""
     loader = make(NoisyPlaces(10, 6), num_workers=num_workers)
     expected = [[copy_of(b) for b in make(NoisyPlaces(10, 6))]]

@@ -67,7 +67,7 @@ def test_batches_end_at_the_same_place_on_all_workers(lengths: tuple[int, ...]) 
         assert same(found, expected), workers
 
 
-def test_every_batch_draws_anew_in_every_epoch() -> None:
+def test_every_batch_has_other_draws_in_each_epoch() -> None:
     loader = batches_of(NoisyBatches(7))
     noise = torch.cat([batch["noise"] for _ in range(2) for batch in loader])
     assert len(set(noise.tolist())) == 2 * 7 * 3
@@ -97,7 +97,7 @@ def test_a_batch_of_batches_is_refused() -> None:
         batches_of(NoisyBatches(5), batch_size=4)
 
 
-def test_ranks_take_turns_at_whole_batches() -> None:
+def test_ranks_alternate_whole_batches() -> None:
     """Rank r gets iterations r, r + R, ... of one order."""
     build = partial(batches_of, NoisyBatches(6), {"length": 6})
     expected, states = uninterrupted(build(), 1)
@@ -157,7 +157,7 @@ class OneFile(FileBatches):
         return super().of(0)
 
 
-def test_every_image_of_every_batch_is_augmented_anew(photos: Path) -> None:
+def test_every_image_of_every_batch_has_its_own_augmentation(photos: Path) -> None:
     """Each image's draws are keyed by its place, batch and epoch."""
     function = OneFile(files_of(photos))
     loader = batches_of(function, {"image": 0}, transform=[T.RandomResizedCrop(8, (0.1, 1))])

@@ -51,7 +51,7 @@ def test_a_worker_that_dies_at_a_sample_is_replaced(tmp_path: Path, place: int) 
     assert loader.worker_restarts == 1
 
 
-def test_a_place_that_always_kills_its_worker_ends_with_its_name(tmp_path: Path) -> None:
+def test_a_place_that_always_kills_its_worker_is_named(tmp_path: Path) -> None:
     """All earlier batches are delivered."""
     function = DyingPlaces(22, 9, lives(tmp_path / "lives", 20))
     loader = make(function, num_workers=2, max_worker_restarts=2)
@@ -112,7 +112,7 @@ def test_an_exception_in_each_epoch_ends_no_epoch(num_workers: int) -> None:
         assert loader.state_dict()["epoch"] == epoch + 1
 
 
-def test_a_generator_that_ends_inside_the_function_is_no_end_of_the_epoch() -> None:
+def test_a_stop_iteration_inside_the_function_does_not_end_the_epoch() -> None:
     """A StopIteration that the function itself raises ends the epoch; the documents say so."""
 
     def function(info: SampleInfo) -> int:
@@ -126,7 +126,7 @@ def test_a_generator_that_ends_inside_the_function_is_no_end_of_the_epoch() -> N
 # Bad samples.
 
 
-def test_a_batch_of_bad_samples_alone_ends_nothing() -> None:
+def test_a_batch_of_only_bad_samples_does_not_end_the_epoch() -> None:
     errors = {place: partial(ValueError, "no label") for place in range(4, 12)}
     for num_workers in (0, 2):
         function = FailingPlaces(22, errors)
@@ -162,7 +162,7 @@ def test_a_damaged_image_is_named_or_dropped(files: list[Path], num_workers: int
     assert [bad.position for bad in dropping.bad_samples.samples] == [5]
 
 
-def test_a_damaged_image_of_a_batch_is_dropped_alone(files: list[Path]) -> None:
+def test_only_the_damaged_image_of_a_batch_is_dropped(files: list[Path]) -> None:
     source = {"image": 0, "batch": True}
     arguments = {"source": source, "batch_size": None, "transform": [T.Resize([8, 8])]}
     build = partial(make, FileBatches(files), **arguments, on_bad_sample="drop")
@@ -254,7 +254,7 @@ def _to_one_size(sample: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_transform_may_make_samples_alike(num_workers: int) -> None:
+def test_a_transform_may_give_samples_equal_shapes(num_workers: int) -> None:
     """Samples reach the transform unchanged."""
     batches = iter(make(_growing, transform=_to_one_size, num_workers=num_workers))
     found = [next(batches) for _ in range(3)]
@@ -263,12 +263,12 @@ def test_a_transform_may_make_samples_alike(num_workers: int) -> None:
 
 
 @pytest.mark.parametrize("arguments", [{"dtype": "no dtype"}, {"ndim": -1}, {"ndim": (1, 1.5)}])
-def test_what_no_output_can_be_is_refused_at_once(arguments: dict[str, Any]) -> None:
+def test_invalid_declared_outputs_are_refused_by_the_constructor(arguments: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match=r"dtype|ndim"):
         make(Places(3), source=arguments)
 
 
-def test_the_function_may_be_mended_between_states() -> None:
+def test_the_function_may_be_fixed_between_states() -> None:
     """The state identifies the function by name; an object's values are not part of it."""
     _, states = uninterrupted(make(FailingPlaces(22, {})), 1)
     loader = loaded(make(FailingPlaces(22, {1: Unusual})), states[0, 2])
@@ -283,7 +283,7 @@ def test_the_function_may_be_mended_between_states() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("stage", ["collate_fn", "batch_transform", "samples"])
-def test_an_end_in_a_batch_that_fails_is_the_end(stage: str, num_workers: int) -> None:
+def test_an_end_within_a_failed_batch_ends_the_epoch(stage: str, num_workers: int) -> None:
     """Even if the function raises StopIteration at one place only."""
     arguments: dict[str, Any] = {"num_workers": num_workers}
     function: Any = _ends_at_ten_alone
@@ -316,7 +316,7 @@ def _refuse_short(batch: Any) -> Any:
     return batch
 
 
-def test_an_end_that_is_told_by_an_index_error_is_reported_under_drop() -> None:
+def test_an_end_signalled_by_an_index_error_is_reported_under_drop() -> None:
     """Under "drop" an IndexError is a bad sample, so the epoch would never end."""
     batches = iter(make(_within_a_list, on_bad_sample="drop", num_workers=2))
     assert len(next(batches)) == 4
@@ -329,7 +329,7 @@ def _within_a_list(info: SampleInfo) -> int:
     return [0, 1, 2, 3][info.idx_in_epoch]
 
 
-def test_a_bad_sample_is_one_record_in_all_epochs() -> None:
+def test_a_bad_sample_has_one_record_over_all_epochs() -> None:
     """The state does not grow with the number of epochs."""
     loader = make(FailingPlaces(8, {3: lambda: ValueError("no label")}), on_bad_sample="drop")
     for _ in range(3):
@@ -390,7 +390,7 @@ async def _async_generator(info: SampleInfo) -> Any:
     ],
     ids=["state", "iterable", "async", "agen", "float", "tuple", "str", "nested"],
 )
-def test_what_could_not_be_served_is_refused_at_once(build: Callable[[], Any]) -> None:
+def test_unsupported_arguments_are_refused_by_the_constructor(build: Callable[[], Any]) -> None:
     with pytest.raises(TypeError, match="Remedy"):
         build()
 

@@ -61,7 +61,7 @@ def _who(info: SampleInfo) -> Any:
     return (worker.id, worker.num_workers, type(worker.dataset).__name__) if worker else None
 
 
-def test_the_function_can_ask_for_its_worker() -> None:
+def test_the_function_can_read_get_worker_info() -> None:
     found = [*make(_who, num_workers=2, collate_fn=list)]
     assert sorted(found) == [[(number, 2, "CallableSource")] * 4 for number in range(2)]
 
@@ -81,7 +81,7 @@ class Method:
     ],
     ids=["bound method", "partial", "cached", "lambda"],
 )
-def test_whatever_can_be_called_with_one_argument_is_a_function(function: Any) -> None:
+def test_any_callable_with_one_argument_is_a_function(function: Any) -> None:
     """Under fork nothing is pickled."""
     alone = [copy_of(batch) for batch in make(function)]
     assert len(alone) >= 2
@@ -110,7 +110,7 @@ def _generating(info: SampleInfo) -> Any:
     [_no_argument, _two_arguments, _generating, _generating(None), iter([1]), [1, 2], 5],  # type: ignore[arg-type]
     ids=["no argument", "two", "generator function", "generator", "iterator", "list", "int"],
 )
-def test_what_cannot_be_asked_for_a_place_is_refused(function: Any) -> None:
+def test_objects_that_do_not_take_one_argument_are_refused(function: Any) -> None:
     """The refusal is immediate and names the remedy."""
     with pytest.raises(TypeError, match="Remedy"):
         CallableSource(function)

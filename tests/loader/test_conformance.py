@@ -287,7 +287,7 @@ def in_turn(
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("name", cases(POSITIONED, ("mixture", "sampler by position, weighted")))
-def test_another_batch_size_goes_on_with_the_same_samples(name: str) -> None:
+def test_another_batch_size_continues_with_the_same_samples(name: str) -> None:
     """B4: order, draws and pixels are the same."""
     make = partial(LOADERS[name], **TORCHS)
     expected, states = uninterrupted(make(), 1)

@@ -97,7 +97,7 @@ def test_another_batch_size_of_the_loader_cuts_the_same_epochs() -> None:
     assert list(flat([batch.tolist() for batch in resumed])) == epochs[0][0][2:]
 
 
-def test_one_loader_a_shard_sees_everything_once_an_epoch() -> None:
+def test_one_loader_per_shard_delivers_every_sample_once_an_epoch() -> None:
     """With padding and partial batches, as evaluation needs it."""
     loaders = [
         make(

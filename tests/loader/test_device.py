@@ -36,7 +36,7 @@ __all__ = ["fake_gpu", "photos"]
 
 
 @pytest.mark.parametrize("cpu_share", [0.0, 0.5, 1.0])
-def test_every_image_meets_its_own_decoder_and_draws(
+def test_every_image_has_its_own_decoder_and_draws(
     photos: Path, fake_gpu: FakeGpu, cpu_share: float
 ) -> None:
     """Each image is recomputed from its header and bytes. The CPU decodes what the GPU refuses."""
@@ -92,7 +92,7 @@ def test_another_share_of_the_cpus_is_another_decoder(photos: Path, fake_gpu: Fa
         ({"cpu_share": 0.5, "transform": torch.neg}, ValueError, "transform is a callable"),
     ],
 )
-def test_a_share_of_nothing_is_refused(
+def test_invalid_cpu_shares_are_refused(
     photos: Path, fake_gpu: FakeGpu, changes: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
@@ -111,7 +111,7 @@ def test_the_numbers_are_those_of_the_cpu(photos: Path, fake_gpu: FakeGpu) -> No
             assert darker or (image - other).abs().max() <= 2
 
 
-def test_the_fingerprint_tells_decoder_families_apart(photos: Path, fake_gpu: FakeGpu) -> None:
+def test_the_fingerprint_distinguishes_decoder_families(photos: Path, fake_gpu: FakeGpu) -> None:
     """A CPU state does not fit the GPU, and a GPU state does not fit the CPU."""
     cpu, gpu = make(photos, device=None, decoder="torchvision"), make(photos)
     for saved, present in ((cpu, gpu), (gpu, cpu)):
@@ -121,7 +121,7 @@ def test_the_fingerprint_tells_decoder_families_apart(photos: Path, fake_gpu: Fa
         present.load_state_dict(state, accept={"decoder"})
 
 
-def test_another_version_of_what_decides_pixels_warns(
+def test_another_version_of_the_decoder_warns(
     photos: Path, fake_gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Versions of decoder and resampling, and the GPU's model."""
@@ -148,7 +148,7 @@ def test_nothing_is_touched_before_the_first_batch(photos: Path, fake_gpu: FakeG
     assert fake_gpu.places[0].asked_for == torch.device("cuda")
 
 
-def test_one_place_and_its_two_threads_serve_the_loader_for_its_life(
+def test_one_place_and_two_threads_serve_all_passes_of_a_loader(
     photos: Path, fake_gpu: FakeGpu
 ) -> None:
     loader = make(photos, num_workers=2)
@@ -159,9 +159,7 @@ def test_one_place_and_its_two_threads_serve_the_loader_for_its_life(
     assert len(place.stage_threads) == 2
 
 
-def test_a_missing_gpu_is_said_at_the_first_batch_and_again(
-    photos: Path, fake_gpu: FakeGpu
-) -> None:
+def test_a_missing_gpu_is_reported_by_every_first_batch(photos: Path, fake_gpu: FakeGpu) -> None:
     fake_gpu.present = False
     loader = make(photos, num_workers=2)
     before = loader.state_dict()
@@ -172,7 +170,7 @@ def test_a_missing_gpu_is_said_at_the_first_batch_and_again(
     assert loader.state_dict() == before
 
 
-def test_an_early_break_leaves_nothing_stale_and_nothing_behind(
+def test_an_early_break_leaves_no_stale_batch_and_no_thread(
     photos: Path, fake_gpu: FakeGpu
 ) -> None:
     before = set(threading.enumerate())
@@ -217,7 +215,7 @@ def test_memory_that_runs_out_loses_nothing(photos: Path, fake_gpu: FakeGpu, wor
     assert same(found, expected)
 
 
-def test_an_exception_of_a_decoder_is_its_batchs_alone(photos: Path, fake_gpu: FakeGpu) -> None:
+def test_a_decoder_exception_affects_only_its_batch(photos: Path, fake_gpu: FakeGpu) -> None:
     expected = list(make(photos))
     loader = make(photos, num_workers=1, prefetch_factor=1)
     batches = iter(loader)
@@ -234,7 +232,7 @@ def test_delivered_batches_are_never_written_again(photos: Path, fake_gpu: FakeG
     assert same(kept, [copy_of(batch) for _ in range(3) for batch in again])
 
 
-def test_a_copy_of_a_loader_has_a_stage_of_its_own(photos: Path, fake_gpu: FakeGpu) -> None:
+def test_a_copy_of_a_loader_has_its_own_stage(photos: Path, fake_gpu: FakeGpu) -> None:
     """Copies by copy.deepcopy and by pickle start before their first batch."""
     loader = make(photos, num_workers=2)
     expected = [copy_of(batch) for batch in loader]
@@ -245,7 +243,7 @@ def test_a_copy_of_a_loader_has_a_stage_of_its_own(photos: Path, fake_gpu: FakeG
     assert len(fake_gpu.places) == 3
 
 
-def test_workers_that_are_kept_hold_no_batch_on_the_device(photos: Path, fake_gpu: FakeGpu) -> None:
+def test_persistent_workers_hold_no_batch_on_the_device(photos: Path, fake_gpu: FakeGpu) -> None:
     """Persistent workers, after a break."""
     loader = make(photos, num_workers=2, persistent_workers=True)
     batches = iter(loader)
@@ -279,7 +277,7 @@ def test_a_stage_that_hung_is_replaced(photos: Path, fake_gpu: FakeGpu) -> None:
 
 
 @pytest.mark.processes
-def test_what_the_gpu_is_not_for_is_made_by_the_workers_and_moved(
+def test_batches_without_gpu_decoding_are_made_by_workers_and_moved(
     photos: Path, fake_gpu: FakeGpu
 ) -> None:
     """With a callable transform, a collate_fn or batch_size=None, the CPU decodes exactly."""
@@ -341,7 +339,7 @@ def test_sparse_tensors_move_at_their_delivery(fake_gpu: FakeGpu) -> None:
 
 
 @pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu")])
-def test_the_cpu_is_no_device_to_move_to(photos: Path, fake_gpu: FakeGpu, device: Any) -> None:
+def test_device_cpu_moves_nothing(photos: Path, fake_gpu: FakeGpu, device: Any) -> None:
     loader = make(photos, device=device, decoder="torchvision")
     next(iter(loader))
     assert fake_gpu.places == []
@@ -388,7 +386,7 @@ class MasksOfTheirSize(FolderSource):
 
 
 @pytest.mark.parametrize("device", [None, "cuda"])
-def test_a_target_that_refuses_the_size_of_a_damaged_header_costs_its_image_alone(
+def test_a_target_that_refuses_a_damaged_size_makes_only_its_image_bad(
     tmp_path: Path, fake_gpu: FakeGpu, device: str | None
 ) -> None:
     (tmp_path / "coffee").mkdir()

@@ -128,12 +128,12 @@ def test_the_numbers_make_the_pixels(photos: Path, execution: dict[str, Any]) ->
     ],
     ids=str,
 )
-def test_any_order_has_its_draws(photos: Path, arguments: dict[str, Any]) -> None:
+def test_draws_are_available_for_any_order(photos: Path, arguments: dict[str, Any]) -> None:
     """Ranks, users' samplers and users' batch samplers."""
     assert_draws_of_every_batch(make(Numbered(photos), **arguments), data_of(photos))
 
 
-def test_a_resumed_loader_reports_what_the_uninterrupted_one_did(photos: Path) -> None:
+def test_a_resumed_loader_has_the_draws_of_the_uninterrupted_one(photos: Path) -> None:
     """Before it has delivered a batch itself, it refuses."""
     loader = make(Numbered(photos))
     batches = iter(loader)
@@ -153,7 +153,7 @@ def test_a_resumed_loader_reports_what_the_uninterrupted_one_did(photos: Path) -
 @pytest.mark.processes
 @pytest.mark.parametrize("mode", ["replace", "drop"])
 @executions
-def test_bad_samples_are_where_the_batch_has_them(
+def test_draws_skip_bad_samples_as_the_batch_does(
     damaged: Path, execution: dict[str, Any], mode: str
 ) -> None:
     """A replacement has its own size, and the draws of the position that it fills."""
@@ -163,7 +163,9 @@ def test_bad_samples_are_where_the_batch_has_them(
 
 
 @pytest.mark.parametrize("mode", ["replace", "drop"])
-def test_what_a_device_finishes_has_its_draws(damaged: Path, mode: str, fake_gpu: FakeGpu) -> None:
+def test_batches_finished_on_a_device_have_draws(
+    damaged: Path, mode: str, fake_gpu: FakeGpu
+) -> None:
     """The CPU draws the numbers; the device finds the bad samples."""
     on_cpu = make(Numbered(damaged), on_bad_sample=mode)
     loader = make(Numbered(damaged), on_bad_sample=mode, device="cuda", num_workers=2)
@@ -236,7 +238,7 @@ def test_a_lane_is_read_again(shuffle: bool, mode: str, num_workers: int) -> Non
     assert_draws_of_every_batch(resumed, data, epochs=1)
 
 
-def test_nothing_is_read_before_it_is_asked_for(photos: Path) -> None:
+def test_draws_read_headers_when_called(photos: Path) -> None:
     """Each call reads only the headers of the images again."""
     source = Numbered(photos)
     loader = make(source)
@@ -273,7 +275,7 @@ class ByObject(Numbered):
         return super().read(index.number)
 
 
-def test_bad_samples_that_cannot_be_told_apart_are_an_error(damaged: Path) -> None:
+def test_indistinguishable_bad_samples_are_an_error(damaged: Path) -> None:
     """A sampler's indices are identified by repr(), so a sound one could be dropped as well."""
     sampler = [Unprinted(number) for number in (2, 0, 3, 1)]
     loader = make(ByObject(damaged), shuffle=None, sampler=sampler, on_bad_sample="drop")
@@ -293,9 +295,7 @@ def own_code(image: torch.Tensor) -> torch.Tensor:
         ({"transform": [T.RandomCrop(SIDE), own_code]}, "callable of yours"),
     ],
 )
-def test_what_only_the_users_code_knows_is_refused(
-    photos: Path, arguments: dict[str, Any], why: str
-) -> None:
+def test_draws_of_user_code_are_refused(photos: Path, arguments: dict[str, Any], why: str) -> None:
     loader = make(Numbered(photos), **arguments)
     next(iter(loader))
     with pytest.raises(LoaderError, match=why):
@@ -303,7 +303,7 @@ def test_what_only_the_users_code_knows_is_refused(
 
 
 @pytest.mark.parametrize("dataset", [list(range(8)), StatefulDataset(8)], ids=["list", "stateful"])
-def test_a_dataset_that_is_no_source_is_refused(dataset: Any) -> None:
+def test_a_dataset_that_is_not_a_source_is_refused(dataset: Any) -> None:
     loader = make(dataset, transform=None, shuffle=None)
     next(iter(loader))
     with pytest.raises(LoaderError, match="not a Source of encoded images"):

@@ -20,7 +20,7 @@ def _no_collector() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
-def test_nothing_keeps_an_iterator_alive_that_is_dropped_or_has_ended(make: Make) -> None:
+def test_dropped_and_ended_iterators_are_collected(make: Make) -> None:
     """Its workers end with it, without the garbage collector."""
     for ends in (False, True):
         loader = make()

@@ -158,7 +158,7 @@ def test_ways_to_exit(way: str, photos: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("way", ODDER_WAYS)
-def test_odder_ways_to_exit(way: str, photos: Path) -> None:
+def test_rare_ways_to_exit(way: str, photos: Path) -> None:
     assert_exits_quietly(way, "persistent", photos)
 
 

@@ -60,7 +60,7 @@ def test_killed_workers_leave_the_stream_unchanged(name: str, persistent: bool) 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [2, 9, 10])
-def test_a_kill_behind_late_batches(number: int) -> None:
+def test_a_kill_after_late_batches(number: int) -> None:
     """After the last batch, too."""
     expected = undisturbed(make_map, 1, num_workers=2)
     assert len(expected[0]) == 10
@@ -100,7 +100,7 @@ def test_a_worker_that_dies_at_a_sample_while_next_waits(
     assert loader.worker_restarts == 1
 
 
-def test_a_poison_sample_is_named_and_the_state_is_intact(tmp_path: Path) -> None:
+def test_a_sample_that_kills_workers_is_named_and_the_state_is_intact(tmp_path: Path) -> None:
     """WorkerLost comes after max_worker_restarts; state_dict() works, a new iterator continues."""
     expected = undisturbed(lambda: StatefulGPULoader(Noisy(N), batch_size=4, seed=1), 1)[0]
     dataset = KillsItself(N, 13, lives(tmp_path / "lives", 100))
@@ -134,7 +134,7 @@ class KillsItselfWithState(KillsItself):
 
 @pytest.mark.parametrize("limit", [0, 1])
 @pytest.mark.parametrize("kind", [KillsItself, KillsItselfWithState])
-def test_a_batch_loses_so_many_workers_and_one_more(
+def test_a_batch_may_lose_max_worker_restarts_workers(
     tmp_path: Path, kind: type[KillsItself], limit: int
 ) -> None:
     dataset = kind(N, 13, lives(tmp_path / "lives", 100))
@@ -230,7 +230,7 @@ def _resident() -> int:
 
 
 @pytest.mark.processes
-def test_many_epochs_with_restarts_leave_nothing_behind() -> None:
+def test_many_epochs_with_restarts_leak_nothing() -> None:
     """200 epochs: descriptors, threads, shared memory, child processes and memory growth."""
     loader = StatefulGPULoader(Noisy(32), batch_size=4, seed=1, shuffle=True, num_workers=1)
     workers: set[int] = set()

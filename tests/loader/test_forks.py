@@ -125,7 +125,7 @@ def test_a_child_that_drops_the_parents_iterator_takes_no_worker_of_it(
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_child_goes_on_from_the_parents_place(num_workers: int) -> None:
+def test_a_child_continues_from_the_parents_place(num_workers: int) -> None:
     expected = list(make_map())
     loader = make_map(num_workers=num_workers)
     next(iter(loader))
@@ -137,7 +137,7 @@ def test_a_child_goes_on_from_the_parents_place(num_workers: int) -> None:
     assert same(in_child(child), expected[1:])
 
 
-def test_workers_that_wait_stay_the_parents() -> None:
+def test_idle_workers_belong_to_the_parent() -> None:
     """Persistent workers between two passes; the child has none."""
     expected = make_map()
     list(expected)
@@ -217,7 +217,7 @@ def test_no_lock_is_held_in_a_child(name: str) -> None:
     assert in_a_fork_while_held(lock, work) == 0
 
 
-def test_a_lock_of_the_forking_thread_stays_its_own() -> None:
+def test_a_forking_thread_keeps_its_lock() -> None:
     """A fork inside code that holds the lock, such as a dataset's, releases it in both."""
     lock = fork_safe(threading.RLock())
     with lock:
@@ -243,7 +243,7 @@ print(len(list(batches)), loader.worker_restarts)
 
 
 @pytest.mark.processes
-def test_a_child_that_exits_ends_no_worker_of_its_parent() -> None:
+def test_an_exiting_child_ends_no_worker_of_its_parent() -> None:
     """When a process forked by os.fork exits, multiprocessing would send them SIGTERM."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=seconds(30)

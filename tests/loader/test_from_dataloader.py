@@ -104,7 +104,7 @@ DATASETS: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_what_draws_nothing_gives_the_same_batches(name: str, root: Path) -> None:
+def test_datasets_without_randomness_give_the_same_batches(name: str, root: Path) -> None:
     """A22: pixels of files come from torchvision's decoder; arrays are unchanged."""
     theirs = DataLoader(DATASETS[name](root), batch_size=5)
     ours = convert(theirs, decoder="torchvision")
@@ -198,7 +198,7 @@ def test_samplers_are_carried_over() -> None:
     assert [len(targets) for _, targets in made] == [5, 5, 2]
 
 
-def test_changes_replace_what_would_be_carried_over(root: Path) -> None:
+def test_changes_override_carried_over_arguments(root: Path) -> None:
     """A ``dataset`` or ``transform`` argument is not converted, so it cannot be refused."""
     theirs = DataLoader(
         ImageFolder(str(root), v2.Lambda(np.asarray)), 4, shuffle=True, num_workers=2, timeout=5
@@ -291,7 +291,7 @@ def test_a_sampler_put_into_a_shuffled_loader_of_this_class_stays() -> None:
     assert [targets.tolist() for _, targets in convert(given)] == [[3, 1], [4]]
 
 
-def test_attributes_of_a_subclass_are_no_arguments() -> None:
+def test_attributes_of_a_subclass_are_not_arguments() -> None:
     made = convert(Described(cifar(), 2, sampler=[1, 0, 2]))
     assert labels_of(made) == [[1, 0], [2]]
     assert (made.seed, made.rank, made.device) == (None, None, None)
@@ -463,7 +463,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_has_no_equal_is_refused_with_its_place(name: str, root: Path) -> None:
+def test_parts_without_an_equivalent_are_refused_with_their_place(name: str, root: Path) -> None:
     make, places = REFUSED[name]
     with pytest.raises(UnsupportedLoader) as caught:
         convert(make(root))

@@ -162,7 +162,7 @@ def test_a_dataset_without_length_is_read_by_a_sampler_as_before() -> None:
 
 
 @pytest.mark.parametrize("mode", ["replace", "drop"])
-def test_a_run_that_met_a_bad_sample_may_go_on_without_it(mode: str) -> None:
+def test_a_run_that_met_a_bad_sample_may_continue_without_it(mode: str) -> None:
     """G: "raise" has delivered nothing else, and its exceptions are not silent."""
     state = state_in_the_middle(lambda: StatefulGPULoader(Indices(12), 2))
     loader = loaded(StatefulGPULoader(Indices(12), 2, on_bad_sample=mode), state)
@@ -404,7 +404,7 @@ UNVERIFIED: dict[str, tuple[tuple[str, ...], Callable[..., StatefulGPULoader[Any
 
 
 @pytest.mark.parametrize("what", UNVERIFIED)
-def test_what_cannot_be_proven_is_named_logged_and_under_strict_refused(
+def test_unverifiable_parts_are_logged_and_refused_under_strict(
     what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In one log line for each load, and without a warning."""
@@ -422,7 +422,7 @@ def test_what_cannot_be_proven_is_named_logged_and_under_strict_refused(
     assert strict.state_dict()["position"] == state["position"]
 
 
-def test_a_digest_proves_what_a_sampler_without_state_gives() -> None:
+def test_a_digest_verifies_the_indices_of_a_sampler_without_state() -> None:
     """Once the sampler has yielded indices."""
 
     def make() -> StatefulGPULoader[Any]:
@@ -433,7 +433,9 @@ def test_a_digest_proves_what_a_sampler_without_state_gives() -> None:
     refusal(make(), make().state_dict(), "sampler")
 
 
-def test_what_is_wholly_known_says_nothing(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fully_verified_loader_logs_nothing(
+    photos: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def make() -> StatefulGPULoader[Any]:
         source = FolderSource(photos)
         return StatefulGPULoader(source, 2, transform=CenterCrop(8), seed=1, strict=True)
@@ -475,7 +477,7 @@ def test_a_dataset_is_described_once_and_not_for_every_state() -> None:
     assert len(calls) == asked
 
 
-def test_what_a_dataset_fills_while_it_is_read_is_none_of_its_identity() -> None:
+def test_caches_filled_by_reading_are_not_part_of_the_identity() -> None:
     """The identity is that of the dataset before the first batch."""
 
     class Caching(Indices):

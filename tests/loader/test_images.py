@@ -52,9 +52,7 @@ def make_images(root: Path, **changes: Any) -> StatefulGPULoader[Any]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_large_batches_of_worker_processes_are_right_whether_kept_or_dropped(
-    photos: Path, method: str
-) -> None:
+def test_large_batches_of_worker_processes_are_correct(photos: Path, method: str) -> None:
     """Memory is filled again, except that of batches that the user keeps."""
     large = {"transform": [T.RandomResizedCrop(224), T.Normalize(MEAN, STD)], "batch_size": 3}
     expected = [copy_of(batch) for batch in make_images(photos, **large)]

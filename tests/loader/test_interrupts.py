@@ -202,7 +202,7 @@ ENOUGH = [*QUICK, "a batch sampler with state", "calls without length", "iterato
 
 
 @pytest.mark.parametrize("kind", QUICK)
-def test_an_interrupt_loses_and_shifts_nothing(kind: str) -> None:
+def test_an_interrupt_loses_and_shifts_no_sample(kind: str) -> None:
     """At forty lines of the loader's own order, and at ten of each other kind."""
     assert_whole(KINDS[kind], at=1, most=40 if kind == "order" else 10)
 
@@ -287,7 +287,9 @@ MANY: dict[str, tuple[Make, dict[str, Any]]] = {
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("name", MANY)
-def test_an_interrupt_at_many_places_loses_and_shifts_nothing(name: str, fake_gpu: FakeGpu) -> None:
+def test_an_interrupt_at_many_places_loses_and_shifts_no_sample(
+    name: str, fake_gpu: FakeGpu
+) -> None:
     make, arguments = MANY[name]
     at = arguments["at"] % (1 + len(list(make())))
     assert_whole(make, **{**arguments, "at": at}, turn=[*MANY].index(name))
@@ -303,24 +305,24 @@ def test_a_handler_saves_at_many_lines(kind: str, at: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["order", "a sampler with state, on the sampler"])
-def test_an_alarm_loses_and_shifts_nothing(kind: str) -> None:
+def test_an_alarm_loses_and_shifts_no_sample(kind: str) -> None:
     assert_whole(KINDS[kind], at=1, error=Alarm, most=15, turn=1)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Alarm])
-def test_threads_go_on_after_an_interrupt(error: type[BaseException]) -> None:
+def test_threads_continue_after_an_interrupt(error: type[BaseException]) -> None:
     assert_whole(THREADS, at=1, error=error, most=8)
 
 
 @pytest.mark.parametrize(("error", "num_workers"), [(KeyboardInterrupt, 2), (Alarm, 0)])
-def test_a_device_goes_on_after_an_interrupt(
+def test_a_device_continues_after_an_interrupt(
     fake_gpu: FakeGpu, num_workers: int, error: type[BaseException]
 ) -> None:
     assert_whole(partial(DEVICE, num_workers=num_workers), at=1, error=error, most=6)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Alarm])
-def test_processes_go_on_after_an_interrupt(error: type[BaseException]) -> None:
+def test_processes_continue_after_an_interrupt(error: type[BaseException]) -> None:
     assert_whole(PROCESSES["map"], at=1, error=error, most=4)
 
 

@@ -46,7 +46,7 @@ def test_batches_are_those_of_data_loader(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_reading_again_is_said_once_and_is_right_the_second_time(num_workers: int) -> None:
+def test_reading_again_is_warned_of_once_and_is_correct_the_second_time(num_workers: int) -> None:
     """torchdata's second resume of a stateless iterable skips data."""
     expected, states = uninterrupted(make(PlainIterable, num_workers=num_workers), 1)
     state = states[0, 2]
@@ -108,7 +108,7 @@ def test_a_longer_iterable_than_promised_warns_as_torch_does() -> None:
         assert len(list(loader)) == 4
 
 
-def test_an_exception_of_an_iterable_is_raised_and_the_others_go_on() -> None:
+def test_an_exception_of_an_iterable_is_raised_and_other_workers_continue() -> None:
     """The iterator and the state have moved past the failed sample."""
     loader = StatefulGPULoader(Failing(10, 5), batch_size=2)
     batches = iter(loader)

@@ -35,7 +35,7 @@ def all_batches(loader: StatefulGPULoader[Any]) -> list[Any]:
 @pytest.mark.processes
 @pytest.mark.parametrize("make", [make_map, make_stateful])
 @pytest.mark.parametrize("broken_off", [True, False])
-def test_none_ends_workers_that_are_kept(make: Callable[..., Any], broken_off: bool) -> None:
+def test_none_ends_persistent_workers(make: Callable[..., Any], broken_off: bool) -> None:
     """Neither processes nor threads are left, and the next pass is unchanged."""
     expected, _ = uninterrupted(make(**KEPT), 3)
     children_before, threads_before = children(), ours()
@@ -103,7 +103,7 @@ def test_a_live_iterator_and_the_next_share_the_device(photos: Path, fake_gpu: F
 
 @pytest.mark.processes
 @pytest.mark.parametrize("make", [make_map, make_stateful])
-def test_programs_end_kept_workers_by_torchs_method(make: Callable[..., Any]) -> None:
+def test_programs_end_persistent_workers_by_torchs_method(make: Callable[..., Any]) -> None:
     """``if loader._iterator is not None: loader._iterator._shutdown_workers()``."""
     expected, _ = uninterrupted(make(**KEPT), 2)
     before = children()

@@ -38,7 +38,7 @@ def test_every_sample_comes_once(arguments: dict[str, Any]) -> None:
     assert (epochs[0] == epochs[1]) is not loader.shuffle
 
 
-def test_what_is_shuffled() -> None:
+def test_shuffle_permutes_shards_and_windows() -> None:
     """The epoch shuffles shards, and a window shuffles samples within a lane."""
     dataset = Numbers([40] * 6, lanes=2, buffer=16)
     loader = make(dataset, batch_size=8)

@@ -54,7 +54,7 @@ def test_a_resume_reads_at_most_a_window_of_each_lane_again(tmp_path: Path, shuf
         assert loader.dataset.count("read") <= 2 * (4 + 2 * window), delivered
 
 
-def test_shards_are_closed_when_an_epoch_is_broken_off(tmp_path: Path) -> None:
+def test_shards_are_closed_when_an_epoch_is_abandoned(tmp_path: Path) -> None:
     """Without workers."""
     loader = make(tmp_path)
     batches = iter(loader)

@@ -43,7 +43,7 @@ def make_photos(**arguments: Any) -> Loader:
 @pytest.mark.parametrize(
     ("shuffle", "batch_size", "num_workers"), [(False, 1, 0), (True, 3, 2), (True, 100, 0)]
 )
-def test_raise_names_the_shard_and_goes_on_behind_it(
+def test_raise_names_the_shard_and_continues_after_it(
     shuffle: bool, batch_size: int, num_workers: int
 ) -> None:
     """Each damage is raised once with its own type; each other sample comes exactly once."""
@@ -60,7 +60,7 @@ def test_raise_names_the_shard_and_goes_on_behind_it(
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("batch_size", [1, 4])
-def test_a_resume_behind_an_error_loses_nothing(batch_size: int, shuffle: bool) -> None:
+def test_a_resume_after_an_error_loses_no_sample(batch_size: int, shuffle: bool) -> None:
     """Errors that are met again are raised again; batches equal those of the uninterrupted run."""
     build = partial(make, batch_size=batch_size, shuffle=shuffle)
     loader = build()
@@ -89,7 +89,7 @@ def test_drop_leaves_out_the_rest_with_a_record(shuffle: bool) -> None:
     assert loader.bad_samples.total == 4
 
 
-def test_what_is_met_on_the_way_to_rests_that_are_left_out_is_recorded() -> None:
+def test_bad_samples_before_a_dropped_rest_are_recorded() -> None:
     """Under drop_last no batch can report it. Records are in the order of the lanes."""
     loader = make(on_bad_sample="drop", drop_last=True, batch_size=30)
     assert list(loader) == []
@@ -108,7 +108,7 @@ def test_any_number_of_workers_drops_the_same() -> None:
 
 
 @pytest.mark.parametrize("counted", [False, True])
-def test_a_rank_alone_repeats_nothing_for_what_was_dropped(counted: bool) -> None:
+def test_a_single_rank_repeats_no_samples_for_dropped_ones(counted: bool) -> None:
     """Also if the numbers of samples are known."""
     for batch_size in (1, 2):
         loader = make(on_bad_sample="drop", counted=counted, batch_size=batch_size)
@@ -120,7 +120,7 @@ def test_a_rank_alone_repeats_nothing_for_what_was_dropped(counted: bool) -> Non
 
 
 @pytest.mark.parametrize("mode", ["raise", "drop"])
-def test_storage_that_comes_back_changes_nothing(mode: str) -> None:
+def test_a_temporary_storage_error_changes_nothing(mode: str) -> None:
     """An OSError is retried with the same draws."""
     flaky = {0: (3, "flaky"), 2: (0, "flaky"), 5: (5, "flaky")}
     loader = make(flaky, on_bad_sample=mode)
@@ -131,7 +131,7 @@ def test_storage_that_comes_back_changes_nothing(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["raise", "drop"])
-def test_storage_that_stays_away_is_raised(mode: str) -> None:
+def test_a_permanent_storage_error_is_raised(mode: str) -> None:
     """It is no bad sample; earlier samples and other lanes are delivered."""
     loader = make({0: (3, "storage")}, on_bad_sample=mode, shuffle=False)
     batches = iter(loader)
@@ -147,7 +147,7 @@ def test_storage_that_stays_away_is_raised(mode: str) -> None:
     assert loader.bad_samples.total == 0
 
 
-def test_a_mistake_in_the_program_is_raised_under_drop() -> None:
+def test_a_programming_error_is_raised_under_drop() -> None:
     loader = make({2: (4, "code")}, on_bad_sample="drop")
     found, errors = delivered_with_errors(loader)
     assert [type(error) for error in errors] == [TypeError]
@@ -226,7 +226,7 @@ class WrongCount(Numbers):
 
 
 @pytest.mark.fuzz
-def test_a_malformed_sample_is_left_out_alone(tmp_path: Path) -> None:
+def test_only_the_malformed_sample_is_dropped(tmp_path: Path) -> None:
     """In a tar, one image has no class, and the class of another is no number."""
     entries = dict(photo_entries(0, 9))
     del entries["photos/0003.cls"]

@@ -78,7 +78,7 @@ def test_another_number_of_ranks_at_every_step(ranks: int, shuffle: bool, counte
 @pytest.mark.ranks
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("lanes", [4, 16])
-def test_the_same_ranks_go_on_exactly(lanes: int, counted: bool) -> None:
+def test_the_same_ranks_resume_exactly(lanes: int, counted: bool) -> None:
     """Each rank continues from its own or the merged state, also with more lanes than shards."""
     sizes = UNEVEN if not counted else (9, 5, 8, 7, 2, 6, 9, 3) * 2
     dataset = NoisyShards(sizes, lanes=lanes, buffer=12, counted=counted)

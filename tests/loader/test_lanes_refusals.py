@@ -168,7 +168,7 @@ def test_fuzzed_cursors_are_refused_or_end(cursors: list[str], counted: bool) ->
     raise AssertionError("it does not end")
 
 
-def test_a_state_of_the_middle_is_none_of_those() -> None:
+def test_a_valid_state_within_an_epoch_is_accepted() -> None:
     """The state that these tests damage loads."""
     loader = loaded(make(), state_in_the_middle())
     whole = make()

@@ -55,7 +55,7 @@ def test_a_failed_batch_and_then_a_lost_worker_count_once() -> None:
 
 
 @pytest.mark.parametrize("sampler", [None, range(N)])
-def test_a_batch_that_failed_is_not_made_again_behind_an_interrupt(sampler: Any) -> None:
+def test_a_failed_batch_is_not_retried_after_an_interrupt(sampler: Any) -> None:
     class Interrupted(Failing):
         is_interrupted = False
 
@@ -103,7 +103,7 @@ class Stumbling(StatefulDataset):
 
 
 @pytest.mark.parametrize("interval", [1, 5])
-def test_a_resume_that_fails_once_has_moved_nothing(interval: int) -> None:
+def test_a_failed_resume_moves_no_state(interval: int) -> None:
     """An exception before the first request, or in a replayed one, moves nothing."""
 
     def build() -> StatefulGPULoader[Any]:
@@ -153,9 +153,7 @@ def _fail_once(file: Path | None) -> None:
 
 
 @pytest.mark.parametrize("dataset", [FailsOnce(N), IterableFailsOnce([N])])
-def test_a_batch_that_fails_as_it_is_made_again_begins_no_epoch(
-    dataset: Any, tmp_path: Path
-) -> None:
+def test_a_batch_that_fails_when_repeated_starts_no_epoch(dataset: Any, tmp_path: Path) -> None:
     """A resume remakes the batches after a snapshot, which were delivered before."""
 
     def build() -> StatefulGPULoader[Any]:
@@ -241,7 +239,7 @@ def test_an_old_iterator_that_loses_its_workers_leaves_a_loaded_state_alone() ->
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("name", [None, *samplers()])
-def test_an_iterator_that_only_raised_goes_on_from_a_loaded_state(
+def test_an_iterator_that_only_raised_continues_from_a_loaded_state(
     name: str | None, num_workers: int
 ) -> None:
     """So does an iterator that did nothing, and one that raises again or delivers."""
@@ -266,7 +264,7 @@ def test_an_iterator_that_only_raised_goes_on_from_a_loaded_state(
 
 
 @pytest.mark.parametrize("length", [1, 4, 5])
-def test_an_iterator_that_only_raised_goes_on_though_its_function_had_ended(length: int) -> None:
+def test_an_iterator_that_only_raised_continues_after_its_function_ended(length: int) -> None:
     """A short batch shows that it is the last one, before another is requested."""
 
     def refuse_the_first(sample: dict[str, Any]) -> dict[str, Any]:
@@ -307,7 +305,7 @@ def test_an_iterator_from_before_a_load_does_not_enter_its_bad_samples() -> None
     [{}, {"num_workers": 2}, {"num_workers": 2, "in_order": False}],
     ids=str,
 )
-def test_what_was_ahead_stays_ahead_when_it_is_saved_again(arguments: dict[str, Any]) -> None:
+def test_batches_ahead_survive_a_second_save(arguments: dict[str, Any]) -> None:
     """In order or not, every sample comes exactly once after two resumes."""
     plain = StatefulGPULoader(Indices(30), batch_size=2)
     ahead = [4, 8, 10, 22]
@@ -446,7 +444,7 @@ def _deliver_all(batches: Any) -> list[Any]:
             return delivered
 
 
-def test_a_length_settles_no_seed() -> None:
+def test_len_draws_no_seed() -> None:
     """Trainers ask for the length long before the first batch, and draws in between must count."""
     orders = []
     for asks in (False, True):

@@ -22,7 +22,7 @@ from tests.map_datasets import Indices, Noisy
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_callers_generators_are_drawn_from_once_in_a_life(num_workers: int) -> None:
+def test_a_loader_draws_from_the_callers_generators_once(num_workers: int) -> None:
     """Like torch's DataLoader in its first pass, and never again."""
     torch.manual_seed(11)
     torch.empty((), dtype=torch.int64).random_()
@@ -121,7 +121,7 @@ def test_a_position_loaded_into_the_sampler_is_not_dropped_in_silence() -> None:
         next(iter(StatefulGPULoader(Indices(10), sampler=sampler)))
 
 
-def test_a_subclass_of_our_sampler_yields_what_it_likes() -> None:
+def test_a_subclass_of_our_sampler_may_change_the_order() -> None:
     class Reversed(ShuffledSampler):
         def __iter__(self) -> Any:
             return iter([7, 5, 3])
@@ -181,7 +181,7 @@ def test_set_epoch_of_the_loader_and_of_its_sampler_mean_the_same() -> None:
     assert ranked.state_dict()["epoch"] == 3
 
 
-def test_workers_are_seeded_anew_for_every_pass() -> None:
+def test_workers_get_new_seeds_in_every_pass() -> None:
     """Otherwise values that worker_init_fn derives from its seed would repeat in every epoch."""
 
     class Seeded(Indices):

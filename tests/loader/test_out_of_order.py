@@ -38,7 +38,7 @@ class Gated(Indices):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [2, 3])
-def test_out_of_order_a_slow_worker_holds_back_nobody(num_workers: int) -> None:
+def test_out_of_order_a_slow_worker_delays_no_other(num_workers: int) -> None:
     """All other batches are counted and come first; every state in between is exact."""
     gate = closed_gate()
     arguments: dict[str, Any] = {"num_workers": num_workers, "in_order": False}
@@ -113,7 +113,7 @@ def overtaken(slow: int, **arguments: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_what_overtook_is_compared_before_anything_is_delivered(num_workers: int) -> None:
+def test_overtaking_batches_are_verified_before_the_first_delivery(num_workers: int) -> None:
     """No index precedes the oldest missing batch, so no other check can notice."""
     sampler = Backwards(12)
     state = overtaken(11, batch_size=2, sampler=sampler)
@@ -131,7 +131,7 @@ def test_what_overtook_is_compared_before_anything_is_delivered(num_workers: int
     assert sampler.indices == list(range(12))[::-1]
 
 
-def test_what_overtook_lies_where_a_batch_begins() -> None:
+def test_overtaking_batches_need_the_same_boundaries() -> None:
     """A batch sampler's batches may have other lengths than before."""
     state = overtaken(0, batch_sampler=[[0, 1], [2, 3], [4, 5], [6, 7]])
     for other in ([[0, 1, 2], [3], [4, 5]], [[0, 1]]):
@@ -140,7 +140,7 @@ def test_what_overtook_lies_where_a_batch_begins() -> None:
 
 
 @pytest.mark.parametrize("is_theirs", [False, True])
-def test_what_overtook_on_one_rank_did_not_on_another(is_theirs: bool) -> None:
+def test_overtaking_batches_of_another_rank_are_refused(is_theirs: bool) -> None:
     def of_rank(rank: int) -> dict[str, Any]:
         if is_theirs:
             return {"sampler": DistributedSampler(Indices(12), num_replicas=2, rank=rank, seed=3)}
@@ -178,7 +178,7 @@ class SlowPart(IterableDataset[Any]):
         yield from range(10 * number, 10 * number + 10)
 
 
-def test_out_of_order_what_is_drawn_for_a_batch_is_the_same_whenever_it_comes() -> None:
+def test_out_of_order_draws_do_not_depend_on_the_arrival() -> None:
     """A batch of an iterable is keyed by its worker and its number in that worker."""
 
     def draw(batch: torch.Tensor) -> tuple[int, float]:

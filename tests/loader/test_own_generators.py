@@ -39,7 +39,7 @@ class Unchanged(Wrapped):
         return sample
 
 
-def test_the_draws_of_several_transforms_are_not_the_same() -> None:
+def test_several_transforms_have_different_draws() -> None:
     """set_random_seed would give each transform the same stream.
 
     The dataset's own draws from the global generator must be different, too.
@@ -99,7 +99,7 @@ class HoldingWithState(Holding):
         (lambda held: {"dataset": Indices(N), "transform": Unchanged(held)}, "transform.augment"),
     ],
 )
-def test_a_generator_that_nobody_keys_is_warned_of_once(
+def test_an_unseeded_generator_is_warned_of_once(
     generator: Any, hold: Callable[[Any], dict[str, Any]], path: str
 ) -> None:
     """The warning has the attribute and the remedies, and comes only at the first pass."""
@@ -273,7 +273,7 @@ def test_set_sample_seed_is_called_where_the_generator_is() -> None:
         assert len(set(sample)) == len(sample) == 2
 
 
-def test_what_could_not_be_searched_is_unverified() -> None:
+def test_objects_that_cannot_be_searched_are_unverified() -> None:
     """A20: the argument that holds it is reported; strict=True refuses it."""
 
     class Known(Indices):

@@ -67,7 +67,7 @@ def assert_peeks(make: Callable[[], Loader], *, epochs: int = 2, every: int = 1)
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_it_is_the_batch_that_comes_next(name: str) -> None:
+def test_peek_returns_the_next_batch(name: str) -> None:
     """For every kind of dataset, sampler and shards, between passes and within them."""
     assert_peeks(KINDS[name], every=3)
 
@@ -98,7 +98,7 @@ def test_pixels_are_those_of_the_next_batch(num_workers: int, photos: Path) -> N
     assert_peeks(make)
 
 
-def test_on_a_device_it_has_a_stage_of_its_own(
+def test_on_a_device_peek_has_its_own_stage(
     photos: Path, fake_gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stage that works ahead is not used, and the separate stage ends."""
@@ -121,7 +121,7 @@ def test_on_a_device_it_has_a_stage_of_its_own(
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_no_generator_of_the_callers_moves(name: str) -> None:
+def test_peek_leaves_the_callers_generators_unchanged(name: str) -> None:
     """Peeking does not settle the seed, and later draws are unchanged."""
     loader = KINDS[name](seed=None)
     before = generators()
@@ -163,7 +163,7 @@ def test_a_sampler_of_this_package_does_not_move() -> None:
     assert vars(sampler) == before
 
 
-def test_what_a_sampler_is_told_in_the_middle_of_a_pass_is_of_the_next() -> None:
+def test_an_epoch_set_within_a_pass_is_for_the_next() -> None:
     """Trainers call set_epoch then. No warning speaks of a load."""
     loader, alone = KINDS["a sampler without state"](), KINDS["a sampler without state"]()
     expected, batches = iter(alone), iter(loader)
@@ -198,7 +198,7 @@ def test_a_dataset_of_worker_processes_is_not_touched_here(num_workers: int) -> 
     assert loader.dataset.file is None
 
 
-def test_the_next_pass_is_that_of_the_epoch_that_is_asked_for() -> None:
+def test_the_next_pass_has_the_requested_epoch() -> None:
     """A loaded place comes before the epoch that was set."""
     loader, other = KINDS["order"](), KINDS["order"]()
     loader.set_epoch(4)
@@ -279,7 +279,7 @@ class SamplerOfAGenerator(Sampler[int]):
         ),
     ],
 )
-def test_what_cannot_be_copied_is_refused_and_not_moved(
+def test_objects_that_cannot_be_copied_are_refused_and_not_moved(
     make: Callable[[], Loader], name: str
 ) -> None:
     """The error has its name and a remedy; the stream is unchanged."""

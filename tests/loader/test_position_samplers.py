@@ -96,7 +96,7 @@ def test_states_of_different_samplers_are_not_mistaken_for_each_other() -> None:
     ],
     ids=["even blocks", "with replacement", "weighted", "subset"],
 )
-def test_a_loader_goes_on_far_inside_an_endless_epoch(sampler: Any) -> None:
+def test_a_loader_resumes_far_inside_an_endless_epoch(sampler: Any) -> None:
     """In constant time."""
     loader = StatefulGPULoader(Indices(10**12), batch_size=8, sampler=sampler, seed=1)
     position = 10**10
@@ -108,7 +108,7 @@ def test_a_loader_goes_on_far_inside_an_endless_epoch(sampler: Any) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_bad_samples_place_is_taken_by_another_of_the_subset(num_workers: int) -> None:
+def test_a_bad_sample_is_replaced_by_another_of_the_subset(num_workers: int) -> None:
     """No sample comes from outside the order."""
     bad = {3: partial(ValueError, "no label 3")}
     loader = StatefulGPULoader(

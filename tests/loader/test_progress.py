@@ -63,7 +63,7 @@ def assert_knows_its_place(make: Callable[[], Loader], *, is_counted: bool) -> N
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_every_kind_knows_its_place_as_an_uninterrupted_run_counts_it(name: str) -> None:
+def test_every_kind_reports_the_progress_of_an_uninterrupted_run(name: str) -> None:
     """Exact for each kind of dataset, sampler and shards, or None if unknown."""
     assert_knows_its_place(KINDS[name], is_counted=name in COUNTED)
 
@@ -163,7 +163,7 @@ def test_between_the_last_batch_and_the_end(name: str, boundary: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*after load_state_dict")
 @pytest.mark.parametrize("name", ["order", "dataset with state", "a sampler without state"])
-def test_an_epoch_that_is_asked_for_at_the_end_of_one(name: str) -> None:
+def test_an_epoch_requested_at_the_end_of_another(name: str) -> None:
     """After a load, set_epoch() changes the counters as it changes the pass."""
     loader = COUNTED[name]()
     state = {}
@@ -176,7 +176,7 @@ def test_an_epoch_that_is_asked_for_at_the_end_of_one(name: str) -> None:
     assert resumed.epoch == epoch + 1
 
 
-def test_a_broken_pass_is_not_under_way() -> None:
+def test_an_abandoned_pass_is_not_in_progress() -> None:
     """The next pass begins at 0, and so do its counters; the state stays at the break."""
     loader = COUNTED["order"]()
     for epoch in range(3):
@@ -193,7 +193,7 @@ def test_a_broken_pass_is_not_under_way() -> None:
     assert where(loader) == (3, 2, 4)
 
 
-def test_an_epoch_that_is_asked_for_between_two_passes() -> None:
+def test_an_epoch_requested_between_two_passes() -> None:
     """With the loader's set_epoch() or its own sampler's."""
     loader = COUNTED["order"]()
     loader.set_epoch(7)
@@ -206,7 +206,7 @@ def test_an_epoch_that_is_asked_for_between_two_passes() -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_asking_changes_nothing(name: str) -> None:
+def test_progress_changes_nothing(name: str) -> None:
     """Nothing starts or is drawn, and no user object is iterated."""
     asked, other = KINDS[name](seed=None), KINDS[name](seed=None)
     torch.manual_seed(3)
@@ -281,7 +281,7 @@ def test_a_state_of_torchdata_of_an_iterable() -> None:
     assert where(resumed) == (0, 2, None)
 
 
-def test_a_state_without_the_count_of_a_batch_sampler_says_that_it_does_not_know() -> None:
+def test_a_state_without_the_batch_samplers_count_gives_unknown_progress() -> None:
     """Old states lack this count."""
     loader = KINDS["a list of batches"]()
     batches = iter(loader)
@@ -297,7 +297,7 @@ def test_a_state_without_the_count_of_a_batch_sampler_says_that_it_does_not_know
     assert resumed.batches_done == 0
 
 
-def test_a_sampler_that_yields_more_than_its_length_is_counted_all_the_same() -> None:
+def test_a_sampler_that_yields_more_than_its_length_is_counted() -> None:
     """Its length is wrong, so the rest is unknown."""
 
     class TooShort(RandomSampler):

@@ -135,7 +135,7 @@ def test_a_sampler_that_cannot_be_taken_as_another_ranks_is_refused(kind: Any) -
     assert same(list(resumed), rest)
 
 
-def test_batches_of_changing_sizes_stand_elsewhere_on_another_rank() -> None:
+def test_batches_of_changing_sizes_have_other_positions_on_another_rank() -> None:
     """The same number of indices is another number of batches there."""
 
     class InUnevenBatches(InBatches):

@@ -73,7 +73,7 @@ def test_ranks_share_one_order_and_one_state(tmp_path: Path) -> None:
     assert [sorted(batch.tolist()) for batch in alone] == together[2:]
 
 
-def test_two_ranks_go_on_from_the_state_of_one(tmp_path: Path) -> None:
+def test_two_ranks_resume_from_the_state_of_one(tmp_path: Path) -> None:
     alone = loader_of(1)
     state = alone.state_dict()
     batches = iter(alone)
@@ -96,7 +96,7 @@ def serve_until_killed(rank: int, folder: Path) -> None:
         seen.write_text(json.dumps({"batch": batch.tolist(), "state": loader.state_dict()}))
 
 
-def test_a_job_that_is_killed_goes_on_exactly(tmp_path: Path) -> None:
+def test_a_killed_job_resumes_exactly(tmp_path: Path) -> None:
     """Both ranks get SIGKILL. One rank finishes what an undisturbed job would have read."""
     on_ranks(serve_until_killed, 2, tmp_path, killed=True)
     wanted = [sorted(batch.tolist()) for batch in loader_of(1)]
@@ -191,7 +191,7 @@ def test_ranks_of_numpy_ints_divide_the_order_of_a_given_sampler() -> None:
 
 
 @pytest.mark.parametrize("ranks", [(1, 3), (2.5, 0), (None, None), (True, False), ("2", "0")])
-def test_names_that_are_no_ranks_count_as_none(ranks: tuple[Any, Any]) -> None:
+def test_attributes_that_are_not_ranks_are_ignored(ranks: tuple[Any, Any]) -> None:
     """Such an attribute may mean something else."""
     loader = StatefulGPULoader(Noisy(N), batch_size=2, seed=5, sampler=Whole(*ranks))
     assert same([copy_of(batch) for batch in loader], delivered(1, 0)[0])
@@ -208,7 +208,7 @@ class Joining(Whole):
     def num_replicas(self, value: int) -> None: ...
 
 
-def test_a_rank_that_cannot_be_told_yet_counts_as_none() -> None:
+def test_a_rank_that_is_not_known_yet_is_ignored() -> None:
     """Reading the rank must not break a loader that works."""
     loader = StatefulGPULoader(Noisy(N), batch_size=2, seed=5, sampler=Joining(1, 0))
     assert same([copy_of(batch) for batch in loader], delivered(1, 0)[0])
@@ -293,7 +293,7 @@ def served() -> list[dict[str, Any]]:
     return on_ranks(served_by_rank, 2)
 
 
-def test_a_sampler_that_names_no_ranks_is_told_apart_by_process(served: Any) -> None:
+def test_samplers_without_ranks_are_distinguished_by_process(served: Any) -> None:
     """The same index has other draws on another rank."""
     one, other = (of_rank["unnamed"] for of_rank in served)
     assert same([batch["index"] for batch in one], [batch["index"] for batch in other])
@@ -349,7 +349,7 @@ def resumed_with_a_drawn_seed(rank: int, states: list[Any]) -> list[Any]:
     return [[copy_of(batch) for batch in loader] for loader in (own, other, again)]
 
 
-def test_each_rank_goes_on_from_its_own_state_and_from_one_that_was_accepted(served: Any) -> None:
+def test_each_rank_resumes_from_its_own_state_and_from_an_accepted_one(served: Any) -> None:
     """A single process takes any rank's state."""
     runs = [of_rank["undivided"] for of_rank in served]
     states = [state for _, state, _ in runs]

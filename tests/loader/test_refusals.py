@@ -141,12 +141,12 @@ def test_a_position_outside_the_epoch_is_refused() -> None:
 
 
 @pytest.mark.parametrize("field", ["index_digest", "ahead", "bad_samples", "user"])
-def test_what_this_loader_cannot_honour_is_refused_not_dropped(field: str) -> None:
+def test_unsupported_arguments_are_refused_not_ignored(field: str) -> None:
     loader = StatefulGPULoader(Indices(20))
     refusal(loader, {**loader.state_dict(), field: "something"}, field)
 
 
-def test_a_position_behind_a_shorter_epoch_is_refused() -> None:
+def test_a_position_beyond_a_shorter_epoch_is_refused() -> None:
     """Found by the fuzzer of inputs: an empty batch was collated."""
     sampler = ShardSampler(range(23), 2, num_shards=5, shard_id=1)
     loader = StatefulGPULoader(Indices(23), sampler=sampler, batch_size=2)
@@ -157,7 +157,7 @@ def test_a_position_behind_a_shorter_epoch_is_refused() -> None:
     assert refused.present == "an epoch of 4 samples"
 
 
-def test_states_of_objects_from_behind_the_position_are_refused() -> None:
+def test_states_of_objects_from_after_the_position_are_refused() -> None:
     """Found by the fuzzer of inputs: the sampler was asked for places beyond int64."""
     sampler = DistributedSampler(Indices(8), 1, 0)
     loader = StatefulGPULoader(Indices(8), sampler=sampler, batch_size=2)
@@ -196,7 +196,7 @@ def test_attributes_that_no_sampler_had_are_refused(attributes: Any) -> None:
 
 
 @pytest.mark.parametrize("field", ["fetches", "samples", "steps"])
-def test_counts_that_nobody_has_counted_are_refused(field: str) -> None:
+def test_impossible_counts_are_refused(field: str) -> None:
     """Found by the fuzzer of inputs: seeds of later batches exceeded int64."""
     loader = StatefulGPULoader(PlainIterable([8]), batch_size=2)
     next(iter(loader))
@@ -315,20 +315,22 @@ def test_image_folders_that_give_images_alone_take_recipes(folder: Path) -> None
     ids=["alone", "in a list", "in a Compose", "v2, in a Compose in a list"],
 )
 @pytest.mark.filterwarnings("ignore:.*ToTensor... is deprecated")
-def test_to_tensor_for_a_source_says_what_takes_its_place(transform: Any, folder: Path) -> None:
+def test_to_tensor_for_a_source_is_refused_with_its_replacement(
+    transform: Any, folder: Path
+) -> None:
     """v2's ToTensor would silently leave uint8 images unchanged, and v1's would fail on each."""
     with pytest.raises(TypeError, match=r"tensors already.*ToDtype\(torch\.float32, scale=True\)"):
         StatefulGPULoader(FolderSource(folder), transform=transform())
 
 
-def test_to_tensor_among_recipes_says_what_takes_its_place() -> None:
+def test_to_tensor_among_recipes_is_refused_with_its_replacement() -> None:
     with pytest.raises(TypeError, match=r"not a recipe.*ToDtype\(torch\.float32, scale=True\)"):
         T.Compose([T.CenterCrop(8), v1.ToTensor()])  # type: ignore[list-item]
     with pytest.raises(TypeError, match=r"not a recipe\. Remedy: take the recipe of that name"):
         T.Compose([v1.CenterCrop(8)])  # type: ignore[list-item]
 
 
-def test_what_takes_the_place_of_to_tensor_does(folder: Path) -> None:
+def test_the_replacement_of_to_tensor_gives_its_pixels(folder: Path) -> None:
     """The result is that of an ImageFolder with ToTensor in torch's own loader."""
     crop = [T.CenterCrop(8), T.ToDtype(torch.float32, scale=True)]
     (ours,) = StatefulGPULoader(FolderSource(folder), batch_size=3, transform=crop)
@@ -339,7 +341,7 @@ def test_what_takes_the_place_of_to_tensor_does(folder: Path) -> None:
     assert torch.equal(ours[1], theirs[1])
 
 
-def test_a_bad_sample_has_one_remedy(folder: Path) -> None:
+def test_the_error_of_a_bad_sample_names_both_remedies(folder: Path) -> None:
     (folder / "a" / "0.jpg").write_text("hello")
     with pytest.raises(BadSample, match="text, not an image") as raised:
         next(iter(StatefulGPULoader(FolderSource(folder))))
@@ -385,7 +387,7 @@ def test_samples_without_files_are_named_by_their_indices() -> None:
 
 
 @pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_an_iterator_is_no_thing_to_pickle(copied: Callable[[Any], Any]) -> None:
+def test_an_iterator_cannot_be_pickled(copied: Callable[[Any], Any]) -> None:
     """Nor can it be copied: two iterators would count for one loader."""
     loader = StatefulGPULoader(Indices(8), batch_size=2)
     batches = iter(loader)

@@ -110,7 +110,7 @@ def test_blocks_are_read_whole_and_once(urls: list[str], tmp_path: Path, num_wor
     assert min(sizes) > 8 * 1000
 
 
-def test_the_next_window_is_asked_for_while_one_is_read(urls: list[str], tmp_path: Path) -> None:
+def test_the_next_window_is_requested_while_one_is_read(urls: list[str], tmp_path: Path) -> None:
     loader = make(urls, tmp_path, "blocks", num_workers=0)
     source: Any = loader.dataset
     expected: list[int] = []
@@ -151,9 +151,7 @@ def test_several_ranks_read_their_own_samples_alone(urls: list[str], tmp_path: P
         assert 0.3 * whole < read < 0.8 * whole
 
 
-def test_what_a_broken_pass_expected_is_forgotten_as_the_next_begins(
-    urls: list[str], tmp_path: Path
-) -> None:
+def test_hints_of_a_broken_pass_are_dropped_by_the_next(urls: list[str], tmp_path: Path) -> None:
     loader = make(urls, tmp_path, "blocks", num_workers=2)
     source: Any = loader.dataset
     kept: list[int] = []
@@ -172,7 +170,7 @@ def test_what_a_broken_pass_expected_is_forgotten_as_the_next_begins(
     assert kept == [0, 0, 0]
 
 
-def test_parts_of_several_sources_are_expected_of_each(urls: list[str], tmp_path: Path) -> None:
+def test_prefetch_hints_reach_each_of_several_sources(urls: list[str], tmp_path: Path) -> None:
     """Parts of a subset, a concatenation and a mixture."""
     first, second = (TarSource(half, cache_dir=tmp_path / "i") for half in (urls[:2], urls[2:]))
     whole = ConcatDataset([Subset(first, range(2, 16)), second])

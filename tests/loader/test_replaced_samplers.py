@@ -89,7 +89,7 @@ def endless(kind: type[Endless], **arguments: Any) -> Any:
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.processes)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_endless_loader_goes_on_for_epochs_and_resumes_exactly(
+def test_an_endless_loader_continues_over_epochs_and_resumes_exactly(
     kind: type[Endless], num_workers: int
 ) -> None:
     """A19: one iterator; each lap has all samples in another order."""
@@ -225,7 +225,7 @@ def was_loaded(loader: StatefulGPULoader[Any]) -> None:
 
 
 @pytest.mark.parametrize("before", [begun, was_loaded])
-def test_one_that_is_replaced_too_late_is_refused(before: Callable[[Any], None]) -> None:
+def test_a_sampler_that_is_replaced_too_late_is_refused(before: Callable[[Any], None]) -> None:
     """A19: the loader's place belongs to the earlier sampler."""
     loader = StatefulGPULoader(Noisy(N), batch_size=4, shuffle=True, seed=5)
     before(loader)
@@ -248,7 +248,7 @@ class Items(IterableDataset[int]):
         (Noisy(N), "collate_fn", list),
     ],
 )
-def test_what_cannot_be_taken_is_refused_by_name(dataset: Any, name: str, value: Any) -> None:
+def test_unsupported_samplers_are_refused_by_name(dataset: Any, name: str, value: Any) -> None:
     """A19: the loader never silently delivers other data."""
     loader = StatefulGPULoader(dataset, batch_size=4, seed=5)
     object.__setattr__(loader, name, value)

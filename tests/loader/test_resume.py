@@ -100,7 +100,7 @@ def test_later_epochs_follow_and_differ() -> None:
         assert all(sorted(order) == list(range(50)) for order in orders)
 
 
-def test_loading_leaves_an_older_iterator_running_without_moving_the_state() -> None:
+def test_an_older_iterator_keeps_running_after_a_load_and_does_not_move_the_state() -> None:
     expected, states = uninterrupted(make_noisy(), 1)
     loader = make_noisy()
     older = iter(loader)
@@ -138,7 +138,7 @@ def test_a_dropped_tail_counts_as_the_end_of_the_epoch() -> None:
 
 
 @pytest.mark.parametrize("position", [0, 5 * 10**8, 9 * 10**8])
-def test_a_billion_samples_resume_in_place(position: int) -> None:
+def test_a_billion_samples_resume_without_skipping(position: int) -> None:
     """No samples are skipped one by one."""
     read: list[int] = []
 

@@ -17,7 +17,7 @@ EPOCHS = 3
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_epochs_behind_a_resume_of_hugging_faces_dataset_are_whole(num_workers: int) -> None:
+def test_epochs_after_a_resume_of_hugging_faces_dataset_are_complete(num_workers: int) -> None:
     """Hugging Face's IterableDataset keeps its loaded state (issue 7447 there)."""
     import datasets
 
@@ -78,7 +78,7 @@ class OneWay(IterableDataset[int]):
 
 
 @pytest.mark.parametrize("dataset", [Unknown, OneWay])
-def test_where_nobody_knows_the_way_back_the_load_is_refused(dataset: Any) -> None:
+def test_a_dataset_that_cannot_be_rewound_refuses_a_load(dataset: Any) -> None:
     """The error names the dataset, and nothing changes."""
     loader = StatefulGPULoader(dataset(), batch_size=1)
     start = loader.state_dict()
@@ -90,7 +90,7 @@ def test_where_nobody_knows_the_way_back_the_load_is_refused(dataset: Any) -> No
 
 @pytest.mark.parametrize("own_class", [True, False])
 @pytest.mark.parametrize("has_generator", [True, False])
-def test_a_failed_batch_is_no_batch_ago(own_class: bool, has_generator: bool) -> None:
+def test_batches_ago_does_not_count_failed_batches(own_class: bool, has_generator: bool) -> None:
     """``batches_ago`` counts delivered batches, also under a user's batch sampler."""
 
     class Fails(Dataset[int]):
@@ -215,7 +215,7 @@ def test_nodes_of_torchdata_that_were_asked_for_their_state_take_a_load() -> Non
     assert [batch.tolist() for batch in resumed] == [[2, 3], [4, 5], [6, 7]]
 
 
-def test_a_rest_of_failed_batches_is_not_empty() -> None:
+def test_a_rest_of_only_failed_batches_is_not_empty() -> None:
     """``on_epoch_boundary="next_epoch"``: the pass that raised ends before the next one."""
 
     class Fails(Dataset[int]):

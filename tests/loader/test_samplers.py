@@ -97,7 +97,7 @@ def test_a_resumed_pass_keeps_the_samplers_epoch_and_warns_of_another() -> None:
 
 
 @pytest.mark.parametrize("on_epoch_boundary", ["empty", "next_epoch"])
-def test_the_epoch_told_ahead_of_an_empty_rest_counts_for_the_pass_behind_it(
+def test_an_epoch_set_before_an_empty_rest_applies_to_the_pass_after_it(
     on_epoch_boundary: str,
 ) -> None:
     """Trainers that resume at an epoch's last batch set the next epoch, and iterate."""
@@ -125,7 +125,7 @@ def test_the_epoch_told_ahead_of_an_empty_rest_counts_for_the_pass_behind_it(
         assert same(list(resumed), expected)
 
 
-def test_an_epoch_that_failed_is_told_again_behind_a_reload() -> None:
+def test_the_epoch_of_a_failed_pass_is_set_again_after_a_load() -> None:
     """The sampler has the next epoch already when the state of the last batch is loaded."""
 
     def epochs_of(loader: StatefulGPULoader[Any], numbers: range) -> list[Any]:

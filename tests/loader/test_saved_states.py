@@ -77,7 +77,7 @@ def test_every_kind_has_saved_states() -> None:
 
 @pytest.mark.filterwarnings("ignore:.* are read again:UserWarning")
 @pytest.mark.parametrize("kind", [*KINDS, *OF_FOLDERS])
-def test_saved_states_go_on_exactly(kind: str, tmp_path: Path) -> None:
+def test_saved_states_resume_exactly(kind: str, tmp_path: Path) -> None:
     make = maker(kind, tmp_path)
     expected, _ = uninterrupted(make(), EPOCHS)
     for epoch, delivered, text in json.loads(SAVED.read_text())[kind]:

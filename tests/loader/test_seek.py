@@ -157,6 +157,8 @@ def test_a_place_that_does_not_exist_is_refused(place: dict[str, Any], says: str
         ("calls for batches", {"samples": 2}, "how many samples a call"),
     ],
 )
-def test_why_a_place_cannot_be_computed(name: str, place: dict[str, Any], says: str) -> None:
+def test_a_place_that_cannot_be_computed_is_explained(
+    name: str, place: dict[str, Any], says: str
+) -> None:
     with pytest.raises(NoSuchPlace, match=says):
         KINDS[name]().seek(epoch=0, **place)

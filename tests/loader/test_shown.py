@@ -23,7 +23,7 @@ class Unsized(Dataset[int]):
         return index
 
 
-def test_a_loader_shows_its_dataset_sizes_and_place(tmp_path: Path) -> None:
+def test_repr_of_a_loader_names_its_dataset_sizes_and_place(tmp_path: Path) -> None:
     write_photo_folder(tmp_path, num_classes=2, per_class=4)
     source = FolderSource(tmp_path)
     loader = StatefulGPULoader(
@@ -42,7 +42,7 @@ def test_a_loader_shows_its_dataset_sizes_and_place(tmp_path: Path) -> None:
     assert "8 files, 2 classes" in table
 
 
-def test_showing_a_loader_settles_nothing() -> None:
+def test_repr_of_a_loader_draws_no_seed() -> None:
     """A seed that is not given is drawn at the first iteration, and not when somebody looks."""
     seeds = set()
     for look in (repr, StatefulGPULoader._repr_html_, str, lambda loader: None):
@@ -54,7 +54,7 @@ def test_showing_a_loader_settles_nothing() -> None:
     assert len(seeds) == 1
 
 
-def test_whatever_its_dataset_is_a_loader_can_be_shown() -> None:
+def test_a_loader_with_any_dataset_has_a_repr() -> None:
     assert "Dataset of 3" in repr(StatefulGPULoader(torch.utils.data.TensorDataset(torch.ones(3))))
     assert "list of 2," in repr(StatefulGPULoader(["<b>" * 1000] * 2))
     loader = StatefulGPULoader(Unsized(), sampler=[0, 1])

@@ -34,7 +34,7 @@ def test_the_first_save_within_a_pass_warns_of_what_its_state_leaves_out() -> No
         loader.state_dict()
 
 
-def test_one_that_does_not_shuffle_is_not_warned_of() -> None:
+def test_a_dataset_without_shuffling_is_not_warned_of() -> None:
     loader = make(0, buffer_size=None)
     next(iter(loader))
     with warnings.catch_warnings():

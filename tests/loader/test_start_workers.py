@@ -49,7 +49,7 @@ def pids(loader: Loader) -> list[int]:
 @pytest.mark.processes
 @pytest.mark.parametrize("build", [make, stateful])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_the_first_pass_is_served_by_the_workers_that_wait(build: Any, persistent: bool) -> None:
+def test_the_first_pass_uses_the_started_workers(build: Any, persistent: bool) -> None:
     expected, states = uninterrupted(build(persistent_workers=persistent), 2)
     loader = build(persistent_workers=persistent)
     start_workers(loader)
@@ -66,7 +66,7 @@ def test_the_first_pass_is_served_by_the_workers_that_wait(build: Any, persisten
     assert same([copy_of(batch) for batch in loader], expected[1])
 
 
-def test_workers_that_wait_end_with_their_loader() -> None:
+def test_idle_workers_end_with_their_loader() -> None:
     loader = make()
     start_workers(loader)
     waiting = loader._engine.workers.idle.workers  # type: ignore[union-attr]
@@ -77,7 +77,7 @@ def test_workers_that_wait_end_with_their_loader() -> None:
         assert worker.exitcode is not None
 
 
-def test_nothing_is_drawn_and_the_state_stays() -> None:
+def test_starting_workers_draws_nothing_and_keeps_the_state() -> None:
     loader = make(seed=None)
     torch.manual_seed(5)
     before = loader.state_dict()
@@ -91,7 +91,7 @@ def test_nothing_is_drawn_and_the_state_stays() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("build", [make, stateful])
-def test_a_state_that_is_loaded_after_it_counts(build: Any) -> None:
+def test_a_state_loaded_after_starting_workers_is_used(build: Any) -> None:
     expected, states = uninterrupted(build(), 1)
     loader = build()
     start_workers(loader)
@@ -99,7 +99,7 @@ def test_a_state_that_is_loaded_after_it_counts(build: Any) -> None:
     assert_same_rest(loader, expected, (0, 3), 1)
 
 
-def test_workers_that_died_while_they_waited_are_replaced() -> None:
+def test_idle_workers_that_died_are_replaced() -> None:
     expected = [copy_of(batch) for batch in make()]
     loader = make()
     start_workers(loader)
@@ -127,7 +127,9 @@ def test_workers_of_several_loaders_start_before_the_device_is_touched(
         assert same([copy_of(batch) for batch in loader], expected)
 
 
-def test_forking_behind_cuda_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_forking_after_cuda_is_initialized_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Only start_workers refuses; a loader itself forks as torch does."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     for context in ("fork", multiprocessing.get_context("fork")):

@@ -308,7 +308,7 @@ def test_a_replacement_that_is_killed_while_it_starts_is_replaced(tmp_path: Path
         (errno.ENOMEM, "free memory"),
     ],
 )
-def test_a_system_that_has_no_room_for_a_process(
+def test_a_system_that_cannot_fork(
     number: int, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """G8: type and errno of the error stay, and the message names the remedy."""
@@ -343,7 +343,7 @@ print(len(os.listdir("/proc/self/fd")) <= used + 2)  # multiprocessing itself le
 """
 
 
-def test_a_process_that_may_open_no_more_files(tmp_path: Path) -> None:
+def test_a_process_without_free_file_descriptors(tmp_path: Path) -> None:
     """G8: with a real limit; all opened files are closed again."""
     script = tmp_path / "script.py"
     script.write_text(FILES)

@@ -181,14 +181,14 @@ COUNTS_STEPS = {
 
 @pytest.mark.parametrize("kind", ["dataset", "sampler", "iterable"])
 @pytest.mark.parametrize("more", [4, 10**6])
-def test_more_batches_behind_a_snapshot_than_the_position_allows(kind: str, more: int) -> None:
+def test_more_batches_after_a_snapshot_than_the_position_allows(kind: str, more: int) -> None:
     state = after_three_batches(COUNTS_STEPS[kind](40))
     damaged = {**state, "user": {**state["user"], "steps": 1 + more}}
     assert refusal(COUNTS_STEPS[kind](40), damaged, "user's steps").saved == 1 + more
 
 
 @pytest.mark.parametrize("kind", ["sampler", "batch sampler", "iterable"])
-def test_an_epoch_that_ends_before_the_batches_behind_the_snapshot(kind: str) -> None:
+def test_an_epoch_that_ends_before_the_batches_after_the_snapshot(kind: str) -> None:
     """Otherwise they would be skipped silently, and the epoch would be empty."""
     state = after_three_batches(COUNTS_STEPS[kind](40))
     state["user"]["steps"] += 20

@@ -105,7 +105,7 @@ class Meeting(FolderSource):
         return super().read(index)
 
 
-def test_the_threads_of_a_process_work_at_a_time(photos: Path) -> None:
+def test_the_threads_of_a_process_work_concurrently(photos: Path) -> None:
     loader = make(
         Meeting(photos), num_workers=2, threads_per_process=2, multiprocessing_context="fork"
     )
@@ -122,7 +122,7 @@ class KillsItself(FolderSource):
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-def test_a_batch_that_kills_its_process_is_told_from_those_beside_it(
+def test_a_batch_that_kills_its_process_is_distinguished_from_concurrent_batches(
     photos: Path, in_order: bool
 ) -> None:
     expected = undisturbed(partial(make, FolderSource(photos), shuffle=False), 1)[0]
@@ -150,7 +150,7 @@ def test_a_thread_that_ends_is_a_lost_process(photos: Path) -> None:
         deliver_quietly(iter(loader), [])
 
 
-def test_a_pass_that_is_left_leaves_the_threads_to_the_next_one(photos: Path) -> None:
+def test_the_next_pass_uses_the_threads_of_an_abandoned_pass(photos: Path) -> None:
     """Abandoned turns of lanes occupy no thread."""
     for dataset in (FolderSource(photos), PhotoShards()):
         expected = undisturbed(partial(make, dataset), 1)

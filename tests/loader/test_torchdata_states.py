@@ -120,7 +120,7 @@ def test_every_state_of_its_own_orders(
     assert_finishes_the_epoch(theirs, ours, execution, resumed_on if several else ({},))
 
 
-def test_its_second_epoch_is_finished_as_our_first() -> None:
+def test_torchdatas_second_epoch_is_finished_as_our_first() -> None:
     """torchdata counts no epochs."""
     theirs = StatefulDataLoader(Indices(LENGTH), batch_size=2, shuffle=True)
     first, second = [], []
@@ -133,7 +133,7 @@ def test_its_second_epoch_is_finished_as_our_first() -> None:
     assert [batch.tolist() for batch in loader] == second[2:] != first[2:]
 
 
-def test_a_failed_fetch_was_a_request_and_no_batch() -> None:
+def test_a_failed_fetch_counts_as_a_request_and_not_as_a_batch() -> None:
     """Later batches are delivered and the failed one is not retried, as in torchdata."""
 
     class Broken(Indices):
@@ -150,7 +150,7 @@ def test_a_failed_fetch_was_a_request_and_no_batch() -> None:
     assert [plain(batch) for batch in loader] == [plain(batch) for batch in batches]
 
 
-def test_the_rest_may_come_in_other_batches() -> None:
+def test_the_rest_may_have_another_batch_size() -> None:
     """The rest is an order of indices, however they are batched."""
     theirs = StatefulDataLoader(Indices(LENGTH), batch_size=3, shuffle=True)
     batches = iter(theirs)
@@ -163,7 +163,7 @@ def test_the_rest_may_come_in_other_batches() -> None:
         assert [index for batch in loader for index in plain(batch)] == rest
 
 
-def test_a_resumed_torchdata_loader_writes_a_state_as_good() -> None:
+def test_a_resumed_torchdata_loader_writes_a_valid_state() -> None:
     make = partial(StatefulDataLoader, Indices(LENGTH), batch_size=2, shuffle=True)
     first = make()
     next(iter(first))
@@ -174,7 +174,7 @@ def test_a_resumed_torchdata_loader_writes_a_state_as_good() -> None:
         assert [plain(batch) for batch in loader] == rest[delivered:]
 
 
-def test_a_seed_is_ours_and_no_state_of_theirs_decides_it() -> None:
+def test_torchdatas_state_does_not_decide_our_seed() -> None:
     theirs = StatefulDataLoader(Indices(LENGTH), shuffle=True)
     next(iter(theirs))
     loader = StatefulGPULoader(Indices(LENGTH), shuffle=True, seed=SEED)

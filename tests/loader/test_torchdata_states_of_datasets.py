@@ -163,7 +163,7 @@ REFUSED: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[], dict[str, An
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_the_state_does_not_tell_is_refused_by_name(name: str) -> None:
+def test_facts_missing_from_the_state_are_refused_by_name(name: str) -> None:
     theirs, ours, field = REFUSED[name]
     refused = refusal(StatefulGPULoader(**ours()), state_of(StatefulDataLoader(**theirs())))
     assert refused.field == field
@@ -243,7 +243,7 @@ def test_garbage_is_refused_by_name_and_nothing_changes(
 @pytest.mark.parametrize(
     "sampler", [SubsetSampler(range(5, 15)), WeightedSampler([1.0] * 10, 10)], ids=lambda s: type(s)
 )
-def test_an_order_that_torchdata_has_not_is_refused(sampler: Any) -> None:
+def test_an_order_that_torchdata_does_not_have_is_refused(sampler: Any) -> None:
     """Its state holds positions in a permutation of the whole dataset."""
     theirs = StatefulDataLoader(Indices(10), batch_size=2, shuffle=True)
     next(iter(theirs))

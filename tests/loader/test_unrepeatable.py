@@ -52,7 +52,7 @@ def make(dataset: Any, **arguments: Any) -> StatefulGPULoader[Any]:
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", ["tensor", "array", "bytes", "pair"])
-def test_one_that_gives_other_samples_is_refused(kind: str, num_workers: int) -> None:
+def test_an_iterable_that_gives_other_samples_is_refused(kind: str, num_workers: int) -> None:
     """The error has the remedies; the state is unchanged and can be accepted."""
     interval = 1 if kind == "tensor" else 3
     arguments = {"num_workers": num_workers, "snapshot_every_n_steps": interval}
@@ -69,7 +69,7 @@ def test_one_that_gives_other_samples_is_refused(kind: str, num_workers: int) ->
 
 
 @pytest.mark.parametrize("kind", ["tensor", "array", "bytes", "pair"])
-def test_one_that_repeats_is_not(kind: str) -> None:
+def test_an_iterable_that_repeats_is_accepted(kind: str) -> None:
     """In a fresh loader and in a used one, and a second time."""
     undisturbed = make(Shuffled(7, kind=kind))
     expected = [[copy_of(batch) for batch in undisturbed] for _ in range(2)]
@@ -85,7 +85,7 @@ def test_one_that_repeats_is_not(kind: str) -> None:
             assert same(found, [expected[0][stop:], expected[1]]), stop
 
 
-def test_one_that_has_become_shorter_is_refused() -> None:
+def test_an_iterable_that_has_become_shorter_is_refused() -> None:
     loader = make(Shuffled(7))
     batches = iter(loader)
     for _ in range(5):
@@ -96,7 +96,7 @@ def test_one_that_has_become_shorter_is_refused() -> None:
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_nested_tensors_are_told_apart(layout: torch.layout) -> None:
+def test_nested_tensors_are_distinguished(layout: torch.layout) -> None:
     def nested(value: float) -> torch.Tensor:
         parts = [torch.full((n,), value) for n in (2, 3)]
         return torch.nested.nested_tensor(parts, layout=layout)
@@ -117,7 +117,7 @@ def test_a_state_without_digest_is_read_again_as_before(interval: int) -> None:
     assert same([copy_of(batch) for batch in resumed], [copy_of(batch) for batch in batches])
 
 
-def test_a_worker_that_is_lost_is_not_replaced_by_one_that_reads_otherwise() -> None:
+def test_a_lost_worker_is_not_replaced_if_the_new_one_reads_other_samples() -> None:
     """Recovery is a resume, and no other check would notice the wrong stream."""
     loader = make(Shuffled(None, length=40), num_workers=1)
     batches = iter(loader)
@@ -208,7 +208,7 @@ def delivered(loader: StatefulGPULoader[Any]) -> Iterator[Any]:
 @pytest.mark.parametrize("draws", [False, True])
 @pytest.mark.parametrize("first", [4, 6, 7])
 @pytest.mark.parametrize("times", [1, 2, -1])
-def test_an_error_of_the_storage_that_was_caught_spoils_no_later_state(
+def test_a_caught_storage_error_keeps_later_states_valid(
     times: int, first: int, draws: bool, num_workers: int
 ) -> None:
     """A14: at the resume the storage has recovered, or fails at the same samples again."""

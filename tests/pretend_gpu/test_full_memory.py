@@ -21,7 +21,7 @@ def take_all_that_is_free() -> torch.Tensor:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("delivered", [0, 5])
-def test_a_batch_that_does_not_fit_is_made_once_it_does(
+def test_a_batch_is_made_once_its_memory_is_free(
     photos: Path,
     decoder: EagerDecoder,
     count: Callable[[str, int, int], None],

@@ -31,7 +31,7 @@ __all__ = ["decoder", "photos"]
 
 
 @pytest.mark.parametrize("prefetch_factor", [1, 4])
-def test_sixty_breaks_leave_nothing_stale(
+def test_sixty_breaks_leave_no_stale_batch(
     photos: Path, decoder: EagerDecoder, count: Count, prefetch_factor: int
 ) -> None:
     loader = make(photos, prefetch_factor=prefetch_factor)
@@ -86,7 +86,7 @@ def _on_cpu(batch: list[torch.Tensor]) -> list[torch.Tensor]:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("at", [0, 1, 5])
-def test_an_interrupt_inside_next_loses_and_shifts_nothing(
+def test_an_interrupt_inside_next_loses_and_shifts_no_sample(
     photos: Path, decoder: EagerDecoder, at: int
 ) -> None:
     def make_on_cpu() -> Any:

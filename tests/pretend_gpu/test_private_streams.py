@@ -98,7 +98,7 @@ def test_a_shared_stream_makes_batches_and_copies_wrong(
     assert wrong > 0
 
 
-def test_a_place_that_is_gone_leaves_its_streams_to_the_next() -> None:
+def test_streams_of_a_deleted_place_are_reused() -> None:
     first, other = opened(), opened()
     before, of_other = handles(first), handles(other)
     del first

@@ -16,7 +16,7 @@ def late_copy(stream: torch.cuda.Stream, source: torch.Tensor) -> torch.Tensor:
     return target
 
 
-def test_work_is_done_late_and_in_order() -> None:
+def test_queued_work_runs_late_and_in_order() -> None:
     stream = torch.cuda.Stream()
     numbers = torch.arange(200, dtype=torch.int32).view(200, 1).pin_memory()
     with torch.cuda.stream(stream):
@@ -44,7 +44,7 @@ def test_an_event_orders_two_streams() -> None:
     assert torch.equal(torch.cat(found), numbers.flatten())
 
 
-def test_memory_is_full_where_it_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_full_at_the_given_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRETEND_GPU_MEGABYTES", "64")
     assert torch.cuda.mem_get_info() == (2**26, 2**26)
     held = torch.empty(2**25, dtype=torch.uint8, device="cuda")

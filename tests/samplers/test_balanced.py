@@ -61,7 +61,7 @@ def test_the_order_of_classes_in_a_block_is_uniform_and_its_own() -> None:
     assert_uniform(np.bincount(seen[:-1] * 6 + seen[1:], minlength=36))
 
 
-def test_rounds_of_a_class_and_neighbouring_classes_are_shuffled_independently() -> None:
+def test_rounds_and_classes_are_shuffled_independently() -> None:
     drawn = order_of(np.repeat([0, 1], 3), 2 * 3 * 3000)
     of_class = [drawn[drawn // 3 == label] % 3 for label in (0, 1)]
     starts = [members[::3] for members in of_class]

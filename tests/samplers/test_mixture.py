@@ -95,7 +95,7 @@ def test_every_epoch_draws_as_many_of_each_part(shuffle: bool) -> None:
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_each_part_goes_on_where_the_epoch_before_stopped(shuffle: bool) -> None:
+def test_each_part_continues_where_the_previous_epoch_stopped(shuffle: bool) -> None:
     """A large part is seen whole over several epochs, and a small one as evenly as possible."""
     lengths = [70, 30, 11, 1]
     mixed = MixedDataset(
@@ -117,7 +117,7 @@ def test_each_part_goes_on_where_the_epoch_before_stopped(shuffle: bool) -> None
             assert len({tuple(one) for one in passes}) == len(passes)
 
 
-def test_parts_of_one_length_have_orders_of_their_own() -> None:
+def test_parts_of_one_length_have_different_orders() -> None:
     mixed = MixedDataset([Indices(40), Indices(40)])
     indices = list(MixtureSampler(mixed, seed=3))
     assert in_part(mixed, indices, 0) != in_part(mixed, indices, 1)
@@ -183,7 +183,7 @@ def test_a_place_far_away_is_found_without_passing_through(shuffle: bool) -> Non
             assert indices.min() >= 0
 
 
-def test_a_sequential_part_stands_where_arithmetic_puts_it_in_a_late_epoch() -> None:
+def test_a_sequential_part_has_the_computed_place_in_a_late_epoch() -> None:
     """Compared with Python's integers, beyond the range of int64."""
     mixed = MixedDataset([Indices(10**9 + 7), Indices(3)], [1, 1], num_samples=1 << 40)
     epoch = 2**32 - 3

@@ -39,7 +39,7 @@ def test_without_shuffling_the_dataset_keeps_its_order() -> None:
 
 @pytest.mark.parametrize("num_replicas", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("n", [300, 513])
-def test_ranks_get_what_the_fields_repeated_samplers_give_them(n: int, num_replicas: int) -> None:
+def test_ranks_get_the_indices_of_the_usual_repeated_samplers(n: int, num_replicas: int) -> None:
     """The rule of DeiT, torchvision's RASampler and timm's RepeatAugSampler over one shuffle.
 
     Each index is repeated, and every num_replicas-th is taken. An epoch is as long as the dataset,
@@ -68,7 +68,7 @@ def test_copies_are_anywhere_with_equal_probability() -> None:
     assert_uniform(seen[upper])
 
 
-def test_beyond_all_copies_the_dataset_is_gone_through_in_another_order() -> None:
+def test_after_all_copies_the_dataset_is_repeated_in_another_order() -> None:
     drawn = order_of(7, num_repeats=2, num_samples=31)
     assert len(drawn) == 31 == len(RepeatedSampler(Indices(7), 2, num_samples=31))
     assert sorted(drawn[:14]) == sorted(drawn[14:28])

@@ -35,7 +35,7 @@ kinds = pytest.mark.parametrize("make", EVERY.values(), ids=EVERY)
 
 @pytest.mark.fuzz
 @kinds
-def test_it_resumes_at_every_index_and_goes_on_with_later_epochs(make: Make) -> None:
+def test_it_resumes_at_every_index_and_continues_with_later_epochs(make: Make) -> None:
     reference = make(seed=3)
     epochs = [list(reference) for _ in range(4)]
     for taken in range(len(epochs[1])):

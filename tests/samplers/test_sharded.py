@@ -215,7 +215,9 @@ def test_epochs_that_are_shuffled_after_each_have_dalis_lengths(folder: Path, po
         ({"shuffle_after_epoch": True, "random_shuffle": True}, "shuffle_after_epoch=True"),
     ],
 )
-def test_what_dali_refuses_is_refused(tmp_path: Path, arguments: dict[str, Any], text: str) -> None:
+def test_arguments_that_dali_refuses_are_refused(
+    tmp_path: Path, arguments: dict[str, Any], text: str
+) -> None:
     with pytest.raises(RuntimeError):
         dali_epochs(tmp_path, 7, 2, epochs=1, reader="file", **arguments)
     with pytest.raises(ValueError, match=text):
@@ -339,7 +341,7 @@ def test_arguments_out_of_range_are_refused_by_name(
         make(**changed)
 
 
-def test_shards_draw_augmentations_of_their_own() -> None:
+def test_shards_have_different_augmentations() -> None:
     """The same position of two shards has two keys, however long an epoch is."""
     shards = [ShardSampler(Indices(9), 2, shard_id=i, num_shards=3) for i in range(3)]
     offsets = [key_offset_of(shard.order.of_epoch(0, 0)) for shard in shards]

@@ -21,7 +21,7 @@ def order_of(n: int, epoch: int = 0, **arguments: Any) -> Any:
 
 
 @pytest.mark.parametrize("num_samples", [1, 9, 10, 11, 20, 37])
-def test_beyond_the_dataset_it_is_gone_through_again_in_another_order(num_samples: int) -> None:
+def test_after_the_dataset_ends_it_is_repeated_in_another_order(num_samples: int) -> None:
     """RandomSampler does the same: it continues with another permutation."""
     drawn = order_of(10, num_samples=num_samples).tolist()
     assert len(drawn) == num_samples == len(ShuffledSampler(Indices(10), num_samples=num_samples))

@@ -46,7 +46,7 @@ def test_indices_are_of_any_kind_and_the_same_order(indices: Any) -> None:
     assert {type(index) for index in drawn} == {int}
 
 
-def test_without_shuffling_they_come_as_they_are() -> None:
+def test_without_shuffling_they_keep_their_order() -> None:
     sampler = SubsetSampler(GIVEN, shuffle=False)
     assert list(sampler) == list(sampler) == GIVEN
     assert not sampler.order.is_shuffled
@@ -72,7 +72,7 @@ def test_an_array_on_disk_is_not_copied(tmp_path: Path) -> None:
     assert peak < 2**20
 
 
-def test_nothing_is_a_subset_too() -> None:
+def test_an_empty_subset_is_a_subset() -> None:
     for nothing in ([], range(0), np.array([], dtype=np.int64)):
         assert list(SubsetSampler(nothing)) == []  # type: ignore[arg-type]
 

@@ -49,7 +49,7 @@ def test_a_million_bad_samples_stay_small() -> None:
     assert BadSamples.from_text(text) == record
 
 
-def test_an_empty_record_is_no_text() -> None:
+def test_an_empty_record_has_no_text() -> None:
     assert BadSamples().to_text() is None
     assert BadSamples.from_text(None) == BadSamples()
     assert BadSamples() != record_of(found(1))

@@ -107,7 +107,7 @@ def test_files_below_the_root_of_a_dataset_keep_their_folders() -> None:
     assert found("/data", "cat") == found("/mnt", "cat") != found("/data", "dog")
 
 
-def test_equal_tables_have_equal_digests_however_they_lie_in_memory() -> None:
+def test_equal_tables_have_equal_digests_for_any_memory_layout() -> None:
     pyarrow = pytest.importorskip("pyarrow")
     names = pyarrow.array([*LETTERS, None])
     whole = pyarrow.chunked_array([names])
@@ -130,12 +130,12 @@ def test_text_in_pandas_is_known_by_its_values_whatever_dtype_it_has() -> None:
     assert len(found) == 1
 
 
-def test_what_lies_between_the_fields_of_records_is_no_content() -> None:
+def test_padding_between_fields_of_records_is_not_content() -> None:
     make, _ = ALL["array of records"]
     assert describe_dataset([make(MANY[:9])]) == describe_dataset([make(MANY[:9])])
 
 
-def test_an_array_is_the_same_however_it_lies_in_memory() -> None:
+def test_equal_arrays_have_equal_digests_for_any_strides() -> None:
     numbers = torch.arange(12_000).reshape(3000, 4)
     columns = numbers.t().contiguous().t()
     assert described(numbers).content == described(columns).content is not None
@@ -183,7 +183,7 @@ def test_a_table_that_cannot_be_read_is_not_proven(monkeypatch: pytest.MonkeyPat
     assert described(frame).is_sampled
 
 
-def test_half_of_a_pair_of_surrogates_is_text_like_any_other() -> None:
+def test_a_lone_surrogate_is_text() -> None:
     """A caption from JSON may end in the middle of an emoji."""
     for text in ("\ud83d", "a" * 300 + "\ud83d"):
         for captions in (deque([text]), [text]):
@@ -209,6 +209,6 @@ class _LongSequence(list[Any]):
         raise AssertionError("a list that is too long is gone through")
 
 
-def test_what_is_too_long_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_beyond_the_cost_limit_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contents, "MAX_COST", 10_000)
     assert described(_LongSequence(range(100_000))).is_sampled

@@ -108,7 +108,7 @@ def test_torchvision_transforms_are_known_by_class_and_settings() -> None:
         assert unknown(one()) == ()
 
 
-def test_what_is_the_same_under_two_spellings_is_the_same() -> None:
+def test_two_spellings_of_one_setting_are_equal() -> None:
     """The settings that the transform keeps count, not those that were typed."""
     mode = v2.InterpolationMode.BILINEAR
     assert describe(v2.Resize(8)) == describe(v2.Resize([8], interpolation=mode))
@@ -147,7 +147,7 @@ def test_a_function_may_be_given_a_fingerprint() -> None:
     assert unknown(collate) == ()
 
 
-def test_a_thing_that_holds_itself_has_an_end() -> None:
+def test_a_cyclic_object_has_a_finite_description() -> None:
     endless: list[Any] = []
     endless.append(endless)
     assert len(unknown(endless)) == 1
@@ -179,7 +179,7 @@ def test_real_albumentations_are_known() -> None:
     assert unknown(albumentations.Compose([albumentations.Lambda(image=mix_batch)])) != ()
 
 
-def test_equal_dicts_are_described_alike_whatever_order_they_were_filled_in() -> None:
+def test_equal_dicts_have_equal_descriptions_in_any_insertion_order() -> None:
     """Dicts are often built from sets, whose order differs between processes."""
     assert (
         describe_dataset(Held({"a": 1, "b": 2})).text
@@ -251,14 +251,14 @@ SAVED_NAMES = [
 ]
 
 
-def test_what_has_moved_keeps_the_name_in_saved_states() -> None:
+def test_moved_classes_keep_their_names_in_saved_states() -> None:
     for saved in SAVED_NAMES:
         name = saved.rpartition(".")[2]
         thing = getattr(stateful_gpu_loader, name, None) or getattr(T, name)
         assert describe(thing) == f"stateful_gpu_loader.{saved}"
 
 
-def test_a_method_of_what_has_moved_keeps_the_name_in_saved_states() -> None:
+def test_methods_of_moved_classes_keep_their_names_in_saved_states() -> None:
     # In two parts: a move of modules rewrites their whole names.
     saved = "transforms.geometry.random_resized_crop.RandomResizedCrop.apply"
     saved = f"stateful_gpu_loader.{saved}"

@@ -169,7 +169,7 @@ def test_the_class_of_a_user_leaves_the_dataset_unverified() -> None:
         assert len(describe_dataset(holds).unknown) == 1
 
 
-def test_a_users_class_may_be_renamed_or_mended() -> None:
+def test_a_users_class_may_be_renamed_or_fixed() -> None:
     """It is known by its content, or not at all if no attribute has a usual name."""
 
     class Mended(Files):
@@ -182,7 +182,7 @@ def test_a_users_class_may_be_renamed_or_mended() -> None:
     )
 
 
-def test_what_a_user_opens_while_reading_is_no_part_of_the_dataset() -> None:
+def test_handles_opened_by_reading_are_not_part_of_the_dataset() -> None:
     """For example an h5py file opened at the first sample: a new instance of the same loader has
     not opened it yet.
     """
@@ -251,7 +251,7 @@ def test_tensors_of_every_kind_are_known() -> None:
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_nested_tensors_are_known_and_told_apart(layout: torch.layout) -> None:
+def test_nested_tensors_are_described_and_distinguished(layout: torch.layout) -> None:
     def nested(value: float) -> torch.Tensor:
         parts = [torch.full((n,), value) for n in (2, 3)]
         return torch.nested.nested_tensor(parts, layout=layout)
@@ -260,7 +260,7 @@ def test_nested_tensors_are_known_and_told_apart(layout: torch.layout) -> None:
     assert text([nested(1)]) == text([nested(1)]) != text([nested(2)])
 
 
-def test_values_that_nobody_can_read_are_unverified() -> None:
+def test_unreadable_values_are_unverified() -> None:
     for tensor in (
         torch.ones(3).to_sparse(),
         torch.ones(3, device="meta"),

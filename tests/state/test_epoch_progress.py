@@ -100,7 +100,7 @@ def test_requesting_the_resumed_epoch_is_silent() -> None:
     assert passes.begin().start == Address(3, 4)
 
 
-def test_a_load_leaves_older_passes_behind() -> None:
+def test_a_load_abandons_older_passes() -> None:
     passes = Passes()
     old = passes.begin()
     deliver(passes, old, 4)
@@ -240,7 +240,7 @@ def test_bad_samples_and_the_last_request_follow_from_what_was_taken() -> None:
     assert passes.twin().bad_samples == passes.bad_samples
 
 
-def test_what_another_pass_found_meanwhile_is_counted_too() -> None:
+def test_bad_samples_of_another_pass_are_counted_too() -> None:
     passes = Passes()
     first, second = passes.begin(), passes.begin()
     for total, current in enumerate((first, second, first, second), start=1):

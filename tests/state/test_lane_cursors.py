@@ -16,7 +16,7 @@ from stateful_gpu_loader.state.schema import lane_key
 from tests.interrupts import handle_at, places_of
 
 
-def test_every_moment_says_what_a_copy_would() -> None:
+def test_every_moment_equals_a_copy_of_all_cursors() -> None:
     """Read in any order, also while others follow."""
     drawing = random.Random(5)
     copied = {lane: LaneCursor() for lane in range(3, 40, 4)}
@@ -38,7 +38,7 @@ def texts_of(cursors: dict[int, LaneCursor]) -> dict[str, str]:
     return {lane_key(lane): lane_text(7, cursor) for lane, cursor in cursors.items()}
 
 
-def test_what_a_moment_gives_is_the_callers_own() -> None:
+def test_the_texts_of_a_moment_are_the_callers_own_copy() -> None:
     moment = LaneCursors(7, {0: LaneCursor()})
     moment.texts().clear()
     assert moment.texts() == texts_of({0: LaneCursor()})
@@ -83,7 +83,7 @@ _numbers = st.integers(0, 2**63 - 1)
 
 
 @given(_numbers, _numbers, _numbers, _numbers, _numbers)
-def test_what_is_written_is_read(a: int, b: int, c: int, d: int, e: int) -> None:
+def test_a_written_cursor_is_read_back(a: int, b: int, c: int, d: int, e: int) -> None:
     cursor = LaneCursor(turns=a, count=max(b, e), shard=c, offset=d, taken=min(b, e))
     assert LaneCursor.from_text(cursor.to_text()) == cursor
     assert cursor.window_start == max(b, e) - min(b, e)

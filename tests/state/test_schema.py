@@ -251,7 +251,7 @@ def test_a_dataset_of_another_length_is_accepted_at_position_0_only() -> None:
         FINGERPRINT.check(shorter, accept={"dataset"}, position=0)
 
 
-def test_what_is_unknown_is_not_compared() -> None:
+def test_unknown_fields_are_not_compared() -> None:
     unknown = Fingerprint(**{**vars(FINGERPRINT), "dataset": None, "decoder_version": "9"})
     FINGERPRINT.check(unknown, accept=(), position=5)
     unknown.check(FINGERPRINT, accept=(), position=5)
@@ -261,7 +261,7 @@ def with_content(**content: str) -> Fingerprint:
     return replace(FINGERPRINT, content=content)
 
 
-def test_a_digest_is_compared_beside_a_text_that_tells_a_part() -> None:
+def test_a_digest_is_compared_beside_a_partial_text() -> None:
     """It is accepted by the name of its field."""
     for saved in (with_content(dataset="a"), with_content()):
         with pytest.raises(StateMismatch, check=differing("dataset")) as caught:

@@ -54,7 +54,7 @@ def test_unusual_tensors_go_torchs_own_way(tensor: torch.Tensor) -> None:
     assert torch.equal(thawed.detach().to_dense(), tensor.detach().to_dense())
 
 
-def test_what_was_frozen_does_not_change_with_its_origin() -> None:
+def test_a_frozen_state_does_not_change_with_its_origin() -> None:
     values, tensor = [1, 2], torch.zeros(3)
     frozen = freeze({"values": values, "tensor": tensor}, "Owner")
     values.append(3)
@@ -63,6 +63,6 @@ def test_what_was_frozen_does_not_change_with_its_origin() -> None:
     assert thaw(frozen)["tensor"].tolist() == [0, 0, 0]
 
 
-def test_what_cannot_be_pickled_is_named_with_its_owner() -> None:
+def test_unpicklable_values_are_named_with_their_owner() -> None:
     with pytest.raises(LoaderError, match=r"state_dict\(\) of MySampler returned dict that cannot"):
         freeze({"function": lambda: 0}, "MySampler")

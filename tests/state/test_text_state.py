@@ -41,7 +41,7 @@ class Holder(TextState):
 
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("num_drawn", [0, 1, 7, 10])
-def test_a_sampler_goes_on_from_its_text(name: str, num_drawn: int) -> None:
+def test_a_sampler_resumes_from_its_text(name: str, num_drawn: int) -> None:
     """DALI's Checkpoint asks every object so, with a stream."""
     sampler = SAMPLERS[name]()
     indices = iter(sampler)
@@ -88,14 +88,14 @@ def test_a_text_does_not_change_with_its_object() -> None:
     ],
     ids=range(15),
 )
-def test_what_is_no_text_of_a_state_is_refused_and_changes_nothing(text: Any) -> None:
+def test_an_invalid_text_is_refused_and_changes_nothing(text: Any) -> None:
     holder = Holder(5)
     with pytest.raises(StateMismatch, check=differing("state")):
         holder.set_state(text)
     assert holder.state == 5
 
 
-def test_errors_of_load_state_dict_stay_what_they_are() -> None:
+def test_errors_of_load_state_dict_keep_their_type() -> None:
     with pytest.raises(StateMismatch, check=differing("keys")):
         Holder(5).set_state('{"other": 1}')
     sampler = SAMPLERS["shuffled"]()

@@ -90,7 +90,7 @@ def test_only_a_mismatch_comes_out_of_a_torn_state(examples: list[dict[str, Any]
     assert refused > 1000
 
 
-def test_whatever_is_no_dictionary_is_no_state() -> None:
+def test_values_that_are_not_dictionaries_are_not_states() -> None:
     for junk in JUNK:
         assert not is_torchdata_state(junk)
         with pytest.raises(StateMismatch):
@@ -255,7 +255,7 @@ def test_an_altered_text_is_refused() -> None:
             generator_from_text(junk)
 
 
-def test_what_is_no_generators_state_is_refused() -> None:
+def test_invalid_generator_states_are_refused() -> None:
     state = torch.Generator().manual_seed(1).get_state()
     wrong = [
         *JUNK,

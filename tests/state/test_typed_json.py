@@ -295,7 +295,7 @@ def with_attribute() -> Any:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_has_no_form_is_refused_with_its_place(value: Any, named: str) -> None:
+def test_values_without_a_form_are_refused_with_their_place(value: Any, named: str) -> None:
     """Never pickled, never approximated."""
     for outer, place in (
         ({"a": [0, value]}, r"state\['a'\]\[1\]"),

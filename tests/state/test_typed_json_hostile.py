@@ -108,7 +108,7 @@ def _slots(form: Any) -> Iterator[tuple[Any, Any]]:
     ],
     ids=lambda form: str(form)[:70],
 )
-def test_what_no_encoder_writes_is_refused_by_place(form: Any) -> None:
+def test_forms_that_no_encoder_writes_are_refused_with_their_place(form: Any) -> None:
     with pytest.raises(ValueError, match=r"^state\['a'\]\[1\].* is no value: "):
         decode({"a": [0, form]})
 
@@ -159,7 +159,7 @@ def test_a_claim_of_a_gigabyte_allocates_nothing(form: Any) -> None:
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_text_that_is_no_json_or_too_much_is_refused(text: bytes, reason: str) -> None:
+def test_invalid_or_oversized_json_is_refused(text: bytes, reason: str) -> None:
     """No RecursionError, whatever the recursion limit; no quadratic time."""
     with pytest.raises(ValueError, match=reason):
         parse(text)

@@ -117,7 +117,7 @@ def test_a_plain_dataset_is_measured_beside_its_conversion(
     draw(report, tmp_path / "bench.png")
 
 
-def test_what_cannot_be_converted_is_measured_alone_or_refused() -> None:
+def test_unconvertible_loaders_are_measured_alone_or_refused() -> None:
     report = bench(StatefulGPULoader(range(100), batch_size=5), workers=[0], seconds=0.01)
     assert [one.loader for one in report.rates] == [OURS]
     assert "loader.dataset" in str(report.conversion)
@@ -238,6 +238,6 @@ def test_batches_that_start_workers_do_not_count() -> None:
         (StatefulGPULoader(Endless()), {"workers": [0, 1]}, "--workers 0"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(loader: Any, arguments: Any, message: str) -> None:
+def test_unmeasurable_loaders_are_refused(loader: Any, arguments: Any, message: str) -> None:
     with pytest.raises(BenchError, match=message):
         bench(loader, **{"workers": [0], "seconds": 0.01, **arguments})

@@ -58,7 +58,7 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("batches", [0, 2])
 @pytest.mark.parametrize(("change", "field"), CHANGES)
-def test_what_is_said_of_accept_is_what_a_load_does(
+def test_the_reported_accept_matches_a_load(
     change: dict[str, Any], field: str, batches: int
 ) -> None:
     """The loader itself refuses the state, and accepts it with the names or does not."""
@@ -85,7 +85,7 @@ def test_another_seed_is_taken_without_one() -> None:
     assert found.samples_apart is None
 
 
-def test_what_one_state_does_not_say_is_not_refused() -> None:
+def test_fields_unknown_in_one_state_are_not_refused() -> None:
     second = after(1)
     silent = json.loads(second["fingerprint"]) | {"dataset": None}
     found = compare(after(1), second | {"fingerprint": json.dumps(silent)})
@@ -116,11 +116,11 @@ def test_states_of_a_users_objects_are_compared() -> None:
     assert [each.field for each in found.differences] == ["user"]
 
 
-def test_a_note_of_accelerate_is_no_difference() -> None:
+def test_accelerates_added_key_is_not_a_difference() -> None:
     assert compare(after(1), after(1) | {"_iterator_finished": False}).differences == ()
 
 
-def test_torchdatas_states_do_not_tell_whether_the_loader_is_the_same() -> None:
+def test_torchdatas_states_do_not_identify_the_loader() -> None:
     one = after_in_torchdata(1)
     same, other = compare(one, one), compare(one, after_in_torchdata(2))
     assert (same.is_same, same.resumes) == (True, None)

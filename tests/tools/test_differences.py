@@ -89,7 +89,7 @@ def test_different_values(one: Any, other: Any, says: str) -> None:
     assert not same(one, other)
 
 
-def test_every_field_that_differs_is_told() -> None:
+def test_every_differing_field_is_reported() -> None:
     one = {"image": torch.zeros(2), "label": 1, "name": "a"}
     found = differences(one, {"image": torch.ones(2), "label": 1, "name": "b"})
     assert [each.field for each in found] == ["['image']", "['name']"]

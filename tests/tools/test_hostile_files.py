@@ -267,7 +267,7 @@ def test_a_key_of_shared_tuples_is_refused(tmp_path: Path, is_zip: bool) -> None
     assert "a key of more than" in guarded_search(path).reasons[0]
 
 
-def test_shared_lists_are_looked_through_once(tmp_path: Path) -> None:
+def test_shared_lists_are_searched_once(tmp_path: Path) -> None:
     torch.save({"shared": shared(60), "train": after(1)}, tmp_path / "a.pt")
     assert (tmp_path / "a.pt").stat().st_size < 8000
     assert guarded_search(tmp_path).states == ["a.pt:train"]
@@ -357,16 +357,14 @@ SPECIAL = [make_pipe, make_socket, link_to_device, link_to_pipe]
 
 
 @pytest.mark.parametrize("make", SPECIAL)
-def test_what_is_no_regular_file_is_passed_over(folder: Path, make: Callable[[Path], None]) -> None:
+def test_non_regular_files_are_skipped(folder: Path, make: Callable[[Path], None]) -> None:
     make(folder / "special.pt")
     found = guarded_search(folder)
     assert (found.states, found.reasons) == (["steps/a.pt:"], [])
 
 
 @pytest.mark.parametrize(("make", "kind"), [(make_pipe, "named pipe"), (link_to_device, "device")])
-def test_what_is_no_regular_file_is_named(
-    folder: Path, make: Callable[[Path], None], kind: str
-) -> None:
+def test_non_regular_files_are_named(folder: Path, make: Callable[[Path], None], kind: str) -> None:
     make(folder / "special.pt")
     assert guarded_search(folder / "special.pt").reasons[0].endswith(f"but a {kind}")
 
@@ -379,7 +377,7 @@ def test_links_to_folders_around_them_are_followed_once(folder: Path) -> None:
     assert (found.states, found.reasons) == (["steps/a.pt:"], [])
 
 
-def test_a_link_takes_the_place_of_what_is_not_listed_elsewhere(folder: Path) -> None:
+def test_a_link_replaces_a_target_that_is_not_listed(folder: Path) -> None:
     (folder / "steps").rename(folder / ".steps")
     (folder / "latest").symlink_to(".steps")
     (folder / "last.pt").symlink_to("latest/a.pt")
@@ -420,7 +418,7 @@ def test_a_copy_is_as_private_as_the_file(tmp_path: Path) -> None:
         assert (tmp_path / f"moved-{name}").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_copy_is_written_at_no_link(tmp_path: Path) -> None:
+def test_a_copy_is_not_written_through_a_link(tmp_path: Path) -> None:
     torch.save(after(1), tmp_path / "a.pt")
     (tmp_path / "out.pt").symlink_to("absent.pt")
     with pytest.raises(NoState):

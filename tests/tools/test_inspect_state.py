@@ -71,7 +71,7 @@ def test_an_iterable_counts_batches_and_names_its_states() -> None:
     assert set(found.unverified) == {"dataset", "order"}
 
 
-def test_lanes_of_one_rank_do_not_tell_the_epochs_samples() -> None:
+def test_lanes_of_one_rank_do_not_give_the_epochs_samples() -> None:
     dataset = Numbers([8, 8, 8, 8], lanes=4, counted=True)
     ranks = [after(1, dataset, shuffle=True, num_replicas=2, rank=rank) for rank in (0, 1)]
     one, merged = describe(ranks[0]), describe(merge_state_dicts(ranks))
@@ -100,7 +100,7 @@ def test_bad_samples_are_listed() -> None:
     ]
 
 
-def test_torchdatas_state_says_little() -> None:
+def test_torchdatas_state_describes_little() -> None:
     found = describe(after_in_torchdata(2))
     assert found.library == "torchdata's StatefulDataLoader"
     assert (found.position, found.unit, found.samples_seen, found.finished) == (

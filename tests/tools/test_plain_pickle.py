@@ -68,7 +68,7 @@ def test_a_storage_inside_executes_nothing(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_admitted_is_admitted_for_plain_values(content: bytes, reason: str) -> None:
+def test_plain_values_are_admitted(content: bytes, reason: str) -> None:
     """Other encodings import modules, and attributes would change the admitted functions."""
     with pytest.raises(pickle.UnpicklingError, match=reason):
         load_plain(content)

@@ -113,7 +113,7 @@ def test_a_rotation_is_a_quadrilateral_whose_corners_are_computed(folder: Path) 
         assert sample.parameters[1] == ("RandomRotation", {"angle": 90.0})
 
 
-def test_recipes_that_do_not_tell_where_they_move_pixels_are_named(folder: Path) -> None:
+def test_recipes_without_a_known_motion_are_named(folder: Path) -> None:
     loader = loader_of(folder, T.RandomCrop(60, pad_if_needed=True), T.TrivialAugmentWide())
     for sample in preview(loader):
         assert sample.region is not None
@@ -142,7 +142,7 @@ def test_normalized_images_are_shown_as_they_were(folder: Path) -> None:
             assert not any("Normalize" in note for note in sample.notes)
 
 
-def test_without_a_normalize_the_values_decide_and_it_is_said() -> None:
+def test_without_normalize_the_values_decide_and_a_note_says_so() -> None:
     values = torch.linspace(-3, 5, 12).view(1, 3, 4)
     [sample] = preview(StatefulGPULoader([values], batch_size=1))
     assert sample.image.min() == 0
@@ -202,7 +202,7 @@ def test_grey_images_are_shown_in_three_equal_channels() -> None:
     assert torch.equal(sample.image, expected)
 
 
-def test_looking_changes_nothing(folder: Path) -> None:
+def test_preview_changes_nothing(folder: Path) -> None:
     def delivered(looks: bool) -> list[Any]:
         loader = loader_of(folder, T.RandomResizedCrop(SIDE), *FLIPS, seed=None, drop_last=True)
         torch.manual_seed(3)
@@ -343,7 +343,7 @@ def test_batches_without_images_and_other_loaders_are_refused() -> None:
         preview(DataLoader(range(4)))  # type: ignore[arg-type]
 
 
-def test_the_end_of_an_epoch_is_said(folder: Path) -> None:
+def test_the_end_of_an_epoch_is_reported(folder: Path) -> None:
     loader = loader_of(folder, T.Resize((8, 8)), batch_size=16)
     run = iter(loader)
     next(run)

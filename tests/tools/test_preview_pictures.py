@@ -54,7 +54,7 @@ def test_a_box_is_outlined_where_it_lies() -> None:
     assert lit(picture_of(sample)) == (50, 60, 151, 201)
 
 
-def test_labels_stand_above_their_boxes_and_within_the_picture() -> None:
+def test_labels_are_above_their_boxes_and_within_the_picture() -> None:
     high = picture_of(boxed([[50.0, 60.0, 150.0, 200.0]], [1]))
     left, top, right, bottom = lit(high) or (0, 0, 0, 0)
     assert (left, right, bottom) == (50, 151, 201)
@@ -92,7 +92,7 @@ def test_the_sheet_says_where_each_picture_is(
             assert sheet.crop(box).tobytes() == paper.tobytes()
 
 
-def test_what_is_told_to_a_program(samples: list[PreviewedSample]) -> None:
+def test_the_dictionary_for_programs(samples: list[PreviewedSample]) -> None:
     sample = samples[1]
     told = json.loads(json.dumps(sample.to_dict()))
     assert (told["index"], told["position"], told["lane"]) == (1, 1, None)
@@ -108,7 +108,7 @@ def test_what_is_told_to_a_program(samples: list[PreviewedSample]) -> None:
     assert told["original_size"] == list(sample.original.shape[:0:-1])
 
 
-def test_indices_of_any_kind_are_told() -> None:
+def test_indices_of_any_kind_are_reported() -> None:
     images = {(0, "a"): torch.zeros(3, 4, 4)}
     loader: Any = StatefulGPULoader(images, sampler=list(images), batch_size=1)  # type: ignore[arg-type]
     [sample] = preview(loader)

@@ -69,7 +69,7 @@ def test_the_shard_and_the_cursor_find_the_sample_again(tars: list[Path]) -> Non
     assert torch.equal(sample.data, third.data)
 
 
-def test_what_is_left_in_several_lanes_makes_one_batch(tars: list[Path]) -> None:
+def test_rests_of_several_lanes_make_one_batch(tars: list[Path]) -> None:
     loader: Loader = StatefulGPULoader(TarShards(tars), batch_size=4, transform=CROP)
     samples = preview(loader, 4)
     assert names_of(samples)[8:] == [

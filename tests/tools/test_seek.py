@@ -29,7 +29,7 @@ def test_other_streams_are_refused(name: str) -> None:
         state_at(loader.state_dict(), epoch=1, position=4)
 
 
-def test_batches_that_were_delivered_out_of_order_are_left_behind() -> None:
+def test_batches_delivered_out_of_order_are_discarded() -> None:
     state = KINDS["order"]().state_dict() | {"position": 4, "ahead": "[8, 16]"}
     assert state_at(state, epoch=0, position=8)["ahead"] is None
     assert state["ahead"] == "[8, 16]"
@@ -41,7 +41,7 @@ def test_the_record_of_bad_samples_is_kept() -> None:
     assert state_at(state, epoch=4, samples=0)["bad_samples"] == text
 
 
-def test_what_is_no_state_is_refused() -> None:
+def test_values_that_are_not_states_are_refused() -> None:
     with pytest.raises(StateMismatch) as caught:
         state_at({"_snapshot": {}}, epoch=0, position=0)
     assert caught.value.field == "format"

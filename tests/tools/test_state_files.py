@@ -166,7 +166,7 @@ def test_files_without_a_state_are_passed_over(
     assert not (tmp_path / "executed").exists()
 
 
-def test_what_holds_itself_is_refused(tmp_path: Path) -> None:
+def test_a_cyclic_object_is_refused(tmp_path: Path) -> None:
     circle: dict[str, Any] = {"format": "stateful_gpu_loader of each rank"}
     circle["circle"] = circle
     torch.save(circle, tmp_path / "circle.pt")
@@ -175,7 +175,7 @@ def test_what_holds_itself_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["script.pt", "state.json", "checkpoint.json"])
-def test_a_copy_has_the_changed_state_and_all_else(
+def test_a_copy_has_the_changed_state_and_all_other_values(
     tmp_path: Path, folder: Path, states: dict[str, State], file: str
 ) -> None:
     before = find_states(folder / file)

@@ -114,7 +114,7 @@ def test_no_false_alarm(kind: str, tmp_path: Path) -> None:
     assert len(exact) >= 3, report
 
 
-def test_what_is_compared_and_what_is_skipped() -> None:
+def test_compared_and_skipped_cases() -> None:
     report = verify_resume(map_style(faults.augmented, shuffle=True), batches=8)
     assert report.check() is report
     own = "a new loader, inline, state through JSON"
@@ -205,7 +205,7 @@ def test_a_resumed_run_without_any_batch_differs() -> None:
         ),
     ],
 )
-def test_a_verdict_tells_no_from_could_not_ask(
+def test_a_verdict_distinguishes_different_from_untested(
     outcomes: list[Any], is_exact: bool | None, verdict: str
 ) -> None:
     checks = tuple(Check("a check", "batch 1", outcome) for outcome in outcomes)
@@ -410,7 +410,7 @@ def test_the_first_sample_that_differs(spawns: None) -> None:
 # Other loaders
 
 
-def test_a_plain_loader_is_converted_and_that_is_said() -> None:
+def test_a_plain_loader_is_converted_and_the_report_says_so() -> None:
     data = faults.Applied(faults.augmented)
     report = verify_resume(
         lambda: DataLoader(data, batch_size=4, shuffle=True, drop_last=True), batches=BATCHES
@@ -501,7 +501,7 @@ def test_epochs_of_one_batch(spawns: None) -> None:
 
 
 @pytest.mark.parametrize("batches", [0, 1])
-def test_nothing_would_be_left_of_one_batch(batches: int) -> None:
+def test_a_loader_of_one_batch_has_no_rest(batches: int) -> None:
     with pytest.raises(ValueError, match=r"\b2\b"):
         verify_resume(map_style(faults.augmented), batches=batches)
 

@@ -138,7 +138,7 @@ def test_an_epoch_of_a_shard() -> None:
         assert [[each.index for each in order.at_step(i)] for i in range(len(batches))] == batches
 
 
-def test_a_state_of_a_hundred_billion_samples_is_asked_at_once() -> None:
+def test_a_query_of_a_hundred_billion_samples_takes_no_scan() -> None:
     huge = 10**11
     saved = StatefulGPULoader(
         Indices(huge), batch_size=512, shuffle=True, seed=1, num_replicas=8, rank=0
@@ -151,7 +151,7 @@ def test_a_state_of_a_hundred_billion_samples_is_asked_at_once() -> None:
 
 
 @pytest.mark.parametrize("name", WITH_LOADER)
-def test_what_a_state_does_not_hold_needs_the_loader(name: str) -> None:
+def test_facts_missing_from_a_state_need_the_loader(name: str) -> None:
     with pytest.raises(NoSuchPlace, match="--factory"):
         epoch_of(make(WITH_LOADER[name]()).state_dict())
 
@@ -165,20 +165,20 @@ def test_what_a_state_does_not_hold_needs_the_loader(name: str) -> None:
         *((name, "iterable") for name in KINDS if name.startswith("iterable")),
     ],
 )
-def test_streams_that_only_iterating_tells_are_refused(name: str, says: str) -> None:
+def test_streams_known_only_by_iterating_are_refused(name: str, says: str) -> None:
     loader = KINDS[name]()
     for given in (None, loader):
         with pytest.raises(NoSuchPlace, match=says):
             epoch_of(loader.state_dict(), loader=given)
 
 
-def test_calls_of_a_function_stand_at_their_own_position() -> None:
+def test_calls_of_a_function_have_their_own_positions() -> None:
     saved = StatefulGPULoader(CallableSource(lambda info: 0, length=9), batch_size=2).state_dict()
     (placed,) = epoch_of(saved, num_replicas=1).of_sample(5)
     assert (placed.position, placed.step, placed.row) == (5, 2, 1)
 
 
-def test_ranks_that_nobody_tells_are_unknown() -> None:
+def test_ranks_that_are_not_given_are_unknown() -> None:
     saved = make({"shuffle": True}, num_replicas=2, rank=1).state_dict()
     order = epoch_of(saved)
     assert order.unknown is not None
@@ -191,7 +191,7 @@ def test_ranks_that_nobody_tells_are_unknown() -> None:
             epoch_of(saved, num_replicas=ranks)
 
 
-def test_the_loader_tells_the_ranks() -> None:
+def test_the_ranks_come_from_the_loader() -> None:
     two = make({"shuffle": True}, num_replicas=2, rank=1)
     auto = make({"shuffle": True}, num_replicas="auto")
     single = make({"shuffle": True})
@@ -236,7 +236,7 @@ def test_a_loader_of_another_stream_is_refused() -> None:
     assert epoch_of(saved, loader=other_transform).order.n == N
 
 
-def test_names_and_bad_samples_are_told(tmp_path: Path) -> None:
+def test_names_and_bad_samples_are_reported(tmp_path: Path) -> None:
     files = write_photo_folder(tmp_path, num_classes=2, per_class=3)
     files[4].write_bytes(b"no image")
     loader = StatefulGPULoader(

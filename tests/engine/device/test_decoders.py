@@ -62,7 +62,7 @@ def test_each_thread_keeps_its_decoder_from_pass_to_pass() -> None:
     third.end()
 
 
-def test_nothing_is_kept_of_a_decoder_that_is_gone() -> None:
+def test_nothing_of_a_deleted_decoder_is_kept() -> None:
 
     gc.collect()
     before = len(images._all)

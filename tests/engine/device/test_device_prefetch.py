@@ -96,7 +96,7 @@ def test_no_more_than_the_limit_is_taken_over(ahead: int) -> None:
         assert inner.asked == delivered + ahead
 
 
-def test_what_is_not_ready_is_not_waited_for_while_another_batch_is_under_way() -> None:
+def test_an_unready_batch_is_not_awaited_while_another_is_in_progress() -> None:
     inner = Scripted([torch.tensor(1), torch.tensor(2)], ready=False)
     device = pipeline(inner, ahead=4)
     next(device)
@@ -141,7 +141,7 @@ def test_failures_and_ends_of_workers_pass_untouched_and_in_turn() -> None:
     assert (fourth.payload, fourth.worker) == (failure, 2)
 
 
-def test_what_a_worker_and_the_stage_say_of_a_batch_is_kept() -> None:
+def test_reports_of_a_worker_and_of_the_stage_are_kept() -> None:
     bad = [FoundBad(index, index, 0, "reason", True) for index in (1, 2)]
     inner = Scripted([Answer(torch.tensor(1), worker=3, snapshot=b"state", bad=(bad[0],))])
     device = pipeline(inner, lambda payload: Answer(payload + 1, bad=(bad[1],)))
@@ -225,7 +225,7 @@ def test_an_interrupt_while_a_batch_is_taken_over_leaves_something_half_done() -
 
 
 @pytest.mark.parametrize("inner_is_whole", [True, False])
-def test_an_interrupt_of_the_inner_pipeline_leaves_what_that_says(inner_is_whole: bool) -> None:
+def test_an_interrupt_of_the_inner_pipeline_keeps_its_is_whole(inner_is_whole: bool) -> None:
     inner = Scripted([KeyboardInterrupt(), *map(torch.tensor, range(2))])
     inner.is_whole = inner_is_whole
     device = pipeline(inner)
@@ -261,7 +261,7 @@ def test_an_interrupt_while_the_stage_is_waited_for_loses_nothing() -> None:
     assert [int(batch) for batch in rest(device)] == [10]
 
 
-def test_full_memory_frees_what_was_made_of_the_batch() -> None:
+def test_full_memory_frees_the_unfinished_batch() -> None:
     held: list[Any] = []
 
     def finish(batch: torch.Tensor) -> torch.Tensor:
@@ -276,7 +276,7 @@ def test_full_memory_frees_what_was_made_of_the_batch() -> None:
     assert [part() for part in held] == [None, None]
 
 
-def test_a_new_start_and_a_close_abandon_what_is_in_flight() -> None:
+def test_a_new_start_and_a_close_abandon_batches_in_flight() -> None:
     inner = Scripted([torch.tensor(i) for i in range(3)])
     device = pipeline(inner, ahead=3)
     next(device)

@@ -128,7 +128,7 @@ def write_mixed_folder(root: Path, num_images: int) -> None:
         path.write_bytes(data[:end] + b"\xff\xfe\0\x05abc" + xmp + data[end:])
 
 
-def test_readers_take_exif_out_of_what_the_gpu_decodes(tmp_path: Path) -> None:
+def test_readers_strip_exif_from_images_decoded_on_the_gpu(tmp_path: Path) -> None:
     """The choice of decoder sees the file unchanged."""
     write_mixed_folder(tmp_path, 9)
     place, decoder = FakePlace(), Given()

@@ -54,7 +54,7 @@ def test_structures_are_kept_and_tensors_changed(structure: Any) -> None:
     assert len(tensors_of(batch)) == repr(batch).count("tensor(")
 
 
-def test_what_holds_no_tensors_stays_itself() -> None:
+def test_objects_without_tensors_are_returned_unchanged() -> None:
     for thing in ("text", b"bytes", 3, None, np.zeros(2), range(3), torch.Tensor, {1, 2}):
         assert map_tensors(thing, added) is thing
 

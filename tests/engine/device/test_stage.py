@@ -118,7 +118,7 @@ def test_no_finished_batch_is_held(place: FakePlace) -> None:
     assert gone() is None
 
 
-def test_a_stage_that_nobody_holds_ends_its_thread(place: FakePlace) -> None:
+def test_an_unreferenced_stage_ends_its_threads(place: FakePlace) -> None:
     stage = Stage(place)
     assert stage.submit(threading.current_thread).wait(20)
     thread = stage.submit(threading.current_thread)
@@ -148,7 +148,7 @@ def test_a_thread_that_cannot_be_started_is_tried_again(
     assert task.take(place).tolist() == [2] * 4
 
 
-def test_a_pause_waits_for_what_is_under_way(place: FakePlace) -> None:
+def test_a_pause_waits_for_batches_in_progress(place: FakePlace) -> None:
     """No process is forked while the stage holds a lock."""
     stage = Stage(place)
     stage.pause()

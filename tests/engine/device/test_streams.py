@@ -39,7 +39,7 @@ def _stand_ins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gc.collect()
 
 
-def test_an_owner_that_is_gone_leaves_its_pair_to_the_next() -> None:
+def test_streams_of_a_deleted_owner_are_reused() -> None:
     first, second = Owner(), Owner()
     pair, other = private_streams(first, GPU), private_streams(second, GPU)
     assert not {*pair} & {*other}

@@ -112,13 +112,13 @@ def _name(error: BaseException) -> str:
 
 
 @pytest.mark.parametrize("error", BAD, ids=_name)
-def test_what_the_bytes_decide_is_bad(error: Exception) -> None:
+def test_errors_of_the_data_make_a_sample_bad(error: Exception) -> None:
     assert is_bad(error)
     assert is_bad_encoding(error) == (error is BAD_SAMPLE)
 
 
 @pytest.mark.parametrize("error", NEVER_BAD, ids=repr)
-def test_what_code_machine_and_storage_decide_is_not(error: BaseException) -> None:
+def test_errors_of_code_machine_and_storage_do_not(error: BaseException) -> None:
     assert not is_bad(error)
     assert not is_bad_encoding(error)
 

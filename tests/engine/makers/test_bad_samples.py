@@ -284,7 +284,7 @@ def test_a_sample_is_not_tried_in_its_own_place() -> None:
 
 
 @modes
-def test_a_batch_without_another_sample_names_its_lack(mode: str) -> None:
+def test_a_batch_without_another_sample_is_named(mode: str) -> None:
     maker = sample_maker(Named("b"), BadSamplePolicy(mode=mode))
     lack = r"ValueError: no such name.*\b0 other"
     with pytest.raises(BadSample, match=lack) as caught:
@@ -339,7 +339,7 @@ def test_draws_from_any_generator_count(draw: Callable[[], Any]) -> None:
     assert kinds_of(draw, OF_BYTES[7]) == {True}
 
 
-def test_draws_that_fail_for_every_sample_are_no_samples_fault() -> None:
+def test_draws_that_fail_for_every_sample_make_no_sample_bad() -> None:
     """A replacement has the bad sample's draws, so the failure is recognised and raised."""
 
     class Unlucky(Damaged):
@@ -353,7 +353,7 @@ def test_draws_that_fail_for_every_sample_are_no_samples_fault() -> None:
         sample_maker(Unlucky(N), "replace")(requests_of(N, N)[0], never_stopped)
 
 
-def test_of_a_private_generator_nothing_is_known() -> None:
+def test_a_failure_with_a_private_generator_may_not_recur() -> None:
     class Private(OwnGenerator):
         def __getitem__(self, index: int) -> tuple[int, float]:
             drawn = super().__getitem__(index)
@@ -370,7 +370,7 @@ def test_of_a_private_generator_nothing_is_known() -> None:
 # Retries, and raised errors.
 
 
-def test_an_error_of_the_system_in_a_batch_that_was_mended_is_tried_again() -> None:
+def test_a_system_error_in_a_batch_with_replacements_is_retried() -> None:
     class FlakyLater(DamagedBatches):
         calls = 0
 
@@ -454,7 +454,7 @@ class AllOrNothing(DamagedBatches):
 
 
 @modes
-def test_what_is_no_samples_fault_is_raised(photos: Path, mode: str) -> None:
+def test_errors_not_caused_by_a_sample_are_raised(photos: Path, mode: str) -> None:
     """Errors of a batch of sound samples, of a collate function, and of an image's transform."""
     source = FolderSource(photos)
     for maker, message in (
@@ -490,7 +490,7 @@ def test_one_bad_image_costs_no_second_decoding_of_the_others(photos: Path, mode
 @pytest.mark.parametrize("known", [(), (1,), (1, 3)])
 @modes
 @pytest.mark.parametrize("recipes", [[], [T.RandomCrop(24)]])
-def test_the_size_that_a_damaged_header_claims_is_no_reason_to_stop(
+def test_a_huge_size_in_a_damaged_header_makes_a_bad_sample(
     recipes: list[T.Recipe], mode: str, known: tuple[int, ...]
 ) -> None:
     """The recipes would refuse that size, unless the sample is already known to be bad."""
@@ -511,7 +511,7 @@ def test_the_size_that_a_damaged_header_claims_is_no_reason_to_stop(
 
 
 @modes
-def test_sound_images_of_different_sizes_are_refused_as_ever(mode: str) -> None:
+def test_sound_images_of_different_sizes_are_refused(mode: str) -> None:
     source = InMemory([(32, 32), (32, 32), (32, 40), (32, 32)], broken={1})
     (request,) = requests_of(4, 4)
     with pytest.raises(ValueError, match="differ") as caught:

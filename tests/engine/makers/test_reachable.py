@@ -323,7 +323,7 @@ class Order(Sampler[int]):
     ],
     ids=lambda dataset: type(dataset).__name__,
 )
-def test_what_no_sample_is_drawn_from_is_not_found(dataset: Any) -> None:
+def test_generators_that_no_sample_uses_are_not_found(dataset: Any) -> None:
     assert paths(dataset) == []
 
 
@@ -359,7 +359,7 @@ def test_a_million_paths_are_not_looked_at_one_by_one() -> None:
     assert Counted.looked_at == 0
 
 
-def test_entries_of_a_long_list_of_objects_are_sampled_and_that_is_said() -> None:
+def test_entries_of_a_long_list_of_objects_are_sampled_and_reported() -> None:
     dataset = Items(steps=[Noise(rng()) for _ in range(2000)])
     reached = reachable({"dataset": dataset})
     found = [path for path, thing in reached.found if is_generator(thing)]
@@ -369,7 +369,7 @@ def test_entries_of_a_long_list_of_objects_are_sampled_and_that_is_said() -> Non
     assert reached.unsearched == {"dataset": ["1992 entries of dataset.steps"]}
 
 
-def test_a_bound_that_is_reached_is_said_for_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reached_limit_is_reported_for_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_OBJECTS", 50)
     dataset = Items(steps=[[Noise(None)] for _ in range(100)])
     reached = reachable({"transform": Noise(rng()), "dataset": dataset})
@@ -377,7 +377,7 @@ def test_a_bound_that_is_reached_is_said_for_the_root(monkeypatch: pytest.Monkey
     assert "transform.rng" in [path for path, _ in reached.found]
 
 
-def test_an_object_that_is_called_in_native_code_is_said() -> None:
+def test_an_object_that_is_called_in_native_code_is_reported() -> None:
     reached = reachable({"transform": functools.partial(ctypes.CDLL(None).rand)})
     assert reached.unsearched == {"transform": ["transform.func, native code of _FuncPtr"]}
 

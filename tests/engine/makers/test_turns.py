@@ -71,7 +71,7 @@ def test_quick_reading_is_never_side_by_side() -> None:
     assert most_at_a_time(Turns(FakeClock()), num_requests=100) == 1
 
 
-def test_slow_reading_goes_on_side_by_side() -> None:
+def test_slow_reading_continues_side_by_side() -> None:
     clock = FakeClock()
     turns = Turns(clock)
     read_slowly(turns, clock)

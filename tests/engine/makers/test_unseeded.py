@@ -115,7 +115,7 @@ def test_a_sample_that_draws_is_that_of_a_loader_that_seeds_all(kind: Any, name:
 
 
 @kinds
-def test_workers_make_what_the_callers_thread_makes(kind: Any) -> None:
+def test_workers_make_the_batches_of_the_callers_thread(kind: Any) -> None:
     """Only one worker meets the sample that draws."""
     expected = loader_of(kind, DRAWS["numpy"], draws=True)
     loader = loader_of(kind, DRAWS["numpy"], num_workers=2, multiprocessing_context="fork")
@@ -165,9 +165,7 @@ class KeepingInShards(RarelyInShards):
 
 @pytest.mark.parametrize("kind", [Keeping, KeepingInShards])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_what_a_dataset_keeps_from_its_first_call_depends_on_the_samples(
-    kind: Any, shuffle: bool
-) -> None:
+def test_values_cached_by_the_first_call_depend_on_the_samples(kind: Any, shuffle: bool) -> None:
     """Two runs with one seed are equal, and so is a cache after a resume."""
     found, states = [], []
     for spoil in (1, 2):
@@ -232,7 +230,7 @@ def _never(*_: Any) -> Any:
     raise AssertionError("seeded, or watched")
 
 
-def test_a_transform_is_watched_and_may_tell_as_well() -> None:
+def test_a_transform_is_watched_or_declares_its_draws() -> None:
     def noise(sample: Any) -> Any:
         return sample[0], torch.rand(()) if sample[0] == DRAWING else torch.zeros(())
 
@@ -278,7 +276,7 @@ class FailingInShards(RarelyInShards):
         *((FailingInShards, mode) for mode in ("drop", "raise")),
     ],
 )
-def test_a_sample_that_fails_is_dealt_with_as_if_all_were_seeded(kind: Any, mode: str) -> None:
+def test_a_failed_sample_is_handled_as_if_all_were_seeded(kind: Any, mode: str) -> None:
     """It is passed over, and does not raise again when a later sample draws."""
     found = []
     for draws in (None, True):

@@ -100,7 +100,7 @@ def test_small_windows_are_drawn_together(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("window", [0, 6])
-def test_what_was_read_before_an_exception_is_kept(window: int) -> None:
+def test_samples_read_before_an_exception_are_kept(window: int) -> None:
     """The damage does not change how the window is cut."""
     dataset = DamagedShards({0: (3, "value")}, SIZES)
     reader = reader_of(window=window, dataset=dataset)
@@ -113,7 +113,7 @@ def test_what_was_read_before_an_exception_is_kept(window: int) -> None:
         assert set(rest[:6]) == {0, 1, 2, 2000, 2001, 2002}
 
 
-def test_whoever_is_stopped_takes_nothing() -> None:
+def test_a_stopped_reader_takes_no_samples() -> None:
     """The reader is stopped between samples."""
     calls = iter([None] * 3)
 

@@ -78,9 +78,7 @@ def play(schedule: WorkerSchedule, lengths: list[int], ahead: int, stop_after: i
 
 @pytest.mark.parametrize("ahead", [1, 4, 6])
 @pytest.mark.parametrize("interval", [0, 1, 3, 7])
-def test_turns_go_round_whatever_is_known_of_ends_and_go_on_after_a_loss(
-    ahead: int, interval: int
-) -> None:
+def test_turns_rotate_before_ends_are_known_and_after_a_loss(ahead: int, interval: int) -> None:
     """The order depends on no timing, and recovery continues it at every place."""
     lengths = [5, 0, 9]
     whole = play(turns(3, interval), lengths, ahead=3, stop_after=99)

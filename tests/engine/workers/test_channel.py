@@ -235,7 +235,7 @@ def test_files_are_taken_by_number(tmp_path: Path) -> None:
     assert fds() == before
 
 
-def test_files_that_nobody_takes_are_closed(tmp_path: Path) -> None:
+def test_files_that_are_not_taken_are_closed(tmp_path: Path) -> None:
     before = fds()
     content, files = pickled([opened(tmp_path / name) for name in "ab"])
     with received(files):

@@ -68,7 +68,7 @@ def dispatch(
 
 
 @pytest.mark.parametrize("snapshot", [True, False])
-def test_an_answer_that_could_not_be_read_tells_whose_state_is_lost(snapshot: bool) -> None:
+def test_an_unreadable_answer_names_the_worker_whose_state_is_lost(snapshot: bool) -> None:
     """Otherwise the stream would continue from the worker's previous state."""
     two_workers = dispatch(max_losses=0)
     two = [fakes.request(i, fakes.nothing, snapshot=snapshot) for i in range(2)]
@@ -132,7 +132,7 @@ def answer_of_turn(turn: int, where: str = "") -> Answer:
     )
 
 
-def test_a_lane_goes_on_elsewhere_behind_the_turns_that_were_answered_in_order() -> None:
+def test_a_lane_continues_on_another_worker_after_its_answered_turns() -> None:
     """A process of several threads answered one turn before the preceding turn."""
     workers = dispatch(max_losses=1, limit=4)
     workers.begin(
@@ -184,7 +184,7 @@ def test_an_answer_of_a_worker_that_was_given_up_is_taken_and_its_request_not_se
 
 
 @pytest.mark.parametrize("event", ["an answer", "an answer that is lost"])
-def test_what_comes_of_a_worker_that_is_lost_for_good_does_no_harm(event: str) -> None:
+def test_events_of_a_lost_worker_are_ignored(event: str) -> None:
     two_workers = dispatch(max_losses=0, limit=4)
     two_workers.begin(iter([fakes.request(i, fakes.nothing) for i in range(4)]), None)
     two_workers.fill()
@@ -255,7 +255,7 @@ def test_a_batch_that_has_come_is_not_overdue() -> None:
     assert next(pipeline) == ("request", "batch")
 
 
-def test_no_batch_is_waited_for_that_nobody_makes() -> None:
+def test_no_batch_is_awaited_that_no_worker_makes() -> None:
     """Two workers die, and the death of the one with the newer batch is noticed first."""
     two_workers = dispatch(max_losses=0)
     two_workers.begin(iter([fakes.request(i, fakes.nothing) for i in range(2)]), None)
@@ -340,7 +340,7 @@ def test_a_worker_is_overdue_once_next_has_waited_for_it_so_long(clock: Clock) -
     assert restarts == [0, 0, 1, 1, 2]
 
 
-def test_the_wait_for_a_worker_to_start_is_counted_anew_behind_a_loss(clock: Clock) -> None:
+def test_the_wait_for_a_start_is_counted_again_after_a_loss(clock: Clock) -> None:
     late_workers = dispatch(max_losses=3, connect=Late)
     late_workers.begin(iter([fakes.request(0, fakes.nothing)]), None)
     late_workers.fill()
@@ -358,7 +358,7 @@ def test_the_wait_for_a_worker_to_start_is_counted_anew_behind_a_loss(clock: Clo
     assert told == [0, 0, 1]
 
 
-def test_workers_that_do_not_start_are_counted_anew_once_one_has_started() -> None:
+def test_a_started_worker_resets_the_count_of_failed_starts() -> None:
     two_workers = dispatch(max_losses=1)
     two_workers.begin(iter([fakes.request(i, fakes.nothing) for i in range(2)]), None)
     two_workers.fill()

@@ -32,7 +32,7 @@ def processes(request: Any, monkeypatch: Any) -> Iterator[list[Any]]:
     kill(processes)
 
 
-def test_its_descriptor_tells_of_an_end(processes: list[Any]) -> None:
+def test_its_descriptor_reports_an_exit(processes: list[Any]) -> None:
     before = fds()
     exits = [Exit(process) for process in processes]
     os.kill(processes[1].pid, signal.SIGTERM)
@@ -45,7 +45,7 @@ def test_its_descriptor_tells_of_an_end(processes: list[Any]) -> None:
     assert fds() == before
 
 
-def test_one_that_was_collected_before(processes: list[Any]) -> None:
+def test_an_exit_status_that_was_collected_elsewhere(processes: list[Any]) -> None:
     processes[2].kill()
     processes[2].join()
     ended = Exit(processes[2])
@@ -53,7 +53,7 @@ def test_one_that_was_collected_before(processes: list[Any]) -> None:
     ended.close()
 
 
-def test_only_the_end_of_all_is_the_end(processes: list[Any]) -> None:
+def test_the_end_of_all_is_awaited(processes: list[Any]) -> None:
     before = fds()
     assert not have_ended(processes, 0)
     os.kill(processes[0].pid, signal.SIGKILL)

@@ -72,7 +72,7 @@ def test_the_callers_generators_are_put_back_after_a_beginning_too() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_an_exception_of_the_requests_is_raised_at_once_and_they_are_asked_again() -> None:
+def test_an_exception_of_the_requests_is_raised_and_they_are_asked_again() -> None:
     class FailingOnce:
         failed = False
 

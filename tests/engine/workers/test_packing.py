@@ -107,7 +107,7 @@ def test_what_cannot_be_pickled_raises_here() -> None:
         pack([torch.ones(1), lambda: None])
 
 
-def test_an_answer_that_fails_on_its_way_keeps_what_else_it_says() -> None:
+def test_an_answer_that_cannot_be_sent_keeps_its_other_fields() -> None:
     """Otherwise the worker's previous state would be used."""
     bad = (FoundBad(index=1, position=2, epoch=3, reason="torn"),)
     packed = pack(Answer(torch.ones(2), worker=1, snapshot=b"state", bad=bad))
@@ -147,7 +147,7 @@ def left_by(pid: int | None) -> Path:
     return file
 
 
-def test_it_is_removed_behind_a_killed_worker(make: Any, gate: Gate) -> None:
+def test_leftovers_of_a_killed_worker_are_removed(make: Any, gate: Gate) -> None:
     pipeline = make(max_losses=0)
     pipeline.start(requests(gate.action, gate.action))
     gate.reached()

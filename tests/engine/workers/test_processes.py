@@ -75,7 +75,7 @@ def test_an_answer_waits_for_the_older_ones(make: Any, gate: Gate) -> None:
     assert answers(pipeline) == ["gate", 0, 1, 2]
 
 
-def test_out_of_order_a_slow_worker_holds_back_nobody(make: Any, gate: Gate) -> None:
+def test_out_of_order_a_slow_worker_delays_no_other(make: Any, gate: Gate) -> None:
     pipeline = make(in_order=False)
     actions = [gate.action, *[fakes.returning(i) for i in range(10)]]
     pipeline.start(requests(*actions))
@@ -133,7 +133,7 @@ def test_a_beginning_that_fails_is_tried_again_with_the_next_request(make: Any) 
     assert answer.snapshot == b"begin 0, request 1"
 
 
-def test_an_exception_keeps_its_type_and_the_others_go_on(make: Any) -> None:
+def test_an_exception_keeps_its_type_and_the_others_continue(make: Any) -> None:
     pipeline = make()
     pipeline.start(requests(fakes.nothing, fakes.failing, fakes.nothing, snapshot=True))
     one, failed, other = answers(pipeline)
@@ -155,7 +155,7 @@ def bad_sample() -> None:
         (bad_sample, BadSample, r"a\.jpg"),
     ],
 )
-def test_what_cannot_be_sent_fails_in_its_place(
+def test_an_unsendable_batch_fails_in_its_place(
     make: Any, action: Callable[[], Any], kind: type[Exception], match: str
 ) -> None:
     """torch's DataLoader would wait for it forever."""

@@ -155,7 +155,7 @@ def test_a_worker_that_closes_its_connection_is_lost(make: Any, gate: Gate) -> N
 
 
 @pytest.mark.usefixtures("without_segments")
-def test_a_child_that_outlives_the_worker_holds_nobody_back(make: Any, gate: Gate) -> None:
+def test_a_child_that_outlives_the_worker_delays_no_batch(make: Any, gate: Gate) -> None:
     """It keeps the worker's sentinel open, and the socket after half a message."""
     pipeline = make(num_workers=1, max_losses=0)
     pipeline.start(requests(partial(fakes.leaving_a_child, gate.action)))
@@ -177,7 +177,7 @@ def test_out_of_order_the_one_that_was_made_is_named(make: Any, gate: Gate) -> N
     assert ordinal_of(died) == 0
 
 
-def test_an_interrupt_within_a_batch_is_no_wrong_batch(make: Any, monkeypatch: Any) -> None:
+def test_an_interrupt_within_a_batch_makes_no_wrong_batch(make: Any, monkeypatch: Any) -> None:
     """A pipeline that has lost an answer can only be closed."""
     pipeline = make(num_workers=1)
     pipeline.start(requests(*[fakes.nothing] * 4))
@@ -213,7 +213,7 @@ def test_an_interrupt_while_it_waits_loses_nothing(make: Any, gate: Gate, monkey
     assert answers(pipeline) == ["gate", 0, 1, 2]
 
 
-def test_what_the_maker_refuses_to_be_pickled_with_is_no_death(make: Any) -> None:
+def test_a_maker_that_cannot_be_pickled_is_not_a_lost_worker(make: Any) -> None:
     class Offline(Doing):
         def __reduce__(self) -> Any:
             raise ConnectionError("no route to the dataset")

@@ -89,7 +89,7 @@ def test_memory_is_not_filled_while_anything_refers_to_it(name: str) -> None:
     assert place in {pair.batch(value).data_ptr() for value in range(2)}
 
 
-def test_batches_that_are_kept_for_ever_keep_what_is_in_them() -> None:
+def test_batches_that_are_kept_keep_their_content() -> None:
     pair = Pair(keep=1)
     kept = [pair.batch(value) for value in range(12)]
     assert [batch.unique().tolist() for batch in kept] == [[value] for value in range(12)]
@@ -106,7 +106,7 @@ def test_memory_of_the_worker_is_not_filled_while_the_worker_refers_to_it() -> N
     assert (other == 2).all()
 
 
-def test_a_process_that_was_forked_keeps_what_it_has() -> None:
+def test_a_forked_process_keeps_its_batches() -> None:
     """The child has the parent's tensor for an unknown time."""
     pair = Pair()
     batch = pair.batch(7)

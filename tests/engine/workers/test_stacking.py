@@ -72,7 +72,7 @@ def stacked(samples: list[torch.Tensor]) -> torch.Tensor:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("collate_fn", [None, stacked])
-def test_batches_of_any_dataset_lie_in_segments(
+def test_batches_of_any_dataset_are_in_segments(
     collate_fn: Callable[[Any], torch.Tensor] | None,
 ) -> None:
     loader: Any = StatefulGPULoader(Large(), batch_size=2, num_workers=2, collate_fn=collate_fn)

@@ -179,7 +179,7 @@ def test_workers_start_as_torch_does_until_dali_is_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("live", [False, True])
-def test_what_the_user_says_decides(live: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_start_method_is_used(live: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_start, "dali_is_live", lambda: live)
     contexts: list[Any] = ["fork", "spawn", "forkserver"]
     contexts += [multiprocessing.get_context(method) for method in contexts]
@@ -196,7 +196,7 @@ def test_only_a_fork_is_avoided(live: bool, default: str, monkeypatch: pytest.Mo
     assert method_of(None) == ("forkserver" if live and default == "fork" else default)
 
 
-def test_a_fork_that_is_avoided_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_avoided_fork_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     """The workers lack everything that the main script has set since."""
     monkeypatch.setattr(processes, "default_context", lambda: "forkserver")
     arguments: Any = {"num_workers": 1, "threads": 1, "base_seed": 0, "tally": Tally()}

@@ -90,7 +90,7 @@ def test_no_more_batches_are_begun_than_prefetch_allows() -> None:
     work.close()
 
 
-def test_an_exception_takes_the_place_of_its_batch_and_the_others_go_on() -> None:
+def test_an_exception_replaces_its_batch_and_the_others_continue() -> None:
     work = pipeline(Gated(8, opened=True))
     work.start(stream(8))
     answers = [next(work)[1] for _ in range(8)]
@@ -128,7 +128,7 @@ def test_an_exception_of_the_order_is_raised_at_its_turn_and_nothing_is_lost() -
         next(work)
 
 
-def test_whatever_a_worker_raises_reaches_the_one_who_waits() -> None:
+def test_any_exception_of_a_worker_reaches_the_consumer() -> None:
     class Panic(BaseException):
         pass
 
@@ -212,7 +212,7 @@ def test_a_batch_that_was_stuck_once_is_made_by_other_threads() -> None:
     work.close()
 
 
-def test_out_of_order_a_slow_batch_holds_back_nobody() -> None:
+def test_out_of_order_a_slow_batch_delays_no_other() -> None:
     maker = Gated(8)
     work = pipeline(maker, in_order=False)
     work.start(stream(8))

@@ -97,7 +97,7 @@ def test_workers_end_with_the_main_process_though_a_child_of_it_lives(method: st
         script.stdout.close()
 
 
-def test_what_is_left_to_do_is_left_when_nobody_waits_for_it() -> None:
+def test_pending_requests_are_dropped_if_the_consumer_is_gone() -> None:
     ours, theirs = map(Channel, socket.socketpair())
     made: list[Any] = []
 
@@ -133,7 +133,7 @@ def test_a_message_that_the_socket_does_not_take_is_sent_by_a_thread() -> None:
     theirs.close()
 
 
-def test_nothing_is_sent_to_a_worker_whose_loss_is_about_to_be_told(make: Any) -> None:
+def test_nothing_is_sent_to_a_worker_whose_loss_is_about_to_be_reported(make: Any) -> None:
     pipeline = make(fakes.Doing())
     pipeline.start(iter([fakes.request(i, fakes.nothing) for i in range(8)]))
     cluster = pipeline._dispatch._cluster

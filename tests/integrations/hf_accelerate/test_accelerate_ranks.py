@@ -61,7 +61,7 @@ def refused(rank: int, datasets: list[Any]) -> list[str]:
     return told
 
 
-def test_what_cannot_be_divided_is_refused(tmp_path: Path) -> None:
+def test_indivisible_loaders_are_refused(tmp_path: Path) -> None:
     """Otherwise every process would silently get every sample."""
     datasets = [dataset_of(kind, tmp_path / kind) for kind in ("lanes", "iterable")]
     parts = ["lanes", "num_replicas", "same samples", "split_batch", "dispatch_batch", "even_batch"]

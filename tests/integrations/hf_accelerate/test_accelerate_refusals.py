@@ -88,7 +88,7 @@ def test_states_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
     )
 
 
-def test_a_change_that_is_meant_is_accepted() -> None:
+def test_an_accepted_change_is_loaded() -> None:
     shuffled = [StatefulGPULoader(range(10), shuffle=True, seed=seed) for seed in (1, 2)]
     loader, other = [prepare_loader(new_accelerator(), each) for each in shuffled]
     state = {**loader.state_dict(), "epoch": 4}
@@ -98,6 +98,6 @@ def test_a_change_that_is_meant_is_accepted() -> None:
     assert other.state_dict()["epoch"] == 4
 
 
-def test_what_is_no_loader_of_ours_is_refused() -> None:
+def test_other_loaders_are_refused() -> None:
     with pytest.raises(TypeError, match=r"DataLoader .*StatefulGPULoader.*accelerator\.prepare"):
         prepare_loader(new_accelerator(), DataLoader(range(3)))  # type: ignore[arg-type]

@@ -157,7 +157,7 @@ def test_a_batch_that_fails_ahead_loses_none(broken: int, trained: list[Any]) ->
     assert next(iter(resumed)).tolist() == [first, first + 1]
 
 
-def test_what_is_loaded_is_what_is_saved(tmp_path: Path) -> None:
+def test_a_loaded_state_is_saved_unchanged(tmp_path: Path) -> None:
     """Into a loader whose pass was broken off."""
     loader = prepare_loader(new_accelerator(), loader_of("map", tmp_path / "data")())
     state = loader.state_dict()

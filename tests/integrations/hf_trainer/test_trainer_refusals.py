@@ -100,7 +100,7 @@ def test_arguments_that_would_change_the_data_are_refused(
         ({"data_seed": 123}, "data_seed=123.*seed="),
     ],
 )
-def test_arguments_that_the_loader_has_are_told(
+def test_arguments_that_the_loader_has_are_reported(
     given: dict[str, Any], text: str, tmp_path: Path
 ) -> None:
     """Workers, batches and their order belong to the loader."""
@@ -109,7 +109,7 @@ def test_arguments_that_the_loader_has_are_told(
     assert len(told) == 1
 
 
-def test_a_dataset_is_no_loader(tmp_path: Path) -> None:
+def test_a_dataset_instead_of_a_loader_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"train_loader .*list.*StatefulGPULoader"):
         LoaderTrainer(model=Model(), args=arguments(tmp_path), train_loader=[1, 2])
 

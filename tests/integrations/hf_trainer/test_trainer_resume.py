@@ -125,7 +125,7 @@ def test_evaluation_is_the_trainers(tmp_path: Path) -> None:
     assert (rest.batches, rest.weights) == (whole.batches[3:], evaluated.weights)
 
 
-def test_the_file_lies_in_the_checkpoint_alone(tmp_path: Path) -> None:
+def test_the_file_is_only_in_the_checkpoint(tmp_path: Path) -> None:
     """The user's save_model() writes no checkpoint."""
     fit(loader_of("map", tmp_path / "data")(), tmp_path / "run", max_steps=2)
     found = sorted(path.parent.name for path in (tmp_path / "run").rglob("loader_state.json"))

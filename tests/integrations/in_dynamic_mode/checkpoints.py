@@ -36,7 +36,7 @@ CHECKPOINTS = pytest.mark.parametrize(
 
 
 @CHECKPOINTS
-def test_reader_and_rng_of_dali_go_on_from_a_file(kind: Kind, root: str, tmp_path: Path) -> None:
+def test_reader_and_rng_of_dali_resume_from_a_file(kind: Kind, root: str, tmp_path: Path) -> None:
     """E2: labels and pixels as in the uninterrupted run, and only the remainder."""
     pattern = str(tmp_path / "run_{seq:04d}.json")
 
@@ -79,7 +79,7 @@ def test_a_reader_of_other_data_is_refused_by_a_checkpoint(
         fresh.register(build(root, initial_fill=9), "reader")
 
 
-def test_a_reader_without_wrapper_goes_on_in_our_checkpoint(root: str, tmp_path: Path) -> None:
+def test_a_reader_without_wrapper_resumes_from_our_checkpoint(root: str, tmp_path: Path) -> None:
     """Its stream is exact. DALI decides the length of its first epoch."""
     checkpoint, reader = Checkpoint(), ndd.readers.File(**arguments(root))
     checkpoint.register(reader, "reader")
@@ -103,7 +103,7 @@ def loader_of(root: str, **how: Any) -> StatefulGPULoader[Any]:
 
 
 @pytest.mark.parametrize("how", [{}, {"num_workers": 2}], ids=["inline", "workers"])
-def test_our_loader_and_rng_go_on_in_the_checkpoint_of_dali(
+def test_our_loader_and_rng_resume_from_dalis_checkpoint(
     how: dict[str, int], root: str, tmp_path: Path
 ) -> None:
     """E2: through DALI's own file, in the middle of an epoch, pixels included."""
@@ -126,7 +126,7 @@ def test_our_loader_and_rng_go_on_in_the_checkpoint_of_dali(
     assert rng.uniform() == draw
 
 
-def test_our_sampler_goes_on_in_the_checkpoint_of_dali(root: str) -> None:
+def test_our_sampler_resumes_from_dalis_checkpoint(root: str) -> None:
     """E2."""
     sampler, checkpoint = ShuffledSampler(range(20), seed=1), ndd.checkpoint.Checkpoint()
     checkpoint.register(sampler, "sampler")

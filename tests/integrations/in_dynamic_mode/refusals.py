@@ -53,7 +53,7 @@ def test_another_configuration_is_refused_by_name(field: str, root: str) -> None
     assert other.state_dict() == untouched
 
 
-def test_what_is_free_may_change(root: str) -> None:
+def test_arguments_that_do_not_matter_may_change(root: str) -> None:
     """An explicit default is no change."""
     expected = epochs(raw(root), 1)[0]
     reader = build(root)
@@ -135,7 +135,7 @@ def test_other_data_under_the_same_names_are_found_at_the_first_batch(
         assert other.state_dict() == state
 
 
-def test_another_batch_size_is_refused_once_there_were_batches(root: str) -> None:
+def test_another_batch_size_is_refused_after_the_first_batch(root: str) -> None:
     reader = build(root)
     untouched = reader.state_dict()
     after(reader, 1)
@@ -161,7 +161,7 @@ def test_an_altered_state_is_refused(key: str, root: str) -> None:
 
 
 @pytest.mark.parametrize("state", [None, {}, [], {"format": "other"}, {"reader": ""}])
-def test_what_is_no_state_is_refused(state: Any, root: str) -> None:
+def test_values_that_are_not_states_are_refused(state: Any, root: str) -> None:
     with pytest.raises(StateMismatch, check=differing("format")):
         build(root).load_state_dict(state)
 

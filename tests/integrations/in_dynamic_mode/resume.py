@@ -43,7 +43,7 @@ HALVES, THIRDS = {"num_shards": 2, "shard_id": 1}, {"num_shards": 3, "shard_id":
     ],
     ids=lambda how: ",".join(how),
 )
-def test_resumes_exactly_behind_every_batch(how: dict[str, Any], root: str) -> None:
+def test_resumes_exactly_after_every_batch(how: dict[str, Any], root: str) -> None:
     """Compared with an uninterrupted reader of DALI's: only the remainder comes."""
     expected = epochs(raw(root, **how))
     reader, states = build(root, **how), []
@@ -123,7 +123,7 @@ def test_a_state_is_loaded_into_a_reader_that_has_read(root: str) -> None:
     assert epochs(reader, 1) == [expected[0][2:]]
 
 
-def test_behind_the_last_batch_the_remainder_is_empty(root: str) -> None:
+def test_after_the_last_batch_the_remainder_is_empty(root: str) -> None:
     """The next epoch comes after the end of the epoch, as with torchdata."""
     expected = epochs(raw(root), 2)
     reader = build(root)
@@ -136,7 +136,7 @@ def test_behind_the_last_batch_the_remainder_is_empty(root: str) -> None:
     assert epochs(resumed(root, at_end), 1) == [expected[1]]
 
 
-def test_an_epoch_behind_a_break_is_that_of_dali(root: str) -> None:
+def test_an_epoch_after_a_break_is_that_of_dali(root: str) -> None:
     """It begins with the next sample and has full length, also after a resume."""
     plain = raw(root)
     for _ in zip(range(2), plain.next_epoch(batch_size=BATCH), strict=False):
@@ -155,7 +155,7 @@ def test_an_epoch_behind_a_break_is_that_of_dali(root: str) -> None:
     assert epochs(resumed(root, state), 2) == [expected[0][1:], expected[1]]
 
 
-def test_an_epoch_that_was_left_refuses_to_go_on(root: str) -> None:
+def test_an_abandoned_epoch_refuses_to_continue(root: str) -> None:
     reader = build(root)
     old = after(reader, 1)
     new = after(reader, 1)

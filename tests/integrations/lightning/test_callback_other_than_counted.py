@@ -49,7 +49,7 @@ SHORT: dict[str, Any] = {
 
 @pytest.mark.parametrize("validates_early", [False, True])
 @pytest.mark.parametrize("loader", SHORT)
-def test_epochs_that_end_before_lightning_expects_it(
+def test_epochs_that_end_before_lightnings_count(
     loader: str, validates_early: bool, tmp_path: Path
 ) -> None:
     """Dropped bad samples have the same effect. No later epoch is left out."""

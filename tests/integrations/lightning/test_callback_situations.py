@@ -141,7 +141,7 @@ class EpochEnds(Callback):
         self.told += 1
 
 
-def test_an_epoch_saved_behind_its_validation_is_still_ended(tmp_path: Path) -> None:
+def test_an_epoch_saved_after_its_validation_is_still_ended(tmp_path: Path) -> None:
     """Its hooks run, and write their checkpoints."""
     behind = ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, save_on_train_epoch_end=False)
     undisturbed = fit(noisy, behind, validation=partial(noisy, 12))

@@ -54,7 +54,7 @@ def what_is_left() -> tuple[set[str], list[str]]:
         ("device", False, "built in"),
     ],
 )
-def test_nothing_is_left_and_a_second_fit_goes_on(
+def test_a_fit_leaves_nothing_and_a_second_fit_continues(
     data: FolderSource, fake_gpu: FakeGpu, kind: str, persistent: bool, callbacks: str
 ) -> None:
     """Ended by ``max_epochs``, and in the middle of the second epoch by ``max_steps``."""
@@ -84,7 +84,7 @@ class DrawsBeforeItsFirstBatch(Witness):
         torch.rand(1)
 
 
-def test_the_callback_leaves_the_order_of_an_undecided_seed(data: FolderSource) -> None:
+def test_the_callback_keeps_the_order_of_an_undecided_seed(data: FolderSource) -> None:
     """Numbers drawn before the first batch decide the seed, with and without the callback."""
     orders = []
     for callbacks in CALLBACKS.values():

@@ -61,7 +61,7 @@ def make(folder: Path) -> Callable[..., StatefulGPULoader[Any]]:
 
 
 @pytest.mark.parametrize("kind", WORKERS)
-def test_resumed_run_consumes_what_an_undisturbed_one_does(
+def test_resumed_run_consumes_the_batches_of_an_uninterrupted_one(
     kind: str, make: Callable[..., Any], tmp_path: Path
 ) -> None:
     """Samples, pixels and final weights, interrupted mid-epoch and at boundaries."""
@@ -74,7 +74,7 @@ def test_resumed_run_consumes_what_an_undisturbed_one_does(
 
 
 @pytest.mark.parametrize("kind", WORKERS)
-def test_undisturbed_run_is_that_of_fabric_alone(kind: str, make: Callable[..., Any]) -> None:
+def test_uninterrupted_run_is_that_of_fabric_alone(kind: str, make: Callable[..., Any]) -> None:
     """The adapter changes nothing but the resume."""
     with_adapter = train(one_process(), adapted, make(kind))
     assert with_adapter == train(one_process(), built_in, make(kind))

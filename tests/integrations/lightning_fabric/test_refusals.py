@@ -59,7 +59,7 @@ def test_state_of_another_loader_is_refused(tmp_path: Path) -> None:
     assert (train.state_dict(), valid.state_dict()) == before
 
 
-def test_refused_loader_leaves_the_model_behind_it_alone(tmp_path: Path) -> None:
+def test_refused_loader_leaves_the_model_after_it_unchanged(tmp_path: Path) -> None:
     """Fabric loads in the dictionary's order: with the loaders first, all or nothing."""
     fabric, trained = one_process(), torch.nn.Linear(1, 1)
     fabric.save(tmp_path / "state", {"loader": begun(24), "model": trained})
@@ -71,7 +71,7 @@ def test_refused_loader_leaves_the_model_behind_it_alone(tmp_path: Path) -> None
     assert model.weight.item() == before
 
 
-def test_change_that_is_meant_is_accepted() -> None:
+def test_accepted_change_is_loaded() -> None:
     """``accept`` reaches the loader, whose epoch then counts."""
     loader = begun()
     state = {**loader.state_dict(), "epoch": 4}

@@ -43,7 +43,7 @@ def four_ranks(folder: Path, two_ranks: list[dict[str, Any]]) -> list[dict[str, 
         "built in, divided by Fabric, in order",
     ],
 )
-def test_two_ranks_consume_what_they_do_undisturbed(
+def test_two_resumed_ranks_consume_the_batches_of_an_uninterrupted_run(
     situation: str, two_ranks: list[dict[str, Any]]
 ) -> None:
     """Samples, pixels and final weights of both. A warning names Fabric's own sampler, whose

@@ -46,7 +46,7 @@ def test_skip_of_more_than_was_delivered_is_refused(skipped: int) -> None:
     assert run(BatchFeed(loader_of()), skipped) == whole[skipped:]
 
 
-def test_second_pass_after_a_resume_skips_in_earnest() -> None:
+def test_second_pass_after_a_resume_skips_batches() -> None:
     """Only the resumed pass has batches from before the checkpoint."""
     feed = resumed(2)
     run(feed, 2)
@@ -64,7 +64,7 @@ def test_skip_of_less_than_was_delivered_is_refused() -> None:
     assert "checkpoint" not in str(caught.value)
 
 
-def test_a_consumer_that_fetches_ahead_has_the_state_before_what_it_has_fetched() -> None:
+def test_a_prefetching_consumer_has_the_state_before_its_prefetched_batches() -> None:
     """Also with the last batch, after which there is none to fetch."""
     feed, loader = BatchFeed(loader_of()), loader_of()
     states = [loader.state_dict() for _ in loader]

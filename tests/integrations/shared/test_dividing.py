@@ -223,7 +223,7 @@ class KeptFolder(StatefulGPULoader[Any]):
         (KeptFolder("x"), "no num_replicas and no rank"),
     ],
 )
-def test_constructor_that_cannot_be_called_again_is_told(loader: Any, lacking: str) -> None:
+def test_constructor_that_cannot_be_called_again_is_reported(loader: Any, lacking: str) -> None:
     """The error names the missing argument and the remedy."""
     remedy = r"Remedy: keep each argument.*num_replicas=2, rank=1"
     with pytest.raises(TypeError, match=f"Folder .*{lacking}.*{remedy}"):

@@ -193,7 +193,7 @@ def measure_resume(paths: Sequence[str], arguments: Arguments) -> list[Measureme
     contestants = [
         Contestant(
             name=resume_name(who, place),
-            label=f"first batch, {place:.0%} behind, {LABELS[who]}",
+            label=f"first batch, {place:.0%} delivered, {LABELS[who]}",
             measure=functools.partial(way, place),
         )
         for who, way in ways.items()

@@ -210,7 +210,7 @@ def _first_batch(case: Case, num_workers: int, arguments: Arguments) -> list[Mea
     contestants = [
         Contestant(
             name=case.name(f"{what}, {place:.0%}"),
-            label=case.label(f"{what}, {place:.0%} behind"),
+            label=case.label(f"{what}, {place:.0%} delivered"),
             measure=functools.partial(milliseconds, state),
         )
         for place, state in zip(PLACES, _states(case, num_workers), strict=True)

@@ -97,7 +97,7 @@ def _measured(
         [
             Contestant(
                 name=resume_name(peer, name, place),
-                label=f"{FORMATS[name]}, {PEERS[peer]}, {place:.0%} behind",
+                label=f"{FORMATS[name]}, {PEERS[peer]}, {place:.0%} delivered",
                 measure=functools.partial(milliseconds, resume),
             )
             for place, resume in zip(PLACES, resumes, strict=True)
@@ -126,7 +126,7 @@ class _Undecoded(Dataset[Any]):
         return self._source.fingerprint()
 
 
-def _batches_behind(n: int, place: float) -> int:
+def _batches_before(n: int, place: float) -> int:
     return int(n * place) // BATCH_SIZE
 
 
@@ -144,7 +144,7 @@ def _ours(source: Source) -> list[Resume]:
         return next(iter(loader))
 
     state = make().state_dict()
-    positions = [_batches_behind(len(source), place) * BATCH_SIZE for place in PLACES]
+    positions = [_batches_before(len(source), place) * BATCH_SIZE for place in PLACES]
     return [functools.partial(resume, {**state, "position": position}) for position in positions]
 
 
@@ -163,7 +163,7 @@ def _torchdata(source: Source) -> list[Resume]:
     resumes: list[Resume] = []
     for place in PLACES:
         loader = make(Numbers(len(source)))
-        for _ in itertools.islice(loader, _batches_behind(len(source), place)):
+        for _ in itertools.islice(loader, _batches_before(len(source), place)):
             pass
         resumes.append(functools.partial(resume, loader.state_dict()))
     return resumes
@@ -182,7 +182,7 @@ def _dali(name: str, files: SourceFiles) -> list[Resume]:
     for place in PLACES:
         pipeline = dali_readers.pipeline(name, files)
         pipeline.build()
-        for _ in range(_batches_behind(files.num_samples, place)):
+        for _ in range(_batches_before(files.num_samples, place)):
             pipeline.run()
         resumes.append(functools.partial(resume, pipeline.checkpoint()))
     return resumes
@@ -193,7 +193,7 @@ def _webdataset(files: SourceFiles) -> list[Resume]:
 
     def resume(place: float) -> Any:
         samples: Iterator[Any] = iter(webdataset_samples(files.paths(TAR)))
-        skipped = _batches_behind(files.num_samples, place) * BATCH_SIZE
+        skipped = _batches_before(files.num_samples, place) * BATCH_SIZE
         return list(itertools.islice(samples, skipped, skipped + BATCH_SIZE))
 
     return [functools.partial(resume, place) for place in PLACES]

@@ -44,7 +44,7 @@ def with_kills(
     return found
 
 
-def undisturbed(make: Make, epochs: int, **arguments: Any) -> list[list[Any]]:
+def uninterrupted_batches(make: Make, epochs: int, **arguments: Any) -> list[list[Any]]:
     """Return the epochs of a loader whose workers all survive."""
     loader = make(**arguments)
     return [[copy_of(batch) for batch in loader] for _ in range(epochs)]

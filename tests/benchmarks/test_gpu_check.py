@@ -133,7 +133,7 @@ def test_every_file_with_tests_for_a_gpu_is_run() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_rehearsal_runs_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Tests that skip for want of a GPU pass, whatever the environment prints."""
-    arguments = ["--rehearse", "--only", "tests", "--tests", "tests/gpu/test_owed_batches.py"]
+    arguments = ["--rehearse", "--only", "tests", "--tests", "tests/gpu/test_expected_batches.py"]
     assert main([*arguments, "--output", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "stream-safety" not in said

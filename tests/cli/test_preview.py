@@ -52,12 +52,12 @@ def test_a_sheet_and_a_page_are_written_from_a_checkpoint(tmp_path: Path) -> Non
         assert sheet.width <= 1600
     assert "position 3" in (tmp_path / "page.html").read_text()
     options = ["-o", "sheet.png", "--batches", "2", "--json"]
-    told = json.loads(command("preview", "train:make_loader", *options, cwd=tmp_path).stdout)
-    assert (told["sheet"], told["page"]) == ("sheet.png", None)
-    assert [sample["batch"] for sample in told["samples"]] == [0] * 4 + [1] * 4
-    assert [sample["index"] for sample in told["samples"]] == list(range(8))
-    assert {sample["picture"]["file"] for sample in told["samples"]} == {"sheet.png"}
-    assert len({tuple(sample["picture"]["box"]) for sample in told["samples"]}) == 8
+    report = json.loads(command("preview", "train:make_loader", *options, cwd=tmp_path).stdout)
+    assert (report["sheet"], report["page"]) == ("sheet.png", None)
+    assert [sample["batch"] for sample in report["samples"]] == [0] * 4 + [1] * 4
+    assert [sample["index"] for sample in report["samples"]] == list(range(8))
+    assert {sample["picture"]["file"] for sample in report["samples"]} == {"sheet.png"}
+    assert len({tuple(sample["picture"]["box"]) for sample in report["samples"]}) == 8
 
 
 def test_a_loader_of_shards_shows_its_lanes(tmp_path: Path) -> None:
@@ -65,10 +65,10 @@ def test_a_loader_of_shards_shows_its_lanes(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     options = ["preview", "train:make_lanes", "--batches", "2", "-o", "sheet.png"]
     assert command(*options, cwd=tmp_path).stdout == "sheet.png: 4 samples, lanes 0, 1\n"
-    told = json.loads(command(*options, "--json", cwd=tmp_path).stdout)
+    report = json.loads(command(*options, "--json", cwd=tmp_path).stdout)
     names = ["lane 0, sample 0", "lane 0, sample 1", "lane 1, sample 0", "lane 1, sample 1"]
-    assert [sample["name"] for sample in told["samples"]] == names
-    assert [sample["lane"] for sample in told["samples"]] == [0, 0, 1, 1]
+    assert [sample["name"] for sample in report["samples"]] == names
+    assert [sample["lane"] for sample in report["samples"]] == [0, 0, 1, 1]
 
 
 def test_the_folder_of_the_picture_is_made_and_a_wrong_path_is_refused_early(

@@ -75,8 +75,8 @@ def test_a_place_inside_a_step_is_noted(tmp_path: Path, file: Path) -> None:
 
 def test_an_invalid_place_is_refused_and_nothing_is_written(tmp_path: Path, file: Path) -> None:
     out = tmp_path / "new.pt"
-    said = refusal("seek", file, "--epoch", 0, "--position", 23, "-o", out)
-    assert "has 22 samples" in said
+    message = refusal("seek", file, "--epoch", 0, "--position", 23, "-o", out)
+    assert "has 22 samples" in message
     assert not out.exists()
 
 
@@ -86,10 +86,10 @@ def test_a_distributed_checkpoint_is_refused_with_the_remedy(tmp_path: Path) -> 
         dcp.save({"loader": make()}, checkpoint_id=tmp_path / "run/step_1")
     out = tmp_path / "new"
     for path in (tmp_path / "run/step_1", tmp_path / "run"):
-        said = refusal("seek", path, "--epoch", 0, "--position", 8, "-o", out)
-        assert "distributed checkpoint" in said
-        assert "step_1'" in said
-        assert "Remedy: load it in your program, call loader.seek(" in said
+        message = refusal("seek", path, "--epoch", 0, "--position", 8, "-o", out)
+        assert "distributed checkpoint" in message
+        assert "step_1'" in message
+        assert "Remedy: load it in your program, call loader.seek(" in message
         assert not out.exists()
 
 
@@ -109,9 +109,9 @@ def test_a_state_of_torchdatas_is_refused_with_the_reason(tmp_path: Path, name: 
     path, out = tmp_path / "theirs.pt", tmp_path / "new.pt"
     torch.save({"loader": after_in_torchdata(2)}, path)
     place = ["--epoch", 1, "--position", 0]
-    said = refusal(name, path, *place, *(["-o", out] if name == "seek" else []))
-    assert "'loader' in" in said
-    assert "is of torchdata's StatefulDataLoader" in said
+    message = refusal(name, path, *place, *(["-o", out] if name == "seek" else []))
+    assert "'loader' in" in message
+    assert "is of torchdata's StatefulDataLoader" in message
     assert not out.exists()
 
 

@@ -45,7 +45,7 @@ def make_loader(root: Path, **changes: Any) -> StatefulGPULoader[Any]:
     return StatefulGPULoader(FolderSource(root), **arguments)
 
 
-def owed_batches(
+def expected_batches(
     root: Path,
     decoder: Any,
     *,

@@ -11,16 +11,16 @@ from stateful_gpu_loader.decoders import make_decoder
 from stateful_gpu_loader.decoders.cpu_share import SharedOut
 from stateful_gpu_loader.decoders.registry import make_batch_decoder
 from tests.conformance import same
-from tests.gpu.photos import COLORFUL, RECIPES, STD, make_loader, owed_batches
+from tests.gpu.photos import COLORFUL, RECIPES, STD, expected_batches, make_loader
 
 LEVEL = 1 / (255 * min(STD))
 
 
 def test_expected_batches_are_those_of_a_cpu_loader(photos: Path) -> None:
     """Within a level of rounding: on the CPU images are resized one by one, in integers."""
-    owed = owed_batches(photos, make_decoder("torchvision"), device=torch.device("cpu"))
+    expected = expected_batches(photos, make_decoder("torchvision"), device=torch.device("cpu"))
     delivered = list(make_loader(photos, device=None, decoder="torchvision"))
-    for (wanted, wanted_targets), (images, targets) in zip(owed, delivered, strict=True):
+    for (wanted, wanted_targets), (images, targets) in zip(expected, delivered, strict=True):
         assert (images - wanted).abs().max() <= 1.01 * LEVEL
         assert torch.equal(targets, wanted_targets)
 
@@ -36,7 +36,7 @@ def test_a_batch_follows_from_its_bytes_and_keys(
     for recipes in (RECIPES, COLORFUL):
         loader = make_loader(mixed, transform=recipes, **given)
         for epoch in range(2):
-            owed = owed_batches(
+            expected = expected_batches(
                 mixed,
                 SharedOut(make_batch_decoder(backend, device), cpu_share),
                 device=device,
@@ -46,4 +46,4 @@ def test_a_batch_follows_from_its_bytes_and_keys(
             delivered = list(loader)
             assert all(images.device.type == device.type for images, _ in delivered)
             assert all(targets.device.type == device.type for _, targets in delivered)
-            assert same([list(batch) for batch in delivered], owed)
+            assert same([list(batch) for batch in delivered], expected)

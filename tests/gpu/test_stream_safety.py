@@ -19,7 +19,7 @@ from stateful_gpu_loader import StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.decoders.registry import make_batch_decoder
 from stateful_gpu_loader.engine.device.place import CudaPlace
-from tests.gpu.photos import make_loader, owed_batches
+from tests.gpu.photos import expected_batches, make_loader
 
 pytestmark = pytest.mark.gpu
 
@@ -32,7 +32,7 @@ LAG = 6
 
 def _wrong_values(
     loader: StatefulGPULoader[Any],
-    owed: list[list[torch.Tensor]],
+    expected: list[list[torch.Tensor]],
     stream: torch.cuda.Stream,
     *,
     passes: int = PASSES,
@@ -41,7 +41,7 @@ def _wrong_values(
     """Return the number of wrong values, and of batches in reused memory."""
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
     addresses: list[int] = []
-    behind: deque[torch.cuda.Event] = deque()
+    pending: deque[torch.cuda.Event] = deque()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         for _ in range(passes):
@@ -52,29 +52,31 @@ def _wrong_values(
                 images, targets = batch[0].clone(), batch[1].clone()
                 addresses.append(batch[0].data_ptr())
                 batch.clear()  # from here on only the consumer's stream uses the batch
-                wrong += (images != owed[number][0]).sum() + (targets != owed[number][1]).sum()
+                wrong += (images != expected[number][0]).sum() + (
+                    targets != expected[number][1]
+                ).sum()
                 number += 1
                 event = torch.cuda.Event()
                 event.record(stream)
-                behind.append(event)
-                if lag is not None and len(behind) > lag:
-                    behind.popleft().synchronize()
-            assert number == len(owed)
+                pending.append(event)
+                if lag is not None and len(pending) > lag:
+                    pending.popleft().synchronize()
+            assert number == len(expected)
     stream.synchronize()
     return int(wrong.item()), len(addresses) - len(set(addresses))
 
 
-def _owed(root: Path, backend: str, **arguments: Any) -> list[list[torch.Tensor]]:
+def _expected(root: Path, backend: str, **arguments: Any) -> list[list[torch.Tensor]]:
     device = torch.device("cuda")
     decoder = make_batch_decoder(backend, device)
-    return owed_batches(root, decoder, device=device, **arguments)
+    return expected_batches(root, decoder, device=device, **arguments)
 
 
 @pytest.mark.parametrize("own_stream", [False, True], ids=["default stream", "own stream"])
 def test_a_busy_stream_reads_what_was_decoded(photos: Path, backend: str, own_stream: bool) -> None:
     stream = torch.cuda.Stream() if own_stream else torch.cuda.current_stream()
     loader = make_loader(photos, decoder=backend, num_workers=2, prefetch_factor=4)
-    wrong, reused = _wrong_values(loader, _owed(photos, backend), stream)
+    wrong, reused = _wrong_values(loader, _expected(photos, backend), stream)
     assert wrong == 0
     assert reused > 0, "no memory was taken again: the test has shown nothing"
 
@@ -82,14 +84,14 @@ def test_a_busy_stream_reads_what_was_decoded(photos: Path, backend: str, own_st
 def test_reused_memory_blocks_are_safe_when_memory_is_full(photos: Path, backend: str) -> None:
     """With room for a few batches, and a host that never waits for the consumer's stream."""
     recipes: list[T.Recipe] = [T.RandomResizedCrop(512), T.Normalize([0.5] * 3, [0.5] * 3)]
-    owed = _owed(photos, backend, recipes=recipes)
+    expected = _expected(photos, backend, recipes=recipes)
     loader = make_loader(photos, decoder=backend, num_workers=2, transform=recipes)
     torch.cuda.empty_cache()
-    batch_bytes = owed[0][0].numel() * owed[0][0].element_size()
+    batch_bytes = expected[0][0].numel() * expected[0][0].element_size()
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     room = torch.cuda.memory_reserved() + 16 * batch_bytes + 2**28
     torch.cuda.set_per_process_memory_fraction(min(1.0, room / total))
-    wrong, reused = _wrong_values(loader, owed, torch.cuda.Stream(), passes=20, lag=None)
+    wrong, reused = _wrong_values(loader, expected, torch.cuda.Stream(), passes=20, lag=None)
     assert wrong == 0
     assert reused > 0, "no memory was taken again: the test has shown nothing"
 
@@ -104,7 +106,7 @@ def test_without_the_record_of_the_consumers_stream_it_would_fail(
 
     monkeypatch.setattr(CudaPlace, "receive", forget)
     loader = make_loader(photos, decoder="torchvision", num_workers=2, prefetch_factor=4)
-    wrong, _ = _wrong_values(loader, _owed(photos, "torchvision"), torch.cuda.Stream())
+    wrong, _ = _wrong_values(loader, _expected(photos, "torchvision"), torch.cuda.Stream())
     assert wrong > 0
 
 

@@ -38,7 +38,7 @@ def loaders_of(
     return {kind: image_loader(data[kind], **given) for kind in KINDS}
 
 
-def beside_this_trainer() -> dict[str, Any]:
+def actor_arguments() -> dict[str, Any]:
     """Return arguments for two workers as actors on this node, outside the job's resources."""
     here = ray.get_runtime_context().get_node_id()
     scheduling = NodeAffinitySchedulingStrategy(here, soft=False)
@@ -48,7 +48,7 @@ def beside_this_trainer() -> dict[str, Any]:
 def train(config: dict[str, Any]) -> list[Any]:
     """Train two epochs with a checkpoint after every second step; return the final weights."""
     context = ray.train.get_context()
-    workers = beside_this_trainer() if config.get("with_actors") else {}
+    workers = actor_arguments() if config.get("with_actors") else {}
     loaders = loaders_of(config["data"], context.get_world_size(), **workers)
     model = ray.train.torch.prepare_model(Brightness())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -129,7 +129,7 @@ def of_ranks(steps: dict[int, dict[int, Any]], step: int, kind: str) -> list[Any
     return sorted(pair for given in steps[step].values() for pair in given[-1][kind])
 
 
-def what_prepare_makes(config: dict[str, Any]) -> dict[str, Any]:
+def prepared_loaders(config: dict[str, Any]) -> dict[str, Any]:
     """Return Ray's own rebuild, and the loader's batches before and after it."""
     num_workers = ray.train.get_context().get_world_size()
     data, prepare = config["data"], ray.train.torch.prepare_data_loader
@@ -148,7 +148,7 @@ def what_prepare_makes(config: dict[str, Any]) -> dict[str, Any]:
         for _ in prepare(ahead)
         if ahead.state_dict() in states
     ]
-    found["behind the last"] = ahead.state_dict()["epoch"], ahead.state_dict()["position"]
+    found["after the last"] = ahead.state_dict()["epoch"], ahead.state_dict()["position"]
     undivided = StatefulGPULoader(Numbers(), batch_size=2, shuffle=True, seed=1)
     rebuilt = prepare(undivided, move_to_device=False)
     found["undivided"] = type(rebuilt).__name__, type(rebuilt.sampler).__name__

@@ -165,8 +165,8 @@ def test_a_renamed_file_is_refused(
     root = tmp_path / "moved"
     shutil.copytree(original, root)
     state = after_two_batches(loader(numbers(), reader, {"file_root": str(original)}))
-    elsewhere = loader(numbers(), reader, {"file_root": str(root)})
-    elsewhere.load_state_dict(state)
+    moved = loader(numbers(), reader, {"file_root": str(root)})
+    moved.load_state_dict(state)
     some = next(path for path in sorted(root.rglob("*")) if path.is_file())
     some.rename(some.with_stem("zzz"))
     assert_refused(loader(numbers(), reader, {"file_root": str(root)}), state, "reader.file_root")

@@ -87,7 +87,7 @@ def test_an_operator_more_or_less_is_refused_by_name(
     state = after_two_batches(make(datasets, noise=taken == "before"))
     with pytest.raises(StateMismatch) as caught:
         make(datasets, noise=taken == "after").load_state_dict(state)
-    assert caught.value.field == "operator __Gaussian_4", "not one that is only numbered anew"
+    assert caught.value.field == "operator __Gaussian_4", "not one whose number alone differs"
     has_it = {"before": caught.value.saved, "after": caught.value.present}
     assert has_it.pop(taken) == "noise.Gaussian"
     assert [*has_it.values()] == ["no such operator"]

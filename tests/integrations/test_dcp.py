@@ -39,11 +39,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def everything(
     data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str, Samples], Chains]:
-    """Samples of an undisturbed process, and of the ranks of each number of processes in turn."""
+    """Samples of an uninterrupted process, and of the ranks of each number of processes in turn."""
     folder = tmp_path_factory.mktemp("chains")
     whole = [Job(data=name, dataset=data[name]) for name in WAYS]
     kinds = [(name, way) for name, ways in WAYS.items() for way in ways]
-    undisturbed: dict[str, Samples] = {}
+    uninterrupted: dict[str, Samples] = {}
     chains: Chains = {kind: [] for kind in kinds}
     for stage, (size, steps) in enumerate(zip(SIZES, STEPS, strict=True)):
         jobs = [
@@ -61,12 +61,12 @@ def everything(
         for number, kind in enumerate(kinds):
             chains[kind].append([rank[number] for rank in ranks])
         if stage == 0:
-            undisturbed = dict(zip(WAYS, ranks[0][len(kinds) :], strict=True))
-    return undisturbed, chains
+            uninterrupted = dict(zip(WAYS, ranks[0][len(kinds) :], strict=True))
+    return uninterrupted, chains
 
 
 @pytest.fixture(scope="module")
-def undisturbed(everything: tuple[dict[str, Samples], Chains]) -> dict[str, Samples]:
+def uninterrupted(everything: tuple[dict[str, Samples], Chains]) -> dict[str, Samples]:
     return everything[0]
 
 
@@ -95,40 +95,40 @@ def test_a_loader_is_a_stateful_of_torch() -> None:
 @pytest.mark.ranks
 @pytest.mark.parametrize("way", WAYS["map"])
 def test_map_style_keeps_its_global_batches(
-    way: str, chains: Chains, undisturbed: dict[str, Samples]
+    way: str, chains: Chains, uninterrupted: dict[str, Samples]
 ) -> None:
     """Numbers and pixels, on 1, 2, 4 and 1 processes, and in the next epoch."""
     found = [batch for run in chains["map", way] for batch in global_batches(run)]
-    assert found == [sorted(batch) for batch in undisturbed["map"]]
+    assert found == [sorted(batch) for batch in uninterrupted["map"]]
     assert [len(run) for run in chains["map", way]] == list(SIZES)
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("way", WAYS["lanes"])
 def test_lanes_deliver_every_sample_once(
-    way: str, chains: Chains, undisturbed: dict[str, Samples]
+    way: str, chains: Chains, uninterrupted: dict[str, Samples]
 ) -> None:
     """With the pixels of one process. The next epoch is the same."""
     *runs, last = chains["lanes", way]
     (rest,) = last
-    one_epoch = len(undisturbed["lanes"]) // 2
+    one_epoch = len(uninterrupted["lanes"]) // 2
     of_epoch, next_epoch = rest[:-one_epoch], rest[-one_epoch:]
-    assert next_epoch == undisturbed["lanes"][one_epoch:]
+    assert next_epoch == uninterrupted["lanes"][one_epoch:]
     came = flat([*runs, [of_epoch]])
-    assert sorted(came) == sorted_samples(undisturbed["lanes"][:one_epoch])
+    assert sorted(came) == sorted_samples(uninterrupted["lanes"][:one_epoch])
     assert len(came) == 24
 
 
 @pytest.mark.ranks
 def test_lanes_of_known_length_deliver_every_sample(
-    chains: Chains, undisturbed: dict[str, Samples]
+    chains: Chains, uninterrupted: dict[str, Samples]
 ) -> None:
     """Ranks that deliver equally many batches need the states of all to resume."""
     *runs, last = chains["counted lanes", "ranked"]
     (rest,) = last
-    one_epoch = len(undisturbed["counted lanes"]) // 2
+    one_epoch = len(uninterrupted["counted lanes"]) // 2
     came = flat([*runs, [rest[:-one_epoch]]])
-    assert sorted(came) == sorted_samples(undisturbed["counted lanes"][:one_epoch])
+    assert sorted(came) == sorted_samples(uninterrupted["counted lanes"][:one_epoch])
 
 
 def test_ranks_resume_from_their_own_states_on_as_many_processes(

@@ -87,7 +87,7 @@ def test_objects_with_ranks_give_one_group_the_same(
     owner: str, ranks: list[dict[Any, Any]]
 ) -> None:
     """By ``num_replicas`` and ``rank``. Data-parallel groups still draw differently."""
-    of_rank = [rank[f"{owner}, told"] for rank in ranks]
+    of_rank = [rank[f"{owner}, with ranks"] for rank in ranks]
     assert of_rank[0] == of_rank[1]
     assert of_rank[2] == of_rank[3]
     assert not set(chain(*of_rank[0])) & set(chain(*of_rank[2]))
@@ -108,12 +108,12 @@ def _deliver(rank: int, folder: Path) -> dict[Any, Any]:
     for name, sampler in {
         "torch's sampler": DistributedSampler(source, num_replicas=2, rank=dp_rank),
         "own sampler": _EveryOther(24, dp_rank),
-        "own sampler, told": _told(_EveryOther(24, dp_rank), dp_rank),
+        "own sampler, with ranks": _with_ranks(_EveryOther(24, dp_rank), dp_rank),
     }.items():
         found[name] = [samples_of(b) for b in image_loader(source, shuffle=None, sampler=sampler)]
     for name, dataset in {
         "iterable": _Noise(dp_rank),
-        "iterable, told": _told(_Noise(dp_rank), dp_rank),
+        "iterable, with ranks": _with_ranks(_Noise(dp_rank), dp_rank),
     }.items():
         stream: StatefulGPULoader[Any] = StatefulGPULoader(dataset, batch_size=2, seed=1)
         found[name] = [samples_of(batch) for batch in stream]
@@ -171,6 +171,6 @@ class _Noise(IterableDataset[Any]):
             yield torch.rand(3, 2, 2), number
 
 
-def _told(divided: Any, dp_rank: int) -> Any:
+def _with_ranks(divided: Any, dp_rank: int) -> Any:
     divided.num_replicas, divided.rank = 2, dp_rank
     return divided

@@ -122,11 +122,11 @@ def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
 def test_a_job_resumes_exactly(kind: str, tmp_path: Path) -> None:
     """In the first epoch, at its last batch, after it, and in the second: samples and weights."""
     make, path = lambda: LOADERS[kind](tmp_path / "data"), tmp_path / "saved.pt"
-    undisturbed, wanted = train(make(), path)
-    length = sum(epoch == 0 for epoch, _ in undisturbed)
-    assert 2 < length < len(undisturbed) - 1
-    for save_at in ((0, 2), (0, length), (0, -1), (1, 1), (1, len(undisturbed) - length)):
+    uninterrupted, wanted = train(make(), path)
+    length = sum(epoch == 0 for epoch, _ in uninterrupted)
+    assert 2 < length < len(uninterrupted) - 1
+    for save_at in ((0, 2), (0, length), (0, -1), (1, 1), (1, len(uninterrupted) - length)):
         broken, _ = train(make(), path, save_at=save_at)
         rest, model = train(make(), path, resume=True)
-        assert same([*broken, *rest], undisturbed), save_at
+        assert same([*broken, *rest], uninterrupted), save_at
         assert all(map(torch.equal, model.parameters(), wanted.parameters())), save_at

@@ -24,10 +24,10 @@ from tests.integrations.ray_train_jobs import (
     KINDS,
     NUM_IMAGES,
     of_ranks,
+    prepared_loaders,
     steps_in,
     trained,
     trainer_of,
-    what_prepare_makes,
 )
 
 pytestmark = FILTERS
@@ -60,43 +60,43 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(folder: Path, data: dict[str, Any]) -> Any:
+def uninterrupted(folder: Path, data: dict[str, Any]) -> Any:
     """Two workers, two epochs of four steps, and a checkpoint after every second one."""
-    return trained("undisturbed", folder, data, 2)
+    return trained("uninterrupted", folder, data, 2)
 
 
 def test_a_killed_worker_changes_no_step(
-    folder: Path, data: dict[str, Any], undisturbed: Any
+    folder: Path, data: dict[str, Any], uninterrupted: Any
 ) -> None:
     """SIGKILL in the fourth step: Ray restarts all workers after the second.
 
     The batches of each worker are compared, also in repeated steps, and the weights. The loaders
-    have actors as workers; those of the undisturbed run have none.
+    have actors as workers; those of the uninterrupted run have none.
     """
     name = "killed"
     result = trained(name, folder, data, 2, kill_at=3, with_actors=True)
     assert (folder / name / "killed").exists()
-    steps, expected = steps_in(folder / name), steps_in(folder / "undisturbed")
+    steps, expected = steps_in(folder / name), steps_in(folder / "uninterrupted")
     assert sorted(steps) == sorted(expected) == list(range(8))
     assert [len(steps[step][0]) for step in range(8)] == [1, 1, 2, 1, 1, 1, 1, 1]
     for step, ranks in steps.items():
         for rank, times in ranks.items():
             assert times == expected[step][rank] * len(times)
-    assert result.return_value == undisturbed.return_value
+    assert result.return_value == uninterrupted.return_value
 
 
 def test_one_worker_resumes_two_and_two_resume_one(
-    folder: Path, data: dict[str, Any], undisturbed: Any
+    folder: Path, data: dict[str, Any], uninterrupted: Any
 ) -> None:
     """2 -> 1 -> 2 workers at one global batch. Each sample of the lanes comes once an epoch."""
-    assert undisturbed.checkpoint is not None
+    assert uninterrupted.checkpoint is not None
     two = {
-        metrics["step"]: checkpoint for checkpoint, metrics in undisturbed.best_checkpoints or []
+        metrics["step"]: checkpoint for checkpoint, metrics in uninterrupted.best_checkpoints or []
     }
     one = trained("one worker", folder, data, 1, checkpoint=two[2])
     back = {metrics["step"]: checkpoint for checkpoint, metrics in one.best_checkpoints or []}
     trained("two again", folder, data, 2, checkpoint=back[4])
-    expected = steps_in(folder / "undisturbed")
+    expected = steps_in(folder / "uninterrupted")
     single, double = steps_in(folder / "one worker"), steps_in(folder / "two again")
     assert (sorted(single), sorted(double)) == ([2, 3, 4, 5, 6, 7], [4, 5, 6, 7])
     for step in range(2, 8):
@@ -114,13 +114,13 @@ def test_one_worker_resumes_two_and_two_resume_one(
 def test_batches_of_prepare_data_loader(folder: Path, data: dict[str, Any]) -> None:
     """Ray's own rebuild leaves a divided loader alone, and replaces an undivided one."""
     config = {"data": data}
-    found = trainer_of(what_prepare_makes, config, 2, folder / "ray", "prepare").fit().return_value
+    found = trainer_of(prepared_loaders, config, 2, folder / "ray", "prepare").fit().return_value
     for kind in KINDS:
         assert found[f"{kind} untouched"]
         assert found[f"{kind} same"]
     # With move_to_device, Ray reads one batch ahead; after the last, the loader has ended.
     assert found["ahead"] == [(2, 1), (3, 2), (4, 3)]
-    assert found["behind the last"] == (1, 0)
+    assert found["after the last"] == (1, 0)
     # An undivided loader becomes torch's, without a state.
     assert found["undivided"] == ("DataLoader", "DistributedSampler")
     assert not found["undivided has a state"]

@@ -184,10 +184,10 @@ def test_rebuilt_for_predictions(data: FolderSource, kind: str) -> None:
     batches = two_epochs(KINDS[kind](data))
     assert type(rebuilt) is type(KINDS[kind](data))
     assert two_epochs(rebuilt) == batches
-    begun = for_predictions(KINDS[kind](data))
-    next(iter(begun))
+    started = for_predictions(KINDS[kind](data))
+    next(iter(started))
     resumed = for_predictions(KINDS[kind](data))
-    resumed.load_state_dict(begun.state_dict())
+    resumed.load_state_dict(started.state_dict())
     assert two_epochs(resumed) == [batches[0][1:], batches[1]]
 
 

@@ -54,7 +54,7 @@ def torchrun(folder: Path, launch: int, size: int, deaths: dict[str, Any]) -> in
     return agent.returncode
 
 
-def undisturbed(folder: Path, names: dict[str, list[str]]) -> tuple[list[Samples], Any]:
+def uninterrupted(folder: Path, names: dict[str, list[str]]) -> tuple[list[Samples], Any]:
     """Samples of each step of one process, and the final weights."""
     loader = make_loader(FolderSource.from_paths(names["photos"]))
     model = make_model()
@@ -91,7 +91,7 @@ def test_killed_jobs_resume_in_another_size(tmp_path: Path) -> None:
     names = {"photos": [str(path) for path in paths], "tars": list(map(str, shards.paths))}
     (tmp_path / "data.json").write_text(json.dumps(names))
     (tmp_path / "seen").mkdir()
-    wanted, weights = undisturbed(tmp_path, names)
+    wanted, weights = uninterrupted(tmp_path, names)
     assert torchrun(tmp_path, 0, 4, {"0": {"step": 2, "ranks": [1]}}) != 0
     of_two = {"0": {"step": 3, "ranks": [0]}, "1": {"step": 6, "ranks": [0, 1]}}
     assert torchrun(tmp_path, 1, 2, of_two) != 0

@@ -76,7 +76,7 @@ def test_degrees_of_parallelism_change(tmp_path: Path) -> None:
     the same in each tensor-parallel group.
     """
     data = [photos(tmp_path / "photos"), tars(tmp_path / "tars")]
-    ((undisturbed,),) = [on_ranks(train, 1, data, 1, None, None, None)]
+    ((uninterrupted,),) = [on_ranks(train, 1, data, 1, None, None, None)]
     stages = [(4, 2, 3), (2, 2, 2), (4, 1, None)]
     came: list[list[Any]] = [[], []]
     for stage, (size, tp, steps) in enumerate(stages):
@@ -91,10 +91,10 @@ def test_degrees_of_parallelism_change(tmp_path: Path) -> None:
             assert sorted(of_rank) == list(range(size // tp))
             came[number].append([of_rank[dp_rank] for dp_rank in sorted(of_rank)])
     steps_of_map = [sorted_samples(parts) for run in came[0] for parts in zip(*run, strict=True)]
-    assert steps_of_map == [sorted(batch) for batch in undisturbed[0][1]]
+    assert steps_of_map == [sorted(batch) for batch in uninterrupted[0][1]]
     assert len(steps_of_map) == STEPS
     of_lanes = [sample for run in came[1] for rank in run for batch in rank for sample in batch]
-    assert sorted(of_lanes) == sorted_samples(undisturbed[1][1])
+    assert sorted(of_lanes) == sorted_samples(uninterrupted[1][1])
     assert len(of_lanes) == 24
 
 

@@ -31,7 +31,7 @@ Ran = tuple[list[list[Any]], list[float]]
 
 
 def whole_and_resumed(rank: int, trainer: str, dataset: Any, folder: Path) -> list[Ran]:
-    """Return an undisturbed job, and saved and resumed jobs on the same number of ranks."""
+    """Return an uninterrupted job, and saved and resumed jobs on the same number of ranks."""
     job = importlib.import_module(JOBS[trainer]).job
     for step in SAVED_AT:
         job(dataset, folder, save_at=step)

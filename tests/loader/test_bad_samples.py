@@ -1,4 +1,4 @@
-"""Bad samples of every kind of dataset, compared with an undisturbed run."""
+"""Bad samples of every kind of dataset, compared with an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ pytestmark = [
 
 @functools.cache
 def sound_batches(kind: Kind, photos: Photos, batch_size: int = 4) -> list[Any]:
-    """Return the batches of an undisturbed run's first epoch."""
+    """Return the batches of an uninterrupted run's first epoch."""
     loader = kind.make(photos, Wrong(), on_bad_sample="raise", batch_size=batch_size)
     return [copy_of(batch) for batch in loader]
 
@@ -95,7 +95,7 @@ def rows(batch: Any, kept: list[int]) -> Any:
     return batch[kept]
 
 
-def met_by(loader: Loader) -> set[tuple[Any, int, int]]:
+def recorded_by(loader: Loader) -> set[tuple[Any, int, int]]:
     return {(bad.index, bad.position, bad.epoch) for bad in loader.bad_samples.samples}
 
 
@@ -144,8 +144,8 @@ def test_a_replacement_is_another_positions_sample_with_its_own_key(
         for number, index in enumerate(request.index_list()):
             if index in BAD:
                 copies[index] = replacement_of(policy, request, number, BAD)[1]
-    mended = kind.make(photos, Wrong(copies=copies), on_bad_sample="raise")
-    assert same(found, [copy_of(batch) for batch in mended])
+    fixed = kind.make(photos, Wrong(copies=copies), on_bad_sample="raise")
+    assert same(found, [copy_of(batch) for batch in fixed])
     assert [len(kind.indices(batch)) for batch in found] == [4, 4, 4, 4, 4, 2]
     record = loader.bad_samples
     assert {bad.index for bad in record.samples} == BAD
@@ -165,7 +165,7 @@ def test_dropped_samples_leave_the_others_as_they_are(
     if name == "iterable":
         found = [kind.indices(batch) for batch in loader]
         assert found == [[0, 2, 3, 5], [8, 9, 10, 11], [12, 14, 15, 16], [17, 18, 19, 21]]
-        assert met_by(loader) == {(f"sample {index}", index, 0) for index in BAD}
+        assert recorded_by(loader) == {(f"sample {index}", index, 0) for index in BAD}
         assert loader.bad_samples.known == {}
         return
     for number, (batch, whole) in enumerate(zip(loader, sound, strict=True), 1):
@@ -180,7 +180,7 @@ def test_dropped_samples_leave_the_others_as_they_are(
     assert loader.bad_samples.total == len(BAD)
     assert len(loader.bad_samples) == len(BAD)
     if kind.is_map:
-        assert {index for index, _, _ in met_by(loader)} == BAD
+        assert {index for index, _, _ in recorded_by(loader)} == BAD
         assert_found_is_of_the_order(tuple(loader.bad_samples.samples), N, SEED)
         assert len(loader) == len(sound)
         reasons = {bad.index: bad.reason for bad in loader.bad_samples.samples}
@@ -263,7 +263,7 @@ def test_a_temporary_system_error_changes_no_batch(name: str, mode: str, photos:
 def test_errors_that_data_does_not_cause_are_raised(
     name: str, mode: str, error: Callable[[], Exception], photos: Photos
 ) -> None:
-    """The error is unchanged, the other batches are undisturbed, and nothing is recorded."""
+    """The error is unchanged, the other batches are unchanged, and nothing is recorded."""
     kind = KINDS[name]
     loader = kind.make(photos, Wrong({6: error}, ALWAYS), on_bad_sample=mode)
     found, (raised,) = delivered_with_errors(loader)
@@ -368,8 +368,8 @@ def test_two_ranks_record_the_bad_samples_of_one(mode: str, kind: type[Any]) -> 
     assert [sorted(a + b) for a, b in zip(*parts, strict=True)] == [*map(sorted, wanted)]
     assert alone.bad_samples.total == sum(loader.bad_samples.total for loader in ranks)
     # A sample that is tried as a replacement may be met on both ranks.
-    met = {index for loader in ranks for index, _, _ in met_by(loader)}
-    assert {index for index, _, _ in met_by(alone)} == met
+    recorded = {index for loader in ranks for index, _, _ in recorded_by(loader)}
+    assert {index for index, _, _ in recorded_by(alone)} == recorded
 
 
 @modes
@@ -403,7 +403,7 @@ def test_a_killed_worker_counts_no_bad_sample_twice(mode: str) -> None:
     assert loader.state_dict() == states[1, 0]
 
 
-class Telling(Indices):
+class ReportsReads(Indices):
     """Its last sample is bad, and signals when it was read."""
 
     def __init__(self, length: int) -> None:
@@ -420,7 +420,7 @@ class Telling(Indices):
 @modes
 def test_undelivered_bad_samples_are_not_recorded(mode: str) -> None:
     """The state speaks of delivered batches."""
-    dataset = Telling(12)
+    dataset = ReportsReads(12)
     loader = make(dataset, shuffle=False, on_bad_sample=mode, num_workers=1, prefetch_factor=8)
     batches = iter(loader)
     next(batches)
@@ -537,7 +537,7 @@ def test_a_device_loader_uses_the_samples_of_a_cpu_loader(mode: str, photos: Pho
     loaders = [build(device="cuda"), build(decoder="torchvision")]
     runs = [[targets.tolist() for _, targets in loader] for loader in loaders]
     assert runs[0] == runs[1]
-    assert met_by(loaders[0]) == met_by(loaders[1])
+    assert recorded_by(loaders[0]) == recorded_by(loaders[1])
 
 
 def test_out_of_memory_is_not_a_bad_sample(photos: Photos, fake_gpu: FakeGpu) -> None:

@@ -30,7 +30,7 @@ ENDS = [(8,), (10,), (0, 5, 0), (9, 1, 12)]
 """Lengths of epochs, in turn: at the end of a batch, within a batch, and zero."""
 
 
-def told(lengths: tuple[int, ...], epochs: int, drop_last: bool) -> list[list[Any]]:
+def expected_places(lengths: tuple[int, ...], epochs: int, drop_last: bool) -> list[list[Any]]:
     """Return the expected arguments of the function, batch by batch."""
     found = []
     for epoch, length in zip(range(epochs), itertools.cycle(lengths), strict=False):
@@ -51,7 +51,7 @@ def test_an_epoch_ends_at_the_same_place_on_all_workers(
 ) -> None:
     """Batches that workers made beyond the end are not delivered."""
     epochs = len(lengths) + 1
-    wanted = told(lengths, epochs, drop_last)
+    wanted = expected_places(lengths, epochs, drop_last)
     for workers in WORKERS:
         loader = make(Places(*lengths), drop_last=drop_last, **workers)
         assert same([list(loader) for _ in range(epochs)], wanted), workers

@@ -61,8 +61,8 @@ def test_batches_end_at_the_same_place_on_all_workers(lengths: tuple[int, ...]) 
     for workers in WORKERS:
         loader = batches_of(NoisyBatches(*lengths), **workers)
         found = [[copy_of(batch) for batch in loader] for _ in range(4)]
-        told = [[(int(b["iteration"][0]), int(b["epoch"][0])) for b in each] for each in found]
-        assert told == wanted, workers
+        places = [[(int(b["iteration"][0]), int(b["epoch"][0])) for b in each] for each in found]
+        assert places == wanted, workers
         expected = found if expected is None else expected
         assert same(found, expected), workers
 

@@ -35,7 +35,7 @@ from tests.callables import (
 )
 from tests.conformance import copy_of, loaded, refusal, same, through_json, uninterrupted
 from tests.images import write_photo_folder
-from tests.lost_workers import deliver_quietly, lives, undisturbed
+from tests.lost_workers import deliver_quietly, lives, uninterrupted_batches
 
 # Lost workers.
 
@@ -44,7 +44,7 @@ from tests.lost_workers import deliver_quietly, lives, undisturbed
 @pytest.mark.parametrize("place", [9, 21])
 def test_a_worker_that_dies_at_a_sample_is_replaced(tmp_path: Path, place: int) -> None:
     """Its sample is requested again, so the function must depend on its argument alone."""
-    expected = undisturbed(make, 1, function=NoisyPlaces(22))
+    expected = uninterrupted_batches(make, 1, function=NoisyPlaces(22))
     loader = make(DyingPlaces(22, place, lives(tmp_path / "lives", 1)), num_workers=2)
     with pytest.warns(RuntimeWarning, match="is killed by signal"):
         assert same([[copy_of(batch) for batch in loader]], expected)
@@ -88,8 +88,8 @@ def test_an_exception_keeps_its_type_and_names_its_place(
     state = loader.state_dict()
     found += [copy_of(batch) for batch in batches]
     assert same(found, expected[:2] + expected[3:])
-    mended = loaded(make(FailingPlaces(22, {}), num_workers=num_workers), through_json(state))
-    assert same([copy_of(batch) for batch in mended], expected[2:])
+    fixed = loaded(make(FailingPlaces(22, {}), num_workers=num_workers), through_json(state))
+    assert same([copy_of(batch) for batch in fixed], expected[2:])
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -170,13 +170,13 @@ def test_only_the_damaged_image_of_a_batch_is_dropped(files: list[Path]) -> None
         assert [len(labels) for _, labels in build(num_workers=num_workers)] == [5, 2]
 
 
-def _torn(info: BatchInfo) -> Any:
+def _with_extra_target(info: BatchInfo) -> Any:
     return [b"1", b"2"], np.arange(3)
 
 
 def test_a_batch_of_more_targets_than_images_is_named() -> None:
     with pytest.raises(ValueError, match=r"BatchInfo\(iteration=0.*\[2, 3\] samples.*Remedy"):
-        next(iter(make(_torn, source={"image": 0, "batch": True}, batch_size=None)))
+        next(iter(make(_with_extra_target, source={"image": 0, "batch": True}, batch_size=None)))
 
 
 # Outputs that differ from the declaration.

@@ -54,7 +54,7 @@ def test_outputs_of_every_kind_come_as_default_collate_makes_them(
     assert same([copy_of(b) for b in make(function, num_workers=num_workers)], copy_of(wanted))
 
 
-def _who(info: SampleInfo) -> Any:
+def _worker_of(info: SampleInfo) -> Any:
     worker = torch.utils.data.get_worker_info()
     if info.idx_in_epoch == 8:
         raise StopIteration
@@ -62,7 +62,7 @@ def _who(info: SampleInfo) -> Any:
 
 
 def test_the_function_can_read_get_worker_info() -> None:
-    found = [*make(_who, num_workers=2, collate_fn=list)]
+    found = [*make(_worker_of, num_workers=2, collate_fn=list)]
     assert sorted(found) == [[(number, 2, "CallableSource")] * 4 for number in range(2)]
 
 

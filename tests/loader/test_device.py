@@ -43,7 +43,7 @@ def test_every_image_has_its_own_decoder_and_draws(
     source, recipes = FolderSource(photos), T.Compose(RECIPES)
     loader = make(photos, num_workers=2, cpu_share=cpu_share)
     cpu, gpu = make_decoder("torchvision"), FakeDecoder()
-    met = {"gpu": 0, "refused": 0, "cpu": 0, "left to the cpu": 0}
+    counts = {"gpu": 0, "refused": 0, "cpu": 0, "left to the cpu": 0}
     for epoch in range(2):
         images = torch.cat([images for images, _ in loader])
         order = Permutation(len(source), seed=42, epoch=epoch)(np.arange(len(source)))
@@ -58,13 +58,13 @@ def test_every_image_has_its_own_decoder_and_draws(
                 (found,) = gpu.decode_batch([data], [header])
                 kind = "gpu" if isinstance(found, torch.Tensor) else "refused"
                 pixels = found if isinstance(found, torch.Tensor) else pixels
-            met[kind] += 1
+            counts[kind] += 1
             sizes = np.array([pixels.shape[1:]])
             drawn = recipes.draw(42, epoch, np.array([position]), sizes)
             assert same(images[position : position + 1], recipes.apply_batch([pixels], drawn))
-    assert met["cpu"] > 0
-    assert (met["gpu"] > 0, met["refused"] > 0) == (cpu_share < 1, cpu_share < 1)
-    assert (met["left to the cpu"] > 0) == (cpu_share > 0)
+    assert counts["cpu"] > 0
+    assert (counts["gpu"] > 0, counts["refused"] > 0) == (cpu_share < 1, cpu_share < 1)
+    assert (counts["left to the cpu"] > 0) == (cpu_share > 0)
 
 
 def test_another_share_of_the_cpus_is_another_decoder(photos: Path, fake_gpu: FakeGpu) -> None:
@@ -185,8 +185,8 @@ def test_an_early_break_leaves_no_stale_batch_and_no_thread(
         assert same(list(loader), expected)
     del loader
     gc.collect()
-    begun = set(threading.enumerate()) - before
-    assert [thread.name for thread in begun if "gpu_loader" in thread.name] == []
+    new_threads = set(threading.enumerate()) - before
+    assert [thread.name for thread in new_threads if "gpu_loader" in thread.name] == []
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -64,7 +64,7 @@ for number, batch in enumerate(loader):
 """Ways for a script with a ``loader`` to end."""
 
 ODDER_WAYS = {
-    "behind its loader": "batches = iter(loader); next(batches); del loader",
+    "after its loader": "batches = iter(loader); next(batches); del loader",
     "in a cycle": """
 class Holder: pass
 holder = Holder(); holder.itself = holder
@@ -84,13 +84,13 @@ os.batches = iter(loader); next(os.batches)
     "two iterators": "first, second = iter(loader), iter(loader); next(first); next(second)",
     "in a thread": """
 import threading
-batches, begun = iter(loader), threading.Event()
+batches, started = iter(loader), threading.Event()
 def work():
     next(batches)
-    begun.set()
+    started.set()
     threading.Event().wait()
 threading.Thread(target=work, daemon=True).start()
-begun.wait()
+started.wait()
 """,
     "exception beside an iterator": """
 batches = iter(loader); next(batches)
@@ -113,7 +113,7 @@ import atexit
 batches = iter(loader); next(batches)
 atexit.register(lambda: next(batches))
 """,
-    "behind a pass": "for batch in loader: pass",
+    "after a pass": "for batch in loader: pass",
 }
 
 OWN = {"exception": "ValueError: of the user's", "Ctrl-C": "KeyboardInterrupt"}
@@ -182,12 +182,12 @@ class Hangs:
         if index >= 4:
             threading.Event().wait()
         return index
-begun = threading.Event()
+started = threading.Event()
 def work():
     for batch in StatefulGPULoader(Hangs(), num_workers=2, multiprocessing_context="fork"):
-        begun.set()
+        started.set()
 threading.Thread(target=work, daemon=True).start()
-begun.wait()
+started.wait()
 """
     done = subprocess.run(
         [sys.executable, "-c", statements], capture_output=True, text=True, timeout=seconds(60)

@@ -20,7 +20,14 @@ import torch
 from stateful_gpu_loader import StatefulGPULoader, WorkerLost
 from tests.conformance import copy_of, loaded, same
 from tests.generators import generators
-from tests.lost_workers import KillsItself, deliver_quietly, kill, lives, undisturbed, with_kills
+from tests.lost_workers import (
+    KillsItself,
+    deliver_quietly,
+    kill,
+    lives,
+    uninterrupted_batches,
+    with_kills,
+)
 from tests.makers import MAKERS, Make, N, make_map
 from tests.map_datasets import Noisy
 from tests.patience import seconds
@@ -47,13 +54,13 @@ def test_killed_workers_leave_the_stream_unchanged(name: str, persistent: bool) 
     # At most two batches are answered before a kill, so each kill is met before the next one.
     make, workers = KILLED[name]
     tied = {} if workers else {"num_workers": 2, "persistent_workers": persistent}
-    expected = undisturbed(make, 2, **tied)
+    expected = uninterrupted_batches(make, 2, **tied)
     workers = {"num_workers": 2, **workers, "prefetch_factor": 1}
     loader = make(**workers, persistent_workers=persistent)
-    with pytest.warns(RuntimeWarning, match="is killed by signal") as said:
+    with pytest.warns(RuntimeWarning, match="is killed by signal") as warned:
         found = with_kills(loader, 2, {1: (0,), 4: (1,), 7: (0, 1)})
     assert same(found, expected)
-    restarts = [str(w.message) for w in said if "the stream goes on" in str(w.message)]
+    restarts = [str(w.message) for w in warned if "the stream goes on" in str(w.message)]
     assert loader.worker_restarts == len(restarts) >= 2
     assert "pid" in restarts[0]
 
@@ -62,7 +69,7 @@ def test_killed_workers_leave_the_stream_unchanged(name: str, persistent: bool) 
 @pytest.mark.parametrize("number", [2, 9, 10])
 def test_a_kill_after_late_batches(number: int) -> None:
     """After the last batch, too."""
-    expected = undisturbed(make_map, 1, num_workers=2)
+    expected = uninterrupted_batches(make_map, 1, num_workers=2)
     assert len(expected[0]) == 10
     loader = make_map(num_workers=2)
     with warnings.catch_warnings():
@@ -78,7 +85,7 @@ def test_a_kill_after_late_batches(number: int) -> None:
 )
 def test_every_start_method(method: str, name: str) -> None:
     arguments = {"num_workers": 2, "multiprocessing_context": method}
-    expected = undisturbed(MAKERS[name], 1, num_workers=2)
+    expected = uninterrupted_batches(MAKERS[name], 1, num_workers=2)
     loader = MAKERS[name](**arguments)
     with pytest.warns(RuntimeWarning, match="killed by signal"):
         assert same(with_kills(loader, 1, {2: (0,)}), expected)
@@ -90,19 +97,21 @@ def test_a_worker_that_dies_at_a_sample_while_next_waits(
     tmp_path: Path, how: str, index: int
 ) -> None:
     """It is killed or exits by itself, at the first batch and at the last."""
-    expected = undisturbed(lambda: StatefulGPULoader(Noisy(N), batch_size=4, seed=1), 1)
+    expected = uninterrupted_batches(lambda: StatefulGPULoader(Noisy(N), batch_size=4, seed=1), 1)
     dataset = KillsItself(N, index, lives(tmp_path / "lives", 1), how)
     loader = StatefulGPULoader(dataset, batch_size=4, seed=1, num_workers=2)
     wanted = "is killed by signal" if how == "kill" else "exit code 3"
-    with pytest.warns(RuntimeWarning, match=wanted) as said:
+    with pytest.warns(RuntimeWarning, match=wanted) as warned:
         assert same([list(loader)], expected)
-    assert ".." not in str(said[0].message)
+    assert ".." not in str(warned[0].message)
     assert loader.worker_restarts == 1
 
 
 def test_a_sample_that_kills_workers_is_named_and_the_state_is_intact(tmp_path: Path) -> None:
     """WorkerLost comes after max_worker_restarts; state_dict() works, a new iterator continues."""
-    expected = undisturbed(lambda: StatefulGPULoader(Noisy(N), batch_size=4, seed=1), 1)[0]
+    expected = uninterrupted_batches(lambda: StatefulGPULoader(Noisy(N), batch_size=4, seed=1), 1)[
+        0
+    ]
     dataset = KillsItself(N, 13, lives(tmp_path / "lives", 100))
     loader = StatefulGPULoader(dataset, batch_size=4, seed=1, num_workers=2)
     batches, delivered = iter(loader), []
@@ -170,7 +179,7 @@ def test_recovery_draws_nothing_from_the_callers_generators() -> None:
 
 
 def test_persistent_workers_killed_between_two_epochs() -> None:
-    expected = undisturbed(make_map, 2)
+    expected = uninterrupted_batches(make_map, 2)
     loader = make_map(num_workers=2, persistent_workers=True)
     first = [copy_of(batch) for batch in loader]
     assert loader._engine.workers.idle is not None
@@ -185,18 +194,18 @@ def test_persistent_workers_killed_between_two_epochs() -> None:
 @pytest.mark.parametrize("name", ["map", "iterable with state"])
 def test_a_stopped_worker_is_found_by_the_timeout(name: str) -> None:
     """A worker stopped by SIGSTOP is ended, and the warning says where it was."""
-    expected = undisturbed(MAKERS[name], 1, num_workers=2)
+    expected = uninterrupted_batches(MAKERS[name], 1, num_workers=2)
     limit = seconds(0.2)
     loader = MAKERS[name](num_workers=2, timeout=limit)
     batches = iter(loader)
     delivered = [copy_of(next(batches))]
     os.kill(batches._workers[1].pid, signal.SIGSTOP)
     timed_out = re.escape(f"DataLoader timed out after {limit} seconds")
-    with pytest.warns(RuntimeWarning, match=timed_out) as said:
+    with pytest.warns(RuntimeWarning, match=timed_out) as warned:
         delivered.extend(copy_of(batch) for batch in batches)
     assert same([delivered], expected)
     assert loader.worker_restarts == 1
-    assert ", at the " in str(said[0].message)
+    assert ", at the " in str(warned[0].message)
 
 
 @pytest.mark.processes
@@ -211,7 +220,7 @@ def test_a_hanging_sample_is_named_and_ends_in_worker_lost(tmp_path: Path) -> No
     assert "dataset indices 4, 5" in str(lost.value)
 
 
-def _left_behind(workers: set[int], known: set[str]) -> tuple[int, int, list[str], set[int]]:
+def _leaks(workers: set[int], known: set[str]) -> tuple[int, int, list[str], set[int]]:
     gc.collect()
     new = set(os.listdir("/dev/shm")) - known
     memory = [name for name in new if workers & set(_numbers(name))]
@@ -248,8 +257,8 @@ def test_many_epochs_with_restarts_leak_nothing() -> None:
                 assert len(list(batches)) == 7
 
     epochs(10)
-    before, resident = _left_behind(workers, known), _resident()
+    before, resident = _leaks(workers, known), _resident()
     epochs(190)
-    assert _left_behind(workers, known) == before
+    assert _leaks(workers, known) == before
     assert loader.worker_restarts == 40
     assert _resident() - resident < 16 << 20

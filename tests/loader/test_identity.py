@@ -216,8 +216,8 @@ def test_an_older_state_says_less_and_is_not_compared_in_that() -> None:
     """Under strict, a missing entry is refused."""
     fields = ("dataset", "dataset_transform", "collate_fn", "batched", "on_bad_sample")
     state = state_in_the_middle(lambda: StatefulGPULoader(tensors(), 2))
-    said = json.loads(state["fingerprint"])
-    older = {**said, "dataset": None}
+    saved = json.loads(state["fingerprint"])
+    older = {**saved, "dataset": None}
     for field in fields[1:]:
         del older[field]
     state["fingerprint"] = json.dumps(older)

@@ -125,18 +125,18 @@ def _far_apart(places: Sequence[Any], most: int, turn: int) -> Sequence[Any]:
 def assert_saved_whole(make: Make, *, at: int, most: int = 10**6, turn: int = 0) -> None:
     """Save inside ``next()`` after ``at`` batches, at many places, and resume from each state."""
 
-    def begun() -> tuple[StatefulGPULoader[Any], Iterator[Any]]:
+    def started() -> tuple[StatefulGPULoader[Any], Iterator[Any]]:
         loader = make()
         batches = itertools.chain(loader, loader)
         for _ in range(at):
             next(batches)
         return loader, batches
 
-    whole = batches_of(begun()[1])
-    places = places_of(partial(next, begun()[1], None), by="line")
+    whole = batches_of(started()[1])
+    places = places_of(partial(next, started()[1], None), by="line")
     assert places
     for number in _far_apart([*places.values()], most, turn):
-        loader, batches = begun()
+        loader, batches = started()
         states: list[dict[str, Any]] = []
 
         def save(

@@ -53,11 +53,11 @@ def test_reading_again_is_warned_of_once_and_is_correct_the_second_time(num_work
     for delivered in (2, 3, 4):
         loader = loaded(make(PlainIterable, num_workers=num_workers), state)
         batches = iter(loader)
-        with pytest.warns(UserWarning, match=f"{4 * delivered} samples of the iterable") as said:
+        with pytest.warns(UserWarning, match=f"{4 * delivered} samples of the iterable") as warned:
             batch = next(batches)
         assert same(batch, expected[0][delivered])
-        assert len([w for w in said if "read again" in str(w.message)]) == 1
-        assert "state_dict()" in str(said[0].message)
+        assert len([w for w in warned if "read again" in str(w.message)]) == 1
+        assert "state_dict()" in str(warned[0].message)
         state = loader.state_dict()
 
 
@@ -95,14 +95,14 @@ def test_iterables_of_a_different_kind_are_refused() -> None:
 
 def test_a_longer_iterable_than_promised_warns_as_torch_does() -> None:
 
-    class Liar(IterableDataset[int]):
+    class TooLong(IterableDataset[int]):
         def __len__(self) -> int:
             return 2
 
         def __iter__(self) -> Any:
             return iter(range(4))
 
-    loader = StatefulGPULoader(Liar(), batch_size=1)
+    loader = StatefulGPULoader(TooLong(), batch_size=1)
     assert len(loader) == 2
     with pytest.warns(UserWarning, match="was reported to be 2"):
         assert len(list(loader)) == 4

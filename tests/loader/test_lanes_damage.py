@@ -52,9 +52,9 @@ def test_raise_names_the_shard_and_continues_after_it(
     assert sorted(indices_of(found)) == loader.dataset.sound()
     kinds = sorted(type(error).__name__ for error in errors)
     assert kinds == ["FileNotFoundError", "FileNotFoundError", "ValueError", "ValueError"]
-    said = [f"{error} {getattr(error, '__notes__', '')}" for error in errors]
+    texts = [f"{error} {getattr(error, '__notes__', '')}" for error in errors]
     for shard, (at, _) in DAMAGE.items():
-        assert any(f"in shard '{shard}', cursor {at}" in text for text in said)
+        assert any(f"in shard '{shard}', cursor {at}" in text for text in texts)
     assert sorted(indices_of(delivered_with_errors(loader)[0])) == loader.dataset.sound()
 
 

@@ -12,7 +12,7 @@ from stateful_gpu_loader import StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 from tests.conformance import copy_of, same
 from tests.datasets.shards import Loader, LosesItself, NoisyShards, PhotoShards
-from tests.lost_workers import lives, undisturbed
+from tests.lost_workers import lives, uninterrupted_batches
 from tests.patience import seconds
 
 SIZES = (5, 0, 3, 8, 1)
@@ -31,7 +31,7 @@ def test_a_worker_that_dies_in_a_shard(tmp_path: Path, at: int) -> None:
     dataset = LosesItself(at, lives(tmp_path / "lives", 2), "kill", SIZES, **LANES)
     loader = make(dataset, num_workers=2)
     with pytest.warns(RuntimeWarning, match="is killed by signal"):
-        assert same([[copy_of(batch) for batch in loader]], undisturbed(make, 1))
+        assert same([[copy_of(batch) for batch in loader]], uninterrupted_batches(make, 1))
 
 
 @pytest.mark.processes
@@ -40,7 +40,7 @@ def test_a_process_that_hangs_in_a_shard(tmp_path: Path) -> None:
     limit = seconds(0.3)
     loader = make(dataset, num_workers=2, timeout=limit)
     with pytest.warns(RuntimeWarning, match=re.escape(f"timed out after {limit} seconds")):
-        assert same([[copy_of(batch) for batch in loader]], undisturbed(make, 1))
+        assert same([[copy_of(batch) for batch in loader]], uninterrupted_batches(make, 1))
 
 
 @pytest.mark.processes
@@ -49,7 +49,7 @@ def test_a_thread_that_hangs_in_a_shard(tmp_path: Path) -> None:
         dataset = PhotoShards(lives=arguments.pop("lives", None))
         return make(dataset, transform=[T.Resize((8, 8))], **arguments)
 
-    expected = undisturbed(build, 1)
+    expected = uninterrupted_batches(build, 1)
     limit = seconds(0.3)
     loader = build(lives=lives(tmp_path / "lives", 1), num_workers=2, timeout=limit)
     with pytest.warns(RuntimeWarning, match=re.escape(f"timed out after {limit} seconds")):
@@ -71,7 +71,7 @@ class Interrupted(NoisyShards):
 @pytest.mark.parametrize(("at", "shuffle"), [(0, True), (2001, False), (3007, True)])
 def test_an_interrupt_in_the_users_thread_loses_nothing(at: int, shuffle: bool) -> None:
     """The batch is made again from its lane's cursor."""
-    expected = undisturbed(make, 1, shuffle=shuffle)
+    expected = uninterrupted_batches(make, 1, shuffle=shuffle)
     dataset = Interrupted(SIZES, **LANES)
     dataset.at = at
     batches, found = iter(make(dataset, shuffle=shuffle)), []

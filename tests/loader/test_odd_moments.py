@@ -90,7 +90,7 @@ def test_an_iterator_whose_workers_could_not_start_tries_again(
     assert indices(batches) == list(range(6))
 
 
-class Stumbling(StatefulDataset):
+class FailsToLoadOnce(StatefulDataset):
     """Loading its state fails the first time."""
 
     failures = 0
@@ -108,7 +108,7 @@ def test_a_failed_resume_moves_no_state(interval: int) -> None:
 
     def build() -> StatefulGPULoader[Any]:
         return StatefulGPULoader(
-            Stumbling(N), batch_size=2, seed=1, snapshot_every_n_steps=interval
+            FailsToLoadOnce(N), batch_size=2, seed=1, snapshot_every_n_steps=interval
         )
 
     loader = build()
@@ -245,7 +245,7 @@ def test_an_iterator_that_only_raised_continues_from_a_loaded_state(
     """So does an iterator that did nothing, and one that raises again or delivers."""
     first = 0 if name is None else next(iter(samplers()[name]))
 
-    def begun() -> tuple[StatefulGPULoader[Any], Any]:
+    def started() -> tuple[StatefulGPULoader[Any], Any]:
         sampler = None if name is None else samplers()[name]
         loader: StatefulGPULoader[Any] = StatefulGPULoader(
             Failing(N, {first}), batch_size=2, sampler=sampler, num_workers=num_workers
@@ -255,9 +255,9 @@ def test_an_iterator_that_only_raised_continues_from_a_loaded_state(
             next(batches)
         return loader, batches
 
-    ahead, batches_ahead = begun()
+    ahead, batches_ahead = started()
     expected = [next(batches_ahead) for _ in range(3)]
-    loader, batches = begun()
+    loader, batches = started()
     loader.load_state_dict(ahead.state_dict(batches_ago=1))
     assert same(next(batches), expected[2])
     assert loader.state_dict() == ahead.state_dict()

@@ -54,14 +54,14 @@ def test_a_resumed_or_seeded_loader_draws_nothing_from_the_caller(asked_before: 
 
 
 def test_seed_none_is_settled_from_the_generator_given() -> None:
-    def settled(seed: int) -> int:
+    def seed_drawn_from(seed: int) -> int:
         generator = torch.Generator().manual_seed(seed)
         loader = StatefulGPULoader(Indices(9), shuffle=True, generator=generator)
         value: int = loader.state_dict()["seed"]
         return value
 
-    assert settled(1) == settled(1)
-    assert settled(1) != settled(2)
+    assert seed_drawn_from(1) == seed_drawn_from(1)
+    assert seed_drawn_from(1) != seed_drawn_from(2)
 
 
 def test_seed_none_is_zero_with_several_ranks() -> None:

@@ -46,8 +46,8 @@ def test_out_of_order_a_slow_worker_delays_no_other(num_workers: int) -> None:
     batches = iter(loader)
     delivered: list[int] = []
     states: list[Any] = [loader.state_dict()]
-    behind_the_slow_one = 2 * num_workers  # its worker's own queue
-    for _ in range(30 - behind_the_slow_one):
+    num_after_the_slow_batch = 2 * num_workers  # its worker's own queue
+    for _ in range(30 - num_after_the_slow_batch):
         delivered.append(int(next(batches)))
         states.append(loader.state_dict())
     assert 4 not in delivered

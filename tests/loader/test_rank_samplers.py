@@ -116,21 +116,21 @@ def test_another_sampler_is_refused_on_another_rank(change: dict[str, Any], word
 def test_a_sampler_that_cannot_be_taken_as_another_ranks_is_refused(kind: Any) -> None:
     """The message says which rank saved the state, and what to do."""
 
-    def of(rank: int) -> StatefulGPULoader[Any]:
+    def loader_of_rank(rank: int) -> StatefulGPULoader[Any]:
         return StatefulGPULoader(Noisy(N), batch_size=2, sampler=kind(N, 2, rank), seed=1)
 
-    loaders = [of(rank) for rank in RANKS]
+    loaders = [loader_of_rank(rank) for rank in RANKS]
     states = []
     for loader in loaders:
         batches = iter(loader)
         next(batches)
         states.append(loader.state_dict())
     rest = list(batches)
-    resumed = of(1)
+    resumed = loader_of_rank(1)
     resumed.load_state_dict(states[0])
     with pytest.raises(StateMismatch, match=r"rank 0 of 2'.* state of another rank.*RankedState"):
         next(iter(resumed))
-    resumed = of(1)
+    resumed = loader_of_rank(1)
     resumed.load_state_dict(states[1])
     assert same(list(resumed), rest)
 
@@ -143,14 +143,14 @@ def test_batches_of_changing_sizes_have_other_positions_on_another_rank() -> Non
             self.sizes = ((6, 2), (2, 2, 4))[self.sampler.rank]  # type: ignore[attr-defined]
             return super().__iter__()
 
-    def of(rank: int) -> StatefulGPULoader[Any]:
+    def loader_of_rank(rank: int) -> StatefulGPULoader[Any]:
         sampler = InUnevenBatches(RepeatedAugmentation(N, 2, rank), ())
         return StatefulGPULoader(Noisy(N), batch_sampler=sampler, seed=1)
 
-    loader = of(0)
+    loader = loader_of_rank(0)
     batches = iter(loader)
     next(batches), next(batches)
-    resumed = of(1)
+    resumed = loader_of_rank(1)
     resumed.load_state_dict(loader.state_dict())
     with pytest.raises(StateMismatch, match="RankedState"):
         next(iter(resumed))

@@ -97,7 +97,7 @@ def serve_until_killed(rank: int, folder: Path) -> None:
 
 
 def test_a_killed_job_resumes_exactly(tmp_path: Path) -> None:
-    """Both ranks get SIGKILL. One rank finishes what an undisturbed job would have read."""
+    """Both ranks get SIGKILL. One rank finishes what an uninterrupted job would have read."""
     on_ranks(serve_until_killed, 2, tmp_path, killed=True)
     wanted = [sorted(batch.tolist()) for batch in loader_of(1)]
     saved = [json.loads((tmp_path / f"2-{rank}.json").read_text()) for rank in range(2)]

@@ -346,9 +346,9 @@ def test_the_error_of_a_bad_sample_names_both_remedies(folder: Path) -> None:
     with pytest.raises(BadSample, match="text, not an image") as raised:
         next(iter(StatefulGPULoader(FolderSource(folder))))
     assert str(raised.value).count("Remedy:") == 1
-    torn = BadSample("a.jpg", index=1, position=2, epoch=3, reason="truncated JPEG")
-    assert "truncated JPEG. Remedy: repair or remove it, or pass on_bad_sample=" in str(torn)
-    for error in (str(torn), str(raised.value)):
+    truncated = BadSample("a.jpg", index=1, position=2, epoch=3, reason="truncated JPEG")
+    assert "truncated JPEG. Remedy: repair or remove it, or pass on_bad_sample=" in str(truncated)
+    for error in (str(truncated), str(raised.value)):
         assert 'on_bad_sample="replace"' in error
         assert 'on_bad_sample="drop"' in error
 

@@ -128,7 +128,7 @@ def test_the_next_window_is_requested_while_one_is_read(urls: list[str], tmp_pat
         pass
     assert expected.count(16) == 2
     next(batches)
-    assert expected.count(16) == 2, "behind the last window there is none"
+    assert expected.count(16) == 2, "no window follows the last"
 
 
 def test_samples_in_order_share_requests(urls: list[str], tmp_path: Path) -> None:

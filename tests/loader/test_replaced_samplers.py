@@ -116,12 +116,16 @@ def test_an_endless_loader_without_a_seed_is_shuffled_by_the_settled_one() -> No
     def lap(loader: Any) -> list[Any]:
         return [copy_of(batch) for batch in loader]
 
-    def of(seed: int) -> tuple[Any, list[Any]]:
+    def loader_and_batches(seed: int) -> tuple[Any, list[Any]]:
         torch.manual_seed(seed)
         loader = endless(Endless, seed=None)
         return loader, lap(loader)
 
-    (one, first), (again, same_first), (_, other_first) = of(1), of(1), of(2)
+    (one, first), (again, same_first), (_, other_first) = (
+        loader_and_batches(1),
+        loader_and_batches(1),
+        loader_and_batches(2),
+    )
     assert same(same_first, first)
     assert not same(other_first, first)
     resumed = loaded(endless(Endless, seed=None), again.state_dict())
@@ -216,7 +220,7 @@ def test_a_replaced_sampler_counts_as_one_that_was_given(name: str) -> None:
         assert same([copy_of(batch) for batch in resumed], expected[epoch][step:])
 
 
-def begun(loader: StatefulGPULoader[Any]) -> None:
+def was_iterated(loader: StatefulGPULoader[Any]) -> None:
     next(iter(loader))
 
 
@@ -224,7 +228,7 @@ def was_loaded(loader: StatefulGPULoader[Any]) -> None:
     loader.load_state_dict(loader.state_dict())
 
 
-@pytest.mark.parametrize("before", [begun, was_loaded])
+@pytest.mark.parametrize("before", [was_iterated, was_loaded])
 def test_a_sampler_that_is_replaced_too_late_is_refused(before: Callable[[Any], None]) -> None:
     """A19: the loader's place belongs to the earlier sampler."""
     loader = StatefulGPULoader(Noisy(N), batch_size=4, shuffle=True, seed=5)

@@ -84,11 +84,11 @@ def test_another_live_iterator_takes_the_state_and_leaves_the_first_alone(kind: 
     first = iter(built)
     found = [copy_of(next(first))]
     second = iter(built)
-    begun = [copy_of(next(second))]
+    first_batches = [copy_of(next(second))]
     assert built.state_dict() == states[1, 1]
     found.extend(copy_of(batch) for batch in first)
     assert built.state_dict() == states[1, 1]
-    assert same([found, begun + [copy_of(batch) for batch in second]], expected)
+    assert same([found, first_batches + [copy_of(batch) for batch in second]], expected)
 
 
 def test_later_epochs_follow_and_differ() -> None:
@@ -117,14 +117,14 @@ def test_an_epoch_without_a_whole_batch_is_one_epoch_after_a_resume_too() -> Non
     loader = StatefulGPULoader(Indices(10), batch_size=8, **arguments)
     batches = iter(loader)
     next(batches)
-    behind_the_last_batch = loader.state_dict()
+    after_the_last_batch = loader.state_dict()
     resumed = StatefulGPULoader(Indices(10), batch_size=16, **arguments)
-    resumed.load_state_dict(behind_the_last_batch)
+    resumed.load_state_dict(after_the_last_batch)
     for epoch in (1, 2, 3):
         assert list(resumed) == []
         assert resumed.state_dict()["epoch"] == epoch + 1
     for place in ((1, 0), (1, 10)):
-        resumed.load_state_dict({**behind_the_last_batch, "epoch": place[0], "position": place[1]})
+        resumed.load_state_dict({**after_the_last_batch, "epoch": place[0], "position": place[1]})
         assert list(resumed) == []
         assert resumed.state_dict()["epoch"] == (2 if place[1] == 0 else 3)
 

@@ -30,8 +30,8 @@ def test_epochs_after_a_resume_of_hugging_faces_dataset_are_complete(num_workers
             persistent_workers=num_workers > 0,
         )
 
-    undisturbed = make()
-    expected = [[copy_of(batch) for batch in undisturbed] for _ in range(EPOCHS)]
+    reference = make()
+    expected = [[copy_of(batch) for batch in reference] for _ in range(EPOCHS)]
     assert [len(epoch) for epoch in expected] == [8, 8, 8]
     loader = make()
     start, batches = loader.state_dict(), iter(loader)

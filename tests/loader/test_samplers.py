@@ -67,8 +67,8 @@ def test_a_distributed_sampler_keeps_its_epoch(kind: Any, calls_set_epoch: bool)
     def build() -> StatefulGPULoader[Any]:
         return make(sampler=kind(Indices(N), 2, 0))
 
-    undisturbed = run(build(), 0)
-    assert (undisturbed[0] == undisturbed[1]) is not calls_set_epoch
+    reference = run(build(), 0)
+    assert (reference[0] == reference[1]) is not calls_set_epoch
     loader = build()
     for epoch in range(3):
         if calls_set_epoch:
@@ -80,7 +80,7 @@ def test_a_distributed_sampler_keeps_its_epoch(kind: Any, calls_set_epoch: bool)
         else:
             list(batches)
     resumed = loaded(build(), state)
-    assert run(resumed, 2) == [undisturbed[2][1:], undisturbed[3]]
+    assert run(resumed, 2) == [reference[2][1:], reference[3]]
 
 
 def test_a_resumed_pass_keeps_the_samplers_epoch_and_warns_of_another() -> None:
@@ -200,12 +200,12 @@ def test_a_large_list_that_a_sampler_shuffles_in_place_is_warned_of_when_it_is_s
     """A12: once, and only where a new loader could not resume."""
     length = 5000
 
-    def of() -> StatefulGPULoader[Any]:
+    def make_loader() -> StatefulGPULoader[Any]:
         return StatefulGPULoader(
             range(length), batch_size=1000, sampler=ShufflingInPlace(length), seed=1
         )
 
-    loader = of()
+    loader = make_loader()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in loader:
@@ -217,7 +217,7 @@ def test_a_large_list_that_a_sampler_shuffles_in_place_is_warned_of_when_it_is_s
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert loader.state_dict() == state
-    refusal_at_next(of(), state, "sampler")
+    refusal_at_next(make_loader(), state, "sampler")
 
 
 def test_a_dataset_that_a_sampler_holds_is_not_kept_or_changed() -> None:
@@ -290,11 +290,11 @@ def test_a_samplers_own_objects_reach_the_dataset() -> None:
 def test_an_exception_of_a_sampler_is_raised_at_its_turn(num_workers: int) -> None:
     """Batches before it are delivered, and the sampler is called again."""
 
-    class Stumbling:
+    class FailsOnce:
         def __init__(self) -> None:
             self.i = 0
 
-        def __iter__(self) -> Stumbling:
+        def __iter__(self) -> FailsOnce:
             return self
 
         def __next__(self) -> int:
@@ -306,7 +306,7 @@ def test_an_exception_of_a_sampler_is_raised_at_its_turn(num_workers: int) -> No
             return self.i
 
     loader = StatefulGPULoader(
-        Indices(20), batch_size=2, sampler=Stumbling(), num_workers=num_workers
+        Indices(20), batch_size=2, sampler=FailsOnce(), num_workers=num_workers
     )
     batches = iter(loader)
     assert [next(batches).tolist(), next(batches).tolist()] == [[1, 2], [3, 4]]

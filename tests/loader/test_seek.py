@@ -77,13 +77,13 @@ def test_a_loader_in_use_is_moved_forth_and_back() -> None:
     make: Make = KINDS["order"]
     expected, _ = uninterrupted(make(), 3)
     loader = make()
-    begun, used = iter(loader), iter(loader)
+    idle, used = iter(loader), iter(loader)
     next(used)
     for place, position in (((2, 1), 4), ((0, 3), 12), ((0, 0), 0)):
         loader.seek(epoch=place[0], position=position)
         assert_same_rest(loader, expected, place, 3)
     loader.seek(epoch=1, position=8)
-    assert same(next(begun), expected[1][2]), "an iterator that has delivered nothing follows"
+    assert same(next(idle), expected[1][2]), "an iterator that has delivered nothing follows"
 
 
 def test_one_place_in_three_ways() -> None:

@@ -128,7 +128,7 @@ class Aborts(Indices):
         signal.raise_signal(signal.SIGKILL)
 
 
-class Misses(Indices):
+class MissingModule(Indices):
     """Its module is missing in the worker."""
 
     def __reduce__(self) -> Any:
@@ -160,7 +160,12 @@ def is_killed(worker: int) -> None:
         (Indices, leaves_by_exception, "fork", "exit code 4. It ended in worker_init_fn"),
         (Indices, is_killed, "fork", "Killed. It ended in worker_init_fn"),
         (Aborts, None, "spawn", "Killed. It ended while it unpickled the loader's dataset"),
-        (Misses, None, "spawn", "ModuleNotFoundError: No module named 'stateful_gpu_loader_is"),
+        (
+            MissingModule,
+            None,
+            "spawn",
+            "ModuleNotFoundError: No module named 'stateful_gpu_loader_is",
+        ),
         (Unreadable, None, "forkserver", "LookupError: no such state"),
     ],
 )

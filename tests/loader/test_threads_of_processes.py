@@ -23,7 +23,7 @@ from stateful_gpu_loader.records import EncodedSample
 from tests.conformance import copy_of, same
 from tests.datasets.shards import PhotoShards
 from tests.images import write_photo_folder
-from tests.lost_workers import deliver_quietly, undisturbed
+from tests.lost_workers import deliver_quietly, uninterrupted_batches
 
 pytestmark = pytest.mark.processes
 TWO_OF_TWO: dict[str, Any] = {"num_workers": 4, "threads_per_process": 2}
@@ -125,7 +125,7 @@ class KillsItself(FolderSource):
 def test_a_batch_that_kills_its_process_is_distinguished_from_concurrent_batches(
     photos: Path, in_order: bool
 ) -> None:
-    expected = undisturbed(partial(make, FolderSource(photos), shuffle=False), 1)[0]
+    expected = uninterrupted_batches(partial(make, FolderSource(photos), shuffle=False), 1)[0]
     loader = make(KillsItself(photos), shuffle=False, in_order=in_order, **TWO_OF_TWO)
     delivered: list[Any] = []
     with warnings.catch_warnings(), pytest.raises(WorkerLost, match="indices 6, 7, 8") as lost:
@@ -153,7 +153,7 @@ def test_a_thread_that_ends_is_a_lost_process(photos: Path) -> None:
 def test_the_next_pass_uses_the_threads_of_an_abandoned_pass(photos: Path) -> None:
     """Abandoned turns of lanes occupy no thread."""
     for dataset in (FolderSource(photos), PhotoShards()):
-        expected = undisturbed(partial(make, dataset), 1)
+        expected = uninterrupted_batches(partial(make, dataset), 1)
         loader = make(dataset, persistent_workers=True, **TWO_OF_TWO)
         for _ in range(4):
             next(iter(loader))

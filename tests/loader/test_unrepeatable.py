@@ -71,8 +71,8 @@ def test_an_iterable_that_gives_other_samples_is_refused(kind: str, num_workers:
 @pytest.mark.parametrize("kind", ["tensor", "array", "bytes", "pair"])
 def test_an_iterable_that_repeats_is_accepted(kind: str) -> None:
     """In a fresh loader and in a used one, and a second time."""
-    undisturbed = make(Shuffled(7, kind=kind))
-    expected = [[copy_of(batch) for batch in undisturbed] for _ in range(2)]
+    reference = make(Shuffled(7, kind=kind))
+    expected = [[copy_of(batch) for batch in reference] for _ in range(2)]
     for stop in range(7):
         loader = make(Shuffled(7, kind=kind))
         batches = iter(loader)

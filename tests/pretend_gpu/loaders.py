@@ -46,7 +46,7 @@ PIXELS = 9000
 LATE = 64
 """Bytes of each decoded image that are copied late from its file."""
 
-Owed = list[list[torch.Tensor]]
+Epoch = list[list[torch.Tensor]]
 """The batches of an epoch, on the CPU."""
 
 
@@ -170,12 +170,14 @@ def make(root: Path, **changes: Any) -> StatefulGPULoader[Any]:
     return StatefulGPULoader(FolderSource(root), **arguments)
 
 
-def owed(root: Path, *, epoch: int = 0, cpu_share: float = 0.0, seed: int = SEED) -> Owed:
+def expected_batches(
+    root: Path, *, epoch: int = 0, cpu_share: float = 0.0, seed: int = SEED
+) -> Epoch:
     """Compute the expected batches of one epoch of :func:`make`, on the CPU."""
     source = FolderSource(root)
     n = len(source)
     order = Permutation(n, seed=seed, epoch=epoch)(np.arange(n)).tolist()
-    return _owed_of(source, order, cpu_share)
+    return _expected_of(source, order, cpu_share)
 
 
 class _Numbered(FolderSource):
@@ -185,7 +187,7 @@ class _Numbered(FolderSource):
         return dataclasses.replace(super().read(index), target=index)
 
 
-def owed_with_replacements(root: Path, epochs: int) -> list[Owed]:
+def expected_with_replacements(root: Path, epochs: int) -> list[Epoch]:
     """Compute some epochs of :func:`make` with ``on_bad_sample="replace"``, on the CPU.
 
     A loader without a device determines the photographs.
@@ -200,20 +202,20 @@ def owed_with_replacements(root: Path, epochs: int) -> list[Owed]:
     )
     orders = [[index for _, targets in loader for index in targets.tolist()] for _ in range(epochs)]
     source = FolderSource(root)
-    return [_owed_of(source, order, cpu_share=0.0) for order in orders]
+    return [_expected_of(source, order, cpu_share=0.0) for order in orders]
 
 
-def _owed_of(source: FolderSource, order: list[int], cpu_share: float) -> Owed:
+def _expected_of(source: FolderSource, order: list[int], cpu_share: float) -> Epoch:
     samples = [source.read(index) for index in order]
     batches = []
     for start in range(0, len(order), BATCH_SIZE):
         part = samples[start : start + BATCH_SIZE]
-        images = torch.stack([_owed_image(sample.data, cpu_share) for sample in part])
+        images = torch.stack([_expected_image(sample.data, cpu_share) for sample in part])
         batches.append([images, torch.tensor([sample.target for sample in part])])
     return batches
 
 
-def _owed_image(data: torch.Tensor, cpu_share: float) -> torch.Tensor:
+def _expected_image(data: torch.Tensor, cpu_share: float) -> torch.Tensor:
     header = probe(data)
     pixels = make_decoder("torchvision").decode(data, header).permute(1, 2, 0).reshape(-1)
     image = pixels[:PIXELS].clone()
@@ -260,10 +262,10 @@ class LateReader:
                     self._pending.popleft().synchronize()
         return len(self._copies) - before
 
-    def wrong(self, owed: Owed) -> int:
+    def wrong(self, expected_batches: Epoch) -> int:
         """Wait for the reads, and return the number of wrong batches."""
         self._stream.synchronize()
-        pairs = zip(self._copies, owed, strict=True)
+        pairs = zip(self._copies, expected_batches, strict=True)
         return sum(not is_same(batch, other) for batch, other in pairs)
 
 
@@ -335,13 +337,13 @@ def is_same(batch: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 def wrong_batches(
     make_loader: Callable[[], StatefulGPULoader[Any]],
-    owed_epochs: Sequence[Owed],
+    expected_epochs: Sequence[Epoch],
     stream: torch.cuda.Stream | None = None,
 ) -> tuple[int, int]:
     """Read some epochs of a new loader late; return the number of batches, and of wrong ones."""
     reader, loader = LateReader(stream), make_loader()
-    compared = sum(reader.read(iter(loader)) for _ in owed_epochs)
-    return compared, reader.wrong([batch for epoch in owed_epochs for batch in epoch])
+    compared = sum(reader.read(iter(loader)) for _ in expected_epochs)
+    return compared, reader.wrong([batch for epoch in expected_epochs for batch in epoch])
 
 
 def until_wrong(read: Callable[[], tuple[int, int]]) -> tuple[int, int]:

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.pretend_gpu.loaders import EagerDecoder, LateReader, decoder, make, owed, photos
+from tests.pretend_gpu.loaders import (
+    EagerDecoder,
+    LateReader,
+    decoder,
+    expected_batches,
+    make,
+    photos,
+)
 
 __all__ = ["decoder", "photos"]
 
@@ -48,7 +55,7 @@ def test_a_batch_is_made_once_its_memory_is_free(
                 reader.read(batches, 1)
             del held
         reader.read(batches)
-    expected = [batch for epoch in range(4) for batch in owed(photos, epoch=epoch)]
+    expected = [batch for epoch in range(4) for batch in expected_batches(photos, epoch=epoch)]
     wrong = reader.wrong(expected)
     count("batches around a full memory", len(expected), wrong)
     assert wrong == 0

@@ -21,8 +21,8 @@ from tests.pretend_gpu.loaders import (
     EagerDecoder,
     LateReader,
     decoder,
+    expected_batches,
     make,
-    owed,
     photos,
     played_kernels,
 )
@@ -36,7 +36,7 @@ def test_sixty_breaks_leave_no_stale_batch(
 ) -> None:
     loader = make(photos, prefetch_factor=prefetch_factor)
     start = loader.state_dict()
-    reader, first, expected = LateReader(torch.cuda.Stream()), owed(photos), []
+    reader, first, expected = LateReader(torch.cuda.Stream()), expected_batches(photos), []
     for number in range(60):
         loader.load_state_dict(start)
         batches = iter(loader)
@@ -63,7 +63,7 @@ def test_forks_beside_a_stage_at_work(photos: Path, decoder: EagerDecoder, count
             os._exit(5)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
     reader.read(batches)
-    wrong = reader.wrong(owed(photos))
+    wrong = reader.wrong(expected_batches(photos))
     count("batches around forks", 12, wrong)
     assert wrong == 0
 

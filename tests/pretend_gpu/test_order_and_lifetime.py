@@ -24,10 +24,10 @@ from tests.pretend_gpu.loaders import (
     EagerDecoder,
     damage,
     decoder,
+    expected_batches,
+    expected_with_replacements,
     is_same,
     make,
-    owed,
-    owed_with_replacements,
     photos,
     until_wrong,
     wrong_batches,
@@ -54,7 +54,7 @@ def test_no_batch_is_wrong(
 ) -> None:
     stream = torch.cuda.Stream() if own_stream else None
     share = changes.get("cpu_share", 0.0)
-    epochs = [owed(photos, epoch=epoch, cpu_share=share) for epoch in range(EPOCHS)]
+    epochs = [expected_batches(photos, epoch=epoch, cpu_share=share) for epoch in range(EPOCHS)]
     compared, wrong = wrong_batches(lambda: make(photos, **changes), epochs, stream)
     count("batches of one loader", compared, wrong)
     assert (compared, wrong) == (12 * EPOCHS, 0)
@@ -67,7 +67,7 @@ def test_kept_batches_are_never_written_again(
     loader = make(photos, prefetch_factor=4)
     kept = [batch for _ in range(3) for batch in loader]
     torch.cuda.synchronize()
-    expected = [batch for epoch in range(3) for batch in owed(photos, epoch=epoch)]
+    expected = [batch for epoch in range(3) for batch in expected_batches(photos, epoch=epoch)]
     pairs = zip(kept, expected, strict=True)
     wrong = sum(not is_same([part.cpu() for part in batch], other) for batch, other in pairs)
     count("batches that are kept", len(kept), wrong)
@@ -80,7 +80,7 @@ def test_bad_samples_are_replaced(
 ) -> None:
     """Some are found by their header, before the device, others when no decoder accepts them."""
     damaged = damage(photos)
-    epochs = owed_with_replacements(photos, EPOCHS)
+    epochs = expected_with_replacements(photos, EPOCHS)
     changes = {"on_bad_sample": "replace", "worker_type": worker_type, "prefetch_factor": 3}
     loader = make(photos, **changes)
     compared, wrong = wrong_batches(lambda: loader, epochs)
@@ -106,7 +106,7 @@ def test_a_fault_makes_batches_wrong(
 ) -> None:
     """The control: this load finds a stage that does not wait or does not record the reader."""
     fault(monkeypatch)
-    epochs = [owed(photos, epoch=epoch) for epoch in range(EPOCHS)]
+    epochs = [expected_batches(photos, epoch=epoch) for epoch in range(EPOCHS)]
     compared, wrong = until_wrong(
         lambda: wrong_batches(lambda: make(photos), epochs, torch.cuda.Stream())
     )

@@ -19,9 +19,9 @@ from tests.pretend_gpu.loaders import (
     EagerDecoder,
     PoolUser,
     decoder,
+    expected_batches,
     held,
     make,
-    owed,
     photos,
     until_wrong,
     wrong_batches,
@@ -53,13 +53,15 @@ def test_places_share_no_stream_with_each_other_or_with_the_user() -> None:
     assert torch.cuda.default_stream().cuda_stream not in own
 
 
-def beside_a_user(photos: Path, decoder: EagerDecoder) -> tuple[tuple[int, int], tuple[int, int]]:
+def run_beside_a_user(
+    photos: Path, decoder: EagerDecoder
+) -> tuple[tuple[int, int], tuple[int, int]]:
     """Read batches while a user works on all streams of torch, or on the one that decodes.
 
     Returns:
         Number of batches and of wrong ones, and the same of the user's copies.
     """
-    epochs = [owed(photos, epoch=epoch) for epoch in range(EPOCHS)]
+    epochs = [expected_batches(photos, epoch=epoch) for epoch in range(EPOCHS)]
     loader = make(photos)
     next(iter(loader))
     loader.set_epoch(0)
@@ -74,7 +76,7 @@ def beside_a_user(photos: Path, decoder: EagerDecoder) -> tuple[tuple[int, int],
 def test_a_user_on_every_stream_of_torch_disturbs_nothing(
     photos: Path, decoder: EagerDecoder, count: Count
 ) -> None:
-    batches, copies = beside_a_user(photos, decoder)
+    batches, copies = run_beside_a_user(photos, decoder)
     count("batches beside a user on every stream of torch", *batches)
     count("copies of that user", *copies)
     assert batches == (12 * EPOCHS, 0)
@@ -89,7 +91,7 @@ def test_a_shared_stream_makes_batches_and_copies_wrong(
     with_pooled_streams(monkeypatch)
 
     def read() -> tuple[int, int]:
-        batches, copies = beside_a_user(photos, decoder)
+        batches, copies = run_beside_a_user(photos, decoder)
         count("batches with a shared stream", *batches)
         count("copies of the user who shares it", *copies)
         return batches[0] + copies[0], batches[1] + copies[1]

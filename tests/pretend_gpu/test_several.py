@@ -17,10 +17,10 @@ from tests.pretend_gpu.loaders import (
     EPOCHS,
     Count,
     EagerDecoder,
-    Owed,
+    Epoch,
     decoder,
+    expected_batches,
     make,
-    owed,
     photos,
     until_wrong,
     wrong_batches,
@@ -34,7 +34,7 @@ def test_two_loaders_in_two_threads(
     photos: Path, decoder: EagerDecoder, count: Count, own_streams: bool
 ) -> None:
     def read(seed: int) -> tuple[int, int]:
-        epochs = [owed(photos, epoch=epoch, seed=seed) for epoch in range(EPOCHS)]
+        epochs = [expected_batches(photos, epoch=epoch, seed=seed) for epoch in range(EPOCHS)]
         stream = torch.cuda.Stream() if own_streams else torch.cuda.default_stream()
         return wrong_batches(lambda: make(photos, seed=seed), epochs, stream)
 
@@ -49,7 +49,7 @@ def test_two_gpus(
 ) -> None:
     """A loader on each, while only the first device is current."""
     monkeypatch.setenv("PRETEND_GPU_COUNT", "2")
-    epochs = [owed(photos, epoch=epoch) for epoch in range(EPOCHS)]
+    epochs = [expected_batches(photos, epoch=epoch) for epoch in range(EPOCHS)]
 
     def read(index: int) -> tuple[int, int]:
         loader = make(photos, device=f"cuda:{index}")
@@ -63,7 +63,7 @@ def test_two_gpus(
 
 
 def test_inference_mode(photos: Path, decoder: EagerDecoder, count: Count) -> None:
-    epochs = [owed(photos, epoch=epoch) for epoch in range(EPOCHS)]
+    epochs = [expected_batches(photos, epoch=epoch) for epoch in range(EPOCHS)]
     with torch.inference_mode():
         compared, wrong = wrong_batches(lambda: make(photos), epochs, torch.cuda.Stream())
     count("batches in inference mode", compared, wrong)
@@ -91,7 +91,7 @@ def pairs(samples: list[dict[str, Any]]) -> list[torch.Tensor]:
     return [rows, torch.tensor([sample["index"] for sample in samples])]
 
 
-def owed_rows(epoch: int) -> Owed:
+def expected_rows(epoch: int) -> Epoch:
     order = torch.from_numpy(Permutation(48, seed=3, epoch=epoch)(np.arange(48)))
     return [
         [part.int().view(4, 1).expand(4, 4000), part.to(torch.int64)] for part in order.split(4)
@@ -100,7 +100,7 @@ def owed_rows(epoch: int) -> Owed:
 
 @pytest.mark.parametrize("changes", [{}, {"num_workers": 2, "prefetch_factor": 3}], ids=str)
 def test_batches_that_are_only_moved(count: Count, changes: dict[str, Any]) -> None:
-    epochs = [owed_rows(epoch) for epoch in range(EPOCHS)]
+    epochs = [expected_rows(epoch) for epoch in range(EPOCHS)]
     compared, wrong = wrong_batches(lambda: moved(**changes), epochs, torch.cuda.Stream())
     count("batches that are only moved", compared, wrong)
     assert (compared, wrong) == (12 * EPOCHS, 0)
@@ -111,7 +111,7 @@ def test_moved_batches_without_record_stream_are_wrong(
 ) -> None:
     """The control."""
     without_record_stream(monkeypatch)
-    epochs = [owed_rows(epoch) for epoch in range(EPOCHS)]
+    epochs = [expected_rows(epoch) for epoch in range(EPOCHS)]
     compared, wrong = until_wrong(
         lambda: wrong_batches(lambda: moved(num_workers=2), epochs, torch.cuda.Stream())
     )

@@ -33,22 +33,22 @@ def test_one_changed_entry_is_another_digest_and_so_is_another_order(
 ) -> None:
     """One of 5,000 names, too. Longer data is sampled, and the text says so."""
     make, given = ALL[kind]
-    found = described(make(given))
-    assert found.content is not None
-    assert not found.is_sampled
-    assert found.content == described(make(given)).content
+    digest_of = described(make(given))
+    assert digest_of.content is not None
+    assert not digest_of.is_sampled
+    assert digest_of.content == described(make(given)).content
     place = len(given) // 2 + 1
     changed = given[place].replace("0", "9") if given is MANY else "eta"
     other = described(make((*given[:place], changed, *given[place + 1 :])))
-    assert other.content != found.content
+    assert other.content != digest_of.content
     turned = described(make(given[::-1]))
-    assert (turned.content == found.content) == (kind in {*UNORDERED, *UNORDERED_LONG})
+    assert (turned.content == digest_of.content) == (kind in {*UNORDERED, *UNORDERED_LONG})
     monkeypatch.setattr(contents, "MAX_COST", 100)
     sampled = described(make(given))
     assert sampled.is_sampled
     assert sampled.content is not None
     assert sampled.content.endswith(", sampled")
-    assert sampled.content == described(make(given)).content != found.content
+    assert sampled.content == described(make(given)).content != digest_of.content
 
 
 GOLDEN = {
@@ -77,9 +77,9 @@ def test_digests_and_texts_are_golden() -> None:
 
     They are the same in every process, whatever the order of hashes in a set.
     """
-    found = {kind: described(make(given)).content for kind, (make, given) in PLAIN.items()}
-    assert {kind: found[kind] for kind in GOLDEN} == GOLDEN
-    assert hashlib.sha256(json.dumps(found).encode()).hexdigest()[:32] == ALL_OF_THEM
+    digest_of = {kind: described(make(given)).content for kind, (make, given) in PLAIN.items()}
+    assert {kind: digest_of[kind] for kind in GOLDEN} == GOLDEN
+    assert hashlib.sha256(json.dumps(digest_of).encode()).hexdigest()[:32] == ALL_OF_THEM
     for kind, text in TEXTS.items():
         make, given = ALL[kind]
         assert described(make(given)).text == f"(samples={text})"
@@ -88,23 +88,23 @@ def test_digests_and_texts_are_golden() -> None:
 def test_paths_count_below_the_folder_that_they_share() -> None:
     """Moved data is the same; a file in another subfolder is different."""
 
-    def found(make: Any, root: str, folder: str = "cat") -> str | None:
+    def digest_of(make: Any, root: str, folder: str = "cat") -> str | None:
         return described(make([f"{root}/dog/1.jpg", f"{root}/{folder}/2.jpg"])).content
 
     for make in (deque, set, lambda paths: np.array(paths, object)):
-        assert found(make, "/data") == found(make, "/mnt/disk/data")
-        assert found(make, "/data") != found(make, "/data", "mouse")
+        assert digest_of(make, "/data") == digest_of(make, "/mnt/disk/data")
+        assert digest_of(make, "/data") != digest_of(make, "/data", "mouse")
     assert described("/data/names.txt").content == described("/mnt/names.txt").content
     assert described("/data/names.txt").content != described("/data/others.txt").content
 
 
 def test_files_below_the_root_of_a_dataset_keep_their_folders() -> None:
-    def found(root: str, folder: str) -> str | None:
+    def digest_of(root: str, folder: str) -> str | None:
         dataset = Holding(deque([f"{root}/{folder}/1.jpg"]))
         dataset.root = root  # type: ignore[attr-defined]
         return describe_dataset(dataset).content
 
-    assert found("/data", "cat") == found("/mnt", "cat") != found("/data", "dog")
+    assert digest_of("/data", "cat") == digest_of("/mnt", "cat") != digest_of("/data", "dog")
 
 
 def test_equal_tables_have_equal_digests_for_any_memory_layout() -> None:
@@ -123,11 +123,11 @@ def test_text_in_pandas_is_known_by_its_values_whatever_dtype_it_has() -> None:
     """pandas versions give it different dtypes."""
     pandas = pytest.importorskip("pandas")
     values = [*LETTERS, None]
-    found = {
+    digest_of = {
         described(pandas.Series(values, dtype=dtype)).content
         for dtype in (object, "string", *(["str"] if pandas.__version__ >= "3" else []))
     }
-    assert len(found) == 1
+    assert len(digest_of) == 1
 
 
 def test_padding_between_fields_of_records_is_not_content() -> None:
@@ -143,15 +143,15 @@ def test_equal_arrays_have_equal_digests_for_any_strides() -> None:
 
 
 def test_every_part_of_wrapped_datasets_is_digested() -> None:
-    def found(wrapped: Any, changed: int) -> Any:
+    def digest_of(wrapped: Any, changed: int) -> Any:
         parts = [TensorDataset(torch.zeros(5000)) for _ in range(2)]
         parts[1].tensors[0][changed] = 7
         return describe_dataset(wrapped([Subset(part, range(9)) for part in parts]))
 
     for wrapped in (ConcatDataset, MixedDataset, list, lambda parts: Subset(Holding(parts), [0])):
-        assert found(wrapped, 1234).content == found(wrapped, 1234).content
-        assert found(wrapped, 1234).content != found(wrapped, 1235).content
-    assert found(ConcatDataset, 1234).unknown == ()
+        assert digest_of(wrapped, 1234).content == digest_of(wrapped, 1234).content
+        assert digest_of(wrapped, 1234).content != digest_of(wrapped, 1235).content
+    assert digest_of(ConcatDataset, 1234).unknown == ()
 
 
 class SizedHolding(Holding):
@@ -162,15 +162,15 @@ class SizedHolding(Holding):
 def test_transforms_of_many_parts_are_all_compared() -> None:
     """The text shows 256 of them."""
 
-    def found(changed: int) -> Any:
+    def digest_of(changed: int) -> Any:
         parts: list[Any] = [SizedHolding([1]) for _ in range(300)]
         for number, part in enumerate(parts):
             part.transform = float if number == changed else int
         return describe_transforms_of(ConcatDataset(parts))
 
     changes = range(0, 300, 13)
-    assert len({found(number).content for number in changes}) == len(changes)
-    assert found(1).unknown == ()
+    assert len({digest_of(number).content for number in changes}) == len(changes)
+    assert digest_of(1).unknown == ()
 
 
 def test_a_table_that_cannot_be_read_is_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:

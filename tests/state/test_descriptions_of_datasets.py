@@ -82,7 +82,7 @@ def image_folder(root: Path, **arguments: Any) -> Any:
 
 def test_an_image_folder_is_its_files_wherever_it_lies(tmp_path: Path) -> None:
     """Renamed files are another dataset. The same files in another folder are not."""
-    here, there = tmp_path / "here", tmp_path / "elsewhere" / "there"
+    here, there = tmp_path / "here", tmp_path / "other" / "there"
     for root in (here, there):
         write_names(root)
     before = text(image_folder(here))
@@ -172,10 +172,10 @@ def test_the_class_of_a_user_leaves_the_dataset_unverified() -> None:
 def test_a_users_class_may_be_renamed_or_fixed() -> None:
     """It is known by its content, or not at all if no attribute has a usual name."""
 
-    class Mended(Files):
+    class Fixed(Files):
         pass
 
-    assert text(Mended(["a"])) == text(Files(["a"])) == "(samples=['a'])"
+    assert text(Fixed(["a"])) == text(Files(["a"])) == "(samples=['a'])"
     assert text(Indices(3)) == "?"
     assert (
         text(Subset(Indices(3), [1])) == "torch.utils.data.dataset.Subset(dataset=?, indices=[1])"

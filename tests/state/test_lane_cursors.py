@@ -63,17 +63,17 @@ def test_a_copy_is_a_moment_of_its_own() -> None:
 def test_a_signal_handler_reads_a_moment_while_it_is_followed() -> None:
     """The handler runs in the thread that holds the lock, so it must not wait for it."""
 
-    def begun() -> LaneCursors:
+    def initial() -> LaneCursors:
         return LaneCursors(0, {0: LaneCursor(), 1: LaneCursor()})
 
     def follow(first: LaneCursors) -> None:
         first.moved({1: LaneCursor(turns=1, count=8)}).texts()
 
-    expected = begun().texts()
-    places = places_of(partial(follow, begun()))
+    expected = initial().texts()
+    places = places_of(partial(follow, initial()))
     assert len(places) > 20
     for number in places.values():
-        first, found = begun(), list[dict[str, str]]()
+        first, found = initial(), list[dict[str, str]]()
         with handle_at(number, lambda _, first=first, found=found: found.append(first.texts())):
             follow(first)
         assert found == [expected]

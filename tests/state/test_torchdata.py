@@ -81,10 +81,10 @@ def test_only_a_mismatch_comes_out_of_a_torn_state(examples: list[dict[str, Any]
     refused = 0
     for state in examples:
         for path in paths(state):
-            for torn in [without(state, path), *(replaced(state, path, junk) for junk in JUNK)]:
-                is_torchdata_state(torn)
+            for damaged in [without(state, path), *(replaced(state, path, junk) for junk in JUNK)]:
+                is_torchdata_state(damaged)
                 try:
-                    TorchdataState.from_dict(torn)
+                    TorchdataState.from_dict(damaged)
                 except StateMismatch:
                     refused += 1
     assert refused > 1000
@@ -188,15 +188,15 @@ def paths(state: Any) -> Iterator[Path]:
 
 
 def without(state: dict[str, Any], path: Path) -> dict[str, Any]:
-    torn = copy.deepcopy(state)
-    del parent(torn, path)[path[-1]]
-    return torn
+    damaged = copy.deepcopy(state)
+    del parent(damaged, path)[path[-1]]
+    return damaged
 
 
 def replaced(state: dict[str, Any], path: Path, value: Any) -> dict[str, Any]:
-    torn = copy.deepcopy(state)
-    parent(torn, path)[path[-1]] = value
-    return torn
+    damaged = copy.deepcopy(state)
+    parent(damaged, path)[path[-1]] = value
+    return damaged
 
 
 def parent(state: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -225,13 +225,13 @@ def test_a_generators_state_comes_back_from_text_bit_for_bit() -> None:
         text = generator_to_text(state)
         assert text.isascii()
         assert json.dumps(text) == f'"{text}"'
-        assert len(text) <= (27 if torch.equal(state, seeded_anew(generator)) else 3200)
+        assert len(text) <= (27 if torch.equal(state, reseeded(generator)) else 3200)
         read = generator_from_text(text)
         assert torch.equal(read, state)
         assert shuffled_indices(read, 1000).tolist() == shuffled_indices(state, 1000).tolist()
 
 
-def seeded_anew(generator: torch.Generator) -> torch.Tensor:
+def reseeded(generator: torch.Generator) -> torch.Tensor:
     return torch.Generator().manual_seed(generator.initial_seed()).get_state()
 
 

@@ -28,8 +28,8 @@ def identical(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
         return (one.dtype, one.shape) == (other.dtype, other.shape) and _bytes(one) == _bytes(other)
     if isinstance(one, (np.ndarray, np.generic)):
-        alike = one.dtype.str == other.dtype.str and one.shape == other.shape
-        return alike and one.tobytes() == other.tobytes()
+        same_form = one.dtype.str == other.dtype.str and one.shape == other.shape
+        return same_form and one.tobytes() == other.tobytes()
     if isinstance(one, float):
         return struct.pack("d", one) == struct.pack("d", other)
     if isinstance(one, dict):

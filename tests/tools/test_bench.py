@@ -63,12 +63,12 @@ def rate(workers: int, speed: float, idle: float = 0.0, **stages: float) -> Rate
 
 
 def test_each_number_of_workers_is_measured_and_accounts_for_its_time(source: FolderSource) -> None:
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     report = bench(
         pictures(source),
         workers=[2, 0],
         seconds=0.01,
-        progress=lambda label, done, total: told.append((done, total)),
+        progress=lambda label, done, total: reported.append((done, total)),
     )
     assert [(one.loader, one.num_workers) for one in report.rates] == [(OURS, 0), (OURS, 2)]
     inline = report.rates[0]
@@ -81,7 +81,7 @@ def test_each_number_of_workers_is_measured_and_accounts_for_its_time(source: Fo
     assert report.recommendation == recommend(report.rates, report.cores)
     assert report.peer is None
     assert report.conversion is None
-    assert told == [(done, 2 * ROUNDS) for done in range(2 * ROUNDS + 1)]
+    assert reported == [(done, 2 * ROUNDS) for done in range(2 * ROUNDS + 1)]
 
 
 def test_torch_is_measured_in_turns_over_the_same_images(

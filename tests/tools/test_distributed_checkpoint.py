@@ -218,13 +218,13 @@ def test_an_index_that_names_sound_files_of_another_folder_is_refused(
     (folder / "link").symlink_to(other)
     before = "../other" if way == ".." else "link"
 
-    def elsewhere(index: Any) -> None:
+    def use_another_folder(index: Any) -> None:
         for place, stored in index.storage_data.items():
             path = f"{before}/{stored.relative_path}"
             index.storage_data[place] = replace(stored, relative_path=path)
 
     with pytest.raises(NoState, match="which is not a file in the folder"):
-        find_states(reindexed(folder, elsewhere))
+        find_states(reindexed(folder, use_another_folder))
 
 
 @pytest.mark.parametrize("place", [-1, 1 << 40])

@@ -94,18 +94,18 @@ def test_the_sheet_says_where_each_picture_is(
 
 def test_the_dictionary_for_programs(samples: list[PreviewedSample]) -> None:
     sample = samples[1]
-    told = json.loads(json.dumps(sample.to_dict()))
-    assert (told["index"], told["position"], told["lane"]) == (1, 1, None)
-    assert told["size"] == [48, 48]
-    drawn = told["drawn"][0]
+    fields = json.loads(json.dumps(sample.to_dict()))
+    assert (fields["index"], fields["position"], fields["lane"]) == (1, 1, None)
+    assert fields["size"] == [48, 48]
+    drawn = fields["drawn"][0]
     assert drawn.pop("recipe") == "RandomResizedCrop"
-    assert told["crop"] == [
+    assert fields["crop"] == [
         *[drawn["left"], drawn["top"]],
         *[drawn["left"] + drawn["width"], drawn["top"] + drawn["height"]],
     ]
-    assert told["flips"] == ["horizontal"] * told["drawn"][1]["acts"]
+    assert fields["flips"] == ["horizontal"] * fields["drawn"][1]["acts"]
     assert sample.original is not None
-    assert told["original_size"] == list(sample.original.shape[:0:-1])
+    assert fields["original_size"] == list(sample.original.shape[:0:-1])
 
 
 def test_indices_of_any_kind_are_reported() -> None:

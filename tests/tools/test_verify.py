@@ -189,8 +189,8 @@ def test_a_resumed_run_without_any_batch_differs() -> None:
     """None of its batches differs, yet the run is shorter."""
     report = verify_resume(lambda: StatefulGPULoader(NeverBeginsAgain(), batch_size=2))
     assert not report
-    told = {check.difference for check in report.checks if check.outcome == "differs"}
-    assert told == {"fewer batches than the undisturbed run"}
+    differences = {check.difference for check in report.checks if check.outcome == "differs"}
+    assert differences == {"fewer batches than the undisturbed run"}
 
 
 @pytest.mark.parametrize(

@@ -107,11 +107,11 @@ def test_all_places_are_those_of_real_loaders(name: str, ranks: int, drop_last: 
 
 
 def test_a_sampler_that_is_given_its_ranks() -> None:
-    def of(rank: int) -> StatefulGPULoader[Any]:
+    def loader_of_rank(rank: int) -> StatefulGPULoader[Any]:
         return make({"sampler": DistributedShuffledSampler(Indices(N), 3, rank, seed=5)})
 
-    found = [delivered(of(rank), 1)[0] for rank in range(3)]
-    order = epoch_of(of(0).state_dict(), loader=of(0))
+    found = [delivered(loader_of_rank(rank), 1)[0] for rank in range(3)]
+    order = epoch_of(loader_of_rank(0).state_dict(), loader=loader_of_rank(0))
     assert order.num_replicas == 3
     for rank in range(3):
         for step, batch in enumerate(found[rank]):

@@ -41,12 +41,12 @@ def test_batches_are_taken_in_order_and_received(place: FakePlace) -> None:
 def test_a_batch_is_begun_while_the_one_before_it_is_ended(place: FakePlace) -> None:
     """At most two batches are in the stage, so memory holds the decoded pixels of two."""
     stage = Stage(place)
-    begun: list[int] = []
+    started: list[int] = []
     ended: list[int] = []
     second_has_begun = threading.Event()
 
     def begin(number: int) -> int:
-        begun.append(number)
+        started.append(number)
         if number == 1:
             second_has_begun.set()
         return number
@@ -55,7 +55,7 @@ def test_a_batch_is_begun_while_the_one_before_it_is_ended(place: FakePlace) -> 
         if number == 0:
             assert second_has_begun.wait(20)
             time.sleep(0.05)
-            assert begun == [0, 1], "the third waits until the second is being ended"
+            assert started == [0, 1], "the third waits until the second is being ended"
         ended.append(number)
         return 10 * number
 
@@ -64,7 +64,7 @@ def test_a_batch_is_begun_while_the_one_before_it_is_ended(place: FakePlace) -> 
     for task in tasks:
         assert task.wait(20)
         found.append(task.take(place))
-    assert (found, begun, ended) == ([0, 10, 20, 30, 40], list(range(5)), list(range(5)))
+    assert (found, started, ended) == ([0, 10, 20, 30, 40], list(range(5)), list(range(5)))
     assert len(place.stage_threads) == 2
 
 
@@ -90,18 +90,18 @@ def test_an_error_in_either_step_keeps_its_turn(place: FakePlace, failing: str) 
 
 
 def test_a_cancelled_batch_is_not_made(place: FakePlace) -> None:
-    stage, at_work, go_on = Stage(place), threading.Event(), threading.Event()
+    stage, is_working, may_continue = Stage(place), threading.Event(), threading.Event()
 
     def first() -> None:
-        at_work.set()
-        assert go_on.wait(20)
+        is_working.set()
+        assert may_continue.wait(20)
 
     made: list[int] = []
     stage.submit(first)
-    assert at_work.wait(20)
+    assert is_working.wait(20)
     second, third = (stage.submit(lambda number=number: made.append(number)) for number in (2, 3))
     second.cancel()
-    go_on.set()
+    may_continue.set()
     assert third.wait(20)
     assert made == [3]
 

@@ -104,10 +104,10 @@ def test_lanes_of_an_epoch_that_a_rank_has_ended_are_not_mixed_with_those_of_oth
 
     They have one rank's epoch and position, and every rank's lanes.
     """
-    behind = states_of(steps=5, ranks=1)[0]
-    ahead = {**behind, "epoch": 1, "position": 0}
-    lanes = {key: f"1/{text.partition('/')[2]}" for key, text in behind.items() if "lane" in key}
-    for mixed in ({**behind, **dict([lanes.popitem()])}, {**ahead, "lane_00000": "1/0:0:0:0:0"}):
+    earlier = states_of(steps=5, ranks=1)[0]
+    ahead = {**earlier, "epoch": 1, "position": 0}
+    lanes = {key: f"1/{text.partition('/')[2]}" for key, text in earlier.items() if "lane" in key}
+    for mixed in ({**earlier, **dict([lanes.popitem()])}, {**ahead, "lane_00000": "1/0:0:0:0:0"}):
         loader = StatefulGPULoader(Numbers((9, 4, 7, 8), lanes=4), batch_size=2, seed=1)
         error = refusal(loader, mixed)
         assert error.field.startswith("lane_")

@@ -150,10 +150,10 @@ def test_a_lane_continues_on_another_worker_after_its_answered_turns() -> None:
     assert again == [(1, LaneCursor(turns=1).to_text()), (2, None), (3, None)]
     assert len({worker for worker, _ in cluster.sent}) == 1
     for number, task in workers._tasks.items():
-        workers.take(number, answer_of_turn(task.request.turn, where=" elsewhere"))
+        workers.take(number, answer_of_turn(task.request.turn, where=" again"))
     # The early answer to turn 2 is discarded with its worker, whose lane may have stood elsewhere.
     found = [workers.deliver()[1].payload for _ in range(4)]
-    assert found == ["batch 0", *(f"batch {turn} elsewhere" for turn in (1, 2, 3))]
+    assert found == ["batch 0", *(f"batch {turn} again" for turn in (1, 2, 3))]
 
 
 def test_an_answer_of_a_worker_that_was_given_up_is_taken_and_its_request_not_sent_again() -> None:
@@ -351,11 +351,11 @@ def test_the_wait_for_a_start_is_counted_again_after_a_loss(clock: Clock) -> Non
     clock.now = 200
     late_workers.note(Lost(0, "a test ended it"))
     late_workers.notices.clear()
-    told = []
+    num_notices = []
     for clock.now in (201, 320, 322):
         late_workers.look_for_overdue(0, timeout=0)
-        told.append(len(late_workers.notices))
-    assert told == [0, 0, 1]
+        num_notices.append(len(late_workers.notices))
+    assert num_notices == [0, 0, 1]
 
 
 def test_a_started_worker_resets_the_count_of_failed_starts() -> None:

@@ -32,7 +32,7 @@ def test_the_oldest_answer_alone_makes_it_ready(make: Any, gate: Gate, kind: str
     assert not pipeline.is_ready()
     pipeline.start(requests(gate.action, fakes.returning(1), fakes.returning(2)))
     gate.reached()
-    assert not pipeline.is_ready(), "the answers behind it do not count"
+    assert not pipeline.is_ready(), "later answers do not count"
     gate.open()
     assert eventually(pipeline.is_ready)
     next(pipeline)

@@ -151,12 +151,12 @@ def test_a_batch_that_ends_every_worker_is_named() -> None:
 
 def test_a_lost_head_is_named_and_the_state_is_intact() -> None:
     def sever(cluster: FakeCluster) -> Event | None:
-        return Severed("the head was lost", "go on elsewhere") if cluster.num_sent > 9 else None
+        return Severed("the head was lost", "use another cluster") if cluster.num_sent > 9 else None
 
     workers = FakeWorkers(fault=sever)
     loader = make(num_workers=2, worker_type=workers)
     delivered: list[Any] = []
-    with pytest.raises(WorkerLost, match=r"the head was lost.*go on elsewhere"):
+    with pytest.raises(WorkerLost, match=r"the head was lost.*use another cluster"):
         deliver(loader, delivered)
     resumed = make(num_workers=2, worker_type=FakeWorkers())
     resumed.load_state_dict(loader.state_dict())
@@ -290,9 +290,9 @@ def test_workers_that_do_not_start_leave_the_others_alone() -> None:
 
     workers = FakeWorkers(fault=lose_all_but_the_first)
     loader = make(num_workers=3, worker_type=workers)
-    with pytest.warns(RuntimeWarning, match="worker") as told:
+    with pytest.warns(RuntimeWarning, match="worker") as warned:
         found = [copy_of(batch) for batch in loader]
-    assert any("in a row did not start" in str(each.message) for each in told)
+    assert any("in a row did not start" in str(each.message) for each in warned)
     assert same(found, [copy_of(batch) for batch in make()])
 
 
@@ -301,23 +301,25 @@ def test_a_lane_stays_where_it_was_damaged(seed: int) -> None:
     """Its reader is past the damage; a new reader would meet the damage again."""
 
     def errors(loader: StatefulGPULoader[Any]) -> tuple[list[Any], int]:
-        found, batches, met = [], iter(loader), 0
+        found, batches, num_errors = [], iter(loader), 0
         while True:
             try:
                 found.append(copy_of(next(batches)))
             except StopIteration:
-                return found, met
+                return found, num_errors
             except OSError:
-                met += 1
+                num_errors += 1
 
     def build(**given: Any) -> StatefulGPULoader[Any]:
-        return StatefulGPULoader(Torn((5, 8, 3, 8), lanes=4), batch_size=2, seed=1, **given)
+        return StatefulGPULoader(
+            DamagedShards((5, 8, 3, 8), lanes=4), batch_size=2, seed=1, **given
+        )
 
     workers = FakeWorkers(seed=seed)
     assert same(errors(build(num_workers=3, worker_type=workers)), errors(build()))
 
 
-class Torn(NoisyShards):
+class DamagedShards(NoisyShards):
     """One sample of one shard raises."""
 
     def sample(self, shard: int, number: int) -> Any:
@@ -381,7 +383,7 @@ LAST = {
         T.Normalize([0.5] * 3, [0.25] * 3),
     ],
     "bytes": [],
-    "drawn behind": [T.Normalize([0.5] * 3, [0.25] * 3), T.RandomErasing(1.0)],
+    "drawn after": [T.Normalize([0.5] * 3, [0.25] * 3), T.RandomErasing(1.0)],
 }
 """Last recipes."""
 
@@ -397,7 +399,7 @@ def test_images_cross_as_bytes_and_arrive_as_they_were(last: str, tmp_path: Path
     assert same(found, expected)
     assert [images.stride() for images, _ in found] == [images.stride() for images, _ in expected]
     crossed = {None if packed.images is None else packed.images.dtype for packed in workers.packed}
-    assert crossed == {None if last in ("bytes", "drawn behind") else np.dtype(np.uint8)}
+    assert crossed == {None if last in ("bytes", "drawn after") else np.dtype(np.uint8)}
 
 
 @pytest.mark.parametrize("decode_on", ["device", "workers"])

@@ -218,9 +218,9 @@ def test_an_answer_that_cannot_be_sent_is_known_from_its_content() -> None:
     pair = Pair()
     answer = Answer([bytes(MAX_COPY), pair.made(7)], worker=3)
     packed = pack(answer, pair.worker)
-    told = pair.received(in_place_of(packed, OSError("no file is free")))
-    assert told.worker == 3
-    assert isinstance(told.payload, RemoteFailure)
+    replaced = pair.received(in_place_of(packed, OSError("no file is free")))
+    assert replaced.worker == 3
+    assert isinstance(replaced.payload, RemoteFailure)
 
 
 def test_only_so_many_free_segments_are_kept() -> None:

@@ -28,30 +28,30 @@ STATES = f"""
 import multiprocessing, runpy
 default_context = runpy.run_path({worker_start.__file__!r})["default_context"]
 
-def tell(state):
+def report(state):
     print(state, default_context())
 
-tell("nothing")
+report("nothing")
 import nvidia.dali.fn
 import nvidia.dali.experimental.dynamic as ndd
-tell("imported")
+report("imported")
 rng = ndd.random.RNG(seed=1)
 rng()
-tell("generator")
+report("generator")
 pipeline = nvidia.dali.Pipeline(batch_size=1, num_threads=1, device_id=None)
 with pipeline:
     pipeline.set_outputs(nvidia.dali.fn.random.coin_flip())
-tell("pipeline")
+report("pipeline")
 pipeline.run()
-tell("run")
+report("run")
 del pipeline
-tell("gone")
+report("gone")
 numbers = ndd.random.uniform(batch_size=2, range=(0, 1), rng=rng, device="cpu").evaluate()
-tell("dynamic")
+report("dynamic")
 del numbers
-tell("dynamic-gone")
+report("dynamic-gone")
 multiprocessing.set_start_method("spawn")
-tell("spawn")
+report("spawn")
 """
 
 
@@ -210,14 +210,14 @@ import dataclasses, sys
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 
-class Telling(FolderSource):
+class PrintsImports(FolderSource):
     def read(self, index):
         found = int("torchvision" in sys.modules)
         return dataclasses.replace(super().read(index), target=found)
 
 if __name__ == "__main__":
     loader = StatefulGPULoader(
-        Telling("photos"),
+        PrintsImports("photos"),
         batch_size=2,
         transform=[T.RandomResizedCrop(24), T.Normalize([0.5] * 3, [0.25] * 3)],
         decoder=DECODER,

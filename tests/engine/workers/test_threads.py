@@ -39,13 +39,13 @@ class Gated:
 
     def __init__(self, count: int, *, opened: bool = False) -> None:
         self.gates = [threading.Event() for _ in range(count)]
-        self.begun = [threading.Event() for _ in range(count)]
+        self.started = [threading.Event() for _ in range(count)]
         if opened:
             for gate in self.gates:
                 gate.set()
 
     def __call__(self, request: Request, check: Callable[[], None]) -> Any:
-        self.begun[request.ordinal].set()
+        self.started[request.ordinal].set()
         while not self.gates[request.ordinal].wait(0.01):
             check()
         if request.ordinal % 5 == 3:
@@ -70,8 +70,8 @@ def test_answers_come_in_order_whatever_finishes_first() -> None:
     maker = Gated(4)
     work = pipeline(maker, workers=4, factor=1)
     work.start(stream(4))
-    for begun in maker.begun:
-        assert begun.wait(10)
+    for started in maker.started:
+        assert started.wait(10)
     for gate in reversed(maker.gates):
         gate.set()
     assert [next(work)[0].ordinal for _ in range(4)] == [0, 1, 2, 3]
@@ -83,10 +83,10 @@ def test_no_more_batches_are_begun_than_prefetch_allows() -> None:
     maker = Gated(20, opened=True)
     work = pipeline(maker, workers=2, factor=2)
     work.start(stream(20))
-    assert maker.begun[3].wait(10)
-    assert not maker.begun[4].wait(0.05)
+    assert maker.started[3].wait(10)
+    assert not maker.started[4].wait(0.05)
     next(work)
-    assert maker.begun[4].wait(10)
+    assert maker.started[4].wait(10)
     work.close()
 
 
@@ -151,7 +151,7 @@ def test_nothing_is_left_after_a_stop_in_the_middle(how: str) -> None:
     maker = Gated(10)
     work = pipeline(maker)
     work.start(stream(10))
-    assert maker.begun[1].wait(10)
+    assert maker.started[1].wait(10)
     if how == "close":
         work.close()
     elif how == "drop":
@@ -197,8 +197,8 @@ def test_a_stuck_batch_is_found_by_timeout_and_its_thread_is_abandoned(monkeypat
 def test_a_batch_that_was_stuck_once_is_made_by_other_threads() -> None:
     class StuckOnce(Gated):
         def __call__(self, request: Request, check: Callable[[], None]) -> Any:
-            if request.ordinal == 1 and not self.begun[1].is_set():
-                self.begun[1].set()
+            if request.ordinal == 1 and not self.started[1].is_set():
+                self.started[1].set()
                 stuck.wait()
             return super().__call__(request, check)
 

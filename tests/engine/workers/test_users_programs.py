@@ -121,10 +121,10 @@ def test_a_message_that_the_socket_does_not_take_is_sent_by_a_thread() -> None:
     ours, theirs = map(Channel, socket.socketpair())
     sender, content = Sender(ours), bytes(1 << 25)
     sender.send(b"", content)
-    sender.send(b"behind it")
+    sender.send(b"after it")
     assert any(thread.name.endswith("sender") for thread in threading.enumerate())
     assert theirs.next().body == content
-    assert bytes(theirs.next().head) == b"behind it"
+    assert bytes(theirs.next().head) == b"after it"
     deadline = time.monotonic() + seconds(10)
     while sender._thread is not None and time.monotonic() < deadline:
         time.sleep(0.01)

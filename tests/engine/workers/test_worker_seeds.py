@@ -75,19 +75,19 @@ class Seeds(Indices):
 def test_it_is_the_same_from_every_place_and_another_in_every_epoch_and_worker() -> None:
     """A5: for map-style datasets, too."""
 
-    def of() -> StatefulGPULoader[Any]:
+    def make_loader() -> StatefulGPULoader[Any]:
         return StatefulGPULoader(
             Seeds(4), batch_size=None, num_workers=2, seed=5, persistent_workers=True
         )
 
-    loader = of()
+    loader = make_loader()
     batches = iter(loader)
     first = [int(next(batches)), int(next(batches))]
     state = loader.state_dict()
     assert [int(seed) for seed in batches] == first
     second = [int(seed) for seed in loader]
     assert len({*first, *second}) == 4
-    resumed = of()
+    resumed = make_loader()
     resumed.load_state_dict(state)
     assert [int(seed) for seed in resumed] == first
     assert [int(seed) for seed in resumed] == second

@@ -62,7 +62,7 @@ def train(
     *,
     accumulated: int = 1,
     save: tuple[int, Path] | None = None,
-    behind_epoch: bool = False,
+    after_epoch: bool = False,
     resume: Path | None = None,
     epochs: int = EPOCHS,
     skip: Callable[[Accelerator, Any, int], Any] | None = None,
@@ -92,13 +92,13 @@ def train(
             trained.batches[-1].append(record([images, numbers]))
             trained.syncs.append(accelerator.sync_gradients)
             step += 1
-            if save is not None and not behind_epoch and step == save[0]:
+            if save is not None and not after_epoch and step == save[0]:
                 _save(accelerator, save[1])
                 if killed:
                     os.kill(os.getpid(), signal.SIGKILL)
                 return trained
         progress.epoch = epoch + 1
-        if save is not None and behind_epoch and epoch + 1 == save[0]:
+        if save is not None and after_epoch and epoch + 1 == save[0]:
             _save(accelerator, save[1])
             return trained
     trained.weights = [

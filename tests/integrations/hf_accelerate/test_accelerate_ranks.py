@@ -31,25 +31,25 @@ def metrics_of_several(rank: int) -> tuple[list[int], str]:
 def test_metrics_have_each_sample_once_where_one_is_repeated(tmp_path: Path) -> None:
     """On four processes, a warning counts the repeated samples that remain."""
     assert [sorted(found) for found in on_ranks(metrics, 2, 13, 4)] == [list(range(13))] * 2
-    for found, told in on_ranks(metrics_of_several, 4):
+    for found, messages in on_ranks(metrics_of_several, 4):
         assert set(found) == set(range(13))
         assert len(found) == 16
-        assert "5 samples and 3 repeated ones" in told
+        assert "5 samples and 3 repeated ones" in messages
 
 
 def refused(rank: int, datasets: list[Any]) -> list[str]:
     """Return each rank's errors for lanes, samplers and configurations."""
     from accelerate.utils import DataLoaderConfiguration
 
-    told = []
+    messages = []
 
     def expect(accelerator: Any, loader: Any) -> None:
         try:
             prepare_loader(accelerator, loader)
         except ValueError as error:
-            told.append(str(error))
+            messages.append(str(error))
         else:
-            told.append("nothing")
+            messages.append("nothing")
 
     for dataset in datasets:
         expect(new_accelerator(), StatefulGPULoader(dataset))
@@ -58,17 +58,17 @@ def refused(rank: int, datasets: list[Any]) -> list[str]:
     for way in ({"split_batches": True}, {"dispatch_batches": True}, {"even_batches": False}):
         accelerator = new_accelerator(dataloader_config=DataLoaderConfiguration(**way))
         expect(accelerator, StatefulGPULoader(range(9)))
-    return told
+    return messages
 
 
 def test_indivisible_loaders_are_refused(tmp_path: Path) -> None:
     """Otherwise every process would silently get every sample."""
     datasets = [dataset_of(kind, tmp_path / kind) for kind in ("lanes", "iterable")]
     parts = ["lanes", "num_replicas", "same samples", "split_batch", "dispatch_batch", "even_batch"]
-    for told in on_ranks(refused, 3, datasets):
-        assert len(told) == len(parts)
-        for text, part in zip(told, parts, strict=True):
-            assert part in text, told
+    for messages in on_ranks(refused, 3, datasets):
+        assert len(messages) == len(parts)
+        for text, part in zip(messages, parts, strict=True):
+            assert part in text, messages
             assert "Remedy" in text
 
 

@@ -1,4 +1,4 @@
-"""Accelerate on one process: a resumed run equals an undisturbed one."""
+"""Accelerate on one process: a resumed run equals an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_between_epochs(kind: str, tmp_path: Path) -> None:
     """Saved after the loop over an epoch."""
     make = loader_of(kind, tmp_path / "data")
     whole = train(make)
-    train(make, save=(1, tmp_path / "saved"), behind_epoch=True)
+    train(make, save=(1, tmp_path / "saved"), after_epoch=True)
     rest = train(make, resume=tmp_path / "saved")
     assert (rest.batches, rest.weights) == (whole.batches[1:], whole.weights)
 

@@ -24,7 +24,7 @@ def test_a_save_in_the_middle_of_a_step(event: str, accumulated: int, tmp_path: 
         Saving(step, event, tmp_path / "run") for step in {0, per_epoch - 1, per_epoch, 1}
     )
     whole = fit(make(), tmp_path / "run", callbacks=saving, **given)
-    assert whole.batches == fit(make(), tmp_path / "undisturbed", **given).batches
+    assert whole.batches == fit(make(), tmp_path / "uninterrupted", **given).batches
     for step in {one.step for one in saving}:
         kept = str(tmp_path / "run" / f"kept-{step}")
         rest = fit(make(), tmp_path / "other", resume=kept, **given)

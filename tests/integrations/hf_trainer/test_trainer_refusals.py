@@ -55,8 +55,8 @@ def test_checkpoints_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
     assert_refused(folder, make(), CheckpointError, "loader_state.json")
     file.write_text(whole)
     steps = folder / "trainer_state.json"
-    for torn in ("{", "[]", "{}"):
-        steps.write_text(torn)
+    for damaged in ("{", "[]", "{}"):
+        steps.write_text(damaged)
         assert_refused(folder, make(), CheckpointError, "trainer_state.json.*Remedy")
     steps.unlink()
     assert_refused(folder, make(), CheckpointNotFound, "no trainer_state.json. Remedy")
@@ -104,9 +104,9 @@ def test_arguments_that_the_loader_has_are_reported(
     given: dict[str, Any], text: str, tmp_path: Path
 ) -> None:
     """Workers, batches and their order belong to the loader."""
-    with pytest.warns(UserWarning, match=text) as told:
+    with pytest.warns(UserWarning, match=text) as warned:
         trainer_with(tmp_path, given)
-    assert len(told) == 1
+    assert len(warned) == 1
 
 
 def test_a_dataset_instead_of_a_loader_is_refused(tmp_path: Path) -> None:
@@ -168,9 +168,9 @@ def test_epochs_that_end_early_are_not_resumed(kind: str, tmp_path: Path) -> Non
 def test_a_loader_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     """The Trainer counts batches that it never received, and would skip others."""
     make = loader_of("map", tmp_path / "data")
-    loader, begun = make(), make()
-    next(iter(begun))
-    loader.load_state_dict(begun.state_dict())
+    loader, started = make(), make()
+    next(iter(started))
+    loader.load_state_dict(started.state_dict())
     fit(loader, tmp_path / "run", max_steps=2, save_steps=2)
     folder = tmp_path / "run" / "checkpoint-2"
     text = "batches of the epoch .* has 3, expected was 2"

@@ -1,4 +1,4 @@
-"""The Trainer of transformers: a resumed run equals an undisturbed one."""
+"""The Trainer of transformers: a resumed run equals an uninterrupted one."""
 
 from __future__ import annotations
 

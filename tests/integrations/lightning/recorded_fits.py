@@ -74,15 +74,15 @@ class Witness(LightningModule):
         """Return a loss that depends on the content of the batch."""
         if len(self.trained) == self.fails_at:
             raise RuntimeError("a step failed")
-        told = what_was(batch)
-        self.trained.append((self.trainer.current_epoch, batch_idx, told))
-        return (self.weight - zlib.crc32(repr(told).encode()) % 97) ** 2
+        num_ended = identity_of(batch)
+        self.trained.append((self.trainer.current_epoch, batch_idx, num_ended))
+        return (self.weight - zlib.crc32(repr(num_ended).encode()) % 97) ** 2
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Record the batch; learn nothing."""
         if not self.trainer.sanity_checking:
             place = (len(self.trained), dataloader_idx, batch_idx)
-            self.validated.append((*place, what_was(batch)))
+            self.validated.append((*place, identity_of(batch)))
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
         """Learn nothing."""
@@ -106,16 +106,16 @@ class Witness(LightningModule):
         self.validated = list(checkpoint["validated"])
 
 
-def what_was(batch: Any) -> Any:
+def identity_of(batch: Any) -> Any:
     """Return the numbers of the samples and their draws, for each loader in a batch."""
     if isinstance(batch, dict):
         if "index" in batch:
             return tuple(batch["index"].tolist()), tuple(batch["torch"].flatten().tolist())
-        return tuple((key, what_was(part)) for key, part in batch.items())
+        return tuple((key, identity_of(part)) for key, part in batch.items())
     if isinstance(batch, (list, tuple)) and batch and torch.is_tensor(batch[0]):
         return seen(batch)
     if isinstance(batch, (list, tuple)):
-        return tuple(what_was(part) for part in batch)
+        return tuple(identity_of(part) for part in batch)
     return tuple(batch.flatten().tolist()) if torch.is_tensor(batch) else batch
 
 
@@ -171,11 +171,11 @@ def every_epoch(folder: Path) -> ModelCheckpoint:
     )
 
 
-def assert_same(found: Witness, undisturbed: Witness, place: object = "") -> None:
+def assert_same(found: Witness, uninterrupted: Witness, place: object = "") -> None:
     """Compare epoch, number, samples and pixels of all batches, and the final weights."""
-    assert found.trained == undisturbed.trained, place
-    assert found.validated == undisturbed.validated, place
-    assert torch.equal(found.weight, undisturbed.weight), place
+    assert found.trained == uninterrupted.trained, place
+    assert found.validated == uninterrupted.validated, place
+    assert torch.equal(found.weight, uninterrupted.weight), place
 
 
 def _saving(hook: str) -> Callable[..., None]:
@@ -225,7 +225,7 @@ def assert_exact_from_every_hook(
         kind: type of the witnesses.
         arguments: arguments of :func:`fit`.
     """
-    undisturbed = fit(make, witness=kind(asks_for_steps=asks_for_steps), **arguments)
+    uninterrupted = fit(make, witness=kind(asks_for_steps=asks_for_steps), **arguments)
     witness = kind(asks_for_steps=asks_for_steps)
     paths = saved_everywhere(folder, make, witness=witness, **arguments)
     assert len(paths) >= num_checkpoints
@@ -233,5 +233,5 @@ def assert_exact_from_every_hook(
         witness = kind(asks_for_steps=asks_for_steps)
         resumed = fit(make, resume=path, witness=witness, **arguments)
         if arguments.get("accumulate_grad_batches", 1) > 1:
-            resumed.weight = undisturbed.weight  # a checkpoint has no gradients
-        assert_same(resumed, undisturbed, path.name)
+            resumed.weight = uninterrupted.weight  # a checkpoint has no gradients
+        assert_same(resumed, uninterrupted, path.name)

@@ -32,7 +32,7 @@ class SizedStream(Stream):
         return self.length
 
 
-class Telling(Stream):
+class StatefulStream(Stream):
     """Has a state; its numbers continue from epoch to epoch."""
 
     def __init__(self, length: int) -> None:

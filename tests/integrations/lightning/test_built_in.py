@@ -105,15 +105,15 @@ class Job:
         )
 
     def break_off(self, data: Data, folder: Path) -> Witness:
-        """Return the undisturbed run; leave the interrupted one's checkpoints in the folder."""
-        undisturbed = self.run(data)
+        """Return the uninterrupted run; leave the interrupted one's checkpoints in the folder."""
+        uninterrupted = self.run(data)
         if self.stop:
             self.run(data, self.saves(folder), **self.stop)
-            return undisturbed
-        fails_at = len(undisturbed.trained) - 1 if self.fails_at is None else self.fails_at
+            return uninterrupted
+        fails_at = len(uninterrupted.trained) - 1 if self.fails_at is None else self.fails_at
         with pytest.raises(RuntimeError, match="a step failed"):
             self.run(data, self.saves(folder), fails_at=fails_at)
-        return undisturbed
+        return uninterrupted
 
 
 def of_data(**arguments: Any) -> Callable[[Data], Any]:
@@ -175,15 +175,15 @@ EXACT: dict[str, tuple[Job, tuple[int, ...]]] = {
 @pytest.mark.parametrize("name", EXACT)
 def test_exact(name: str, data: Data, tmp_path: Path) -> None:
     job, steps = EXACT[name]
-    undisturbed = job.break_off(data, tmp_path)
+    uninterrupted = job.break_off(data, tmp_path)
     for step in steps:
         resumed = job.run(data, resume=tmp_path / f"step={step}.ckpt")
-        assert_same(resumed, undisturbed, step)
+        assert_same(resumed, uninterrupted, step)
 
 
 def test_a_second_resume_in_the_same_epoch(data: Data, tmp_path: Path) -> None:
     """Interrupted at batch 8, resumed, interrupted at batch 10, resumed."""
-    undisturbed = Job(fails_at=8).break_off(data, tmp_path / "first")
+    uninterrupted = Job(fails_at=8).break_off(data, tmp_path / "first")
     with pytest.raises(RuntimeError, match="a step failed"):
         Job().run(
             data,
@@ -191,12 +191,12 @@ def test_a_second_resume_in_the_same_epoch(data: Data, tmp_path: Path) -> None:
             resume=tmp_path / "first/step=8.ckpt",
             fails_at=10,
         )
-    assert_same(Job().run(data, resume=tmp_path / "second/step=10.ckpt"), undisturbed)
+    assert_same(Job().run(data, resume=tmp_path / "second/step=10.ckpt"), uninterrupted)
 
 
-def places(undisturbed: Witness, found: Witness) -> list[int | None]:
-    """Return the undisturbed run's number of each batch of the other run, or None."""
-    known = {batch: number for number, batch in enumerate(undisturbed.seen)}
+def places(uninterrupted: Witness, found: Witness) -> list[int | None]:
+    """Return the uninterrupted run's number of each batch of the other run, or None."""
+    known = {batch: number for number, batch in enumerate(uninterrupted.seen)}
     return [known.get(batch) for batch in found.seen]
 
 
@@ -274,8 +274,8 @@ LIMITS: dict[str, tuple[Job, str, list[int | None]]] = {
 @pytest.mark.parametrize("name", LIMITS)
 def test_not_exact(name: str, data: Data, tmp_path: Path) -> None:
     job, checkpoint, expected = LIMITS[name]
-    undisturbed = job.break_off(data, tmp_path)
-    assert places(undisturbed, job.run(data, resume=tmp_path / f"{checkpoint}.ckpt")) == expected
+    uninterrupted = job.break_off(data, tmp_path)
+    assert places(uninterrupted, job.run(data, resume=tmp_path / f"{checkpoint}.ckpt")) == expected
 
 
 def test_epoch_end_without_a_seed(data: Data, tmp_path: Path) -> None:
@@ -288,10 +288,10 @@ def test_epoch_end_without_a_seed(data: Data, tmp_path: Path) -> None:
 
         return Job(make=unseeded, saves=every_epoch)
 
-    undisturbed = seeded(1).break_off(data, tmp_path)
+    uninterrupted = seeded(1).break_off(data, tmp_path)
     found = seeded(2).run(data, resume=tmp_path / "step=6.ckpt")
-    assert places(undisturbed, found) == FIRST + [None] * 12
-    assert_same(seeded(1).run(data, resume=tmp_path / "step=6.ckpt"), undisturbed)
+    assert places(uninterrupted, found) == FIRST + [None] * 12
+    assert_same(seeded(1).run(data, resume=tmp_path / "step=6.ckpt"), uninterrupted)
 
 
 @pytest.mark.filterwarnings("ignore:set_epoch.* after load_state_dict")
@@ -324,10 +324,10 @@ class SaveAfter(Callback):
 def test_in_the_middle_of_an_accumulation(data: Data, tmp_path: Path) -> None:
     """The batches are the same. The gradients before the checkpoint are lost."""
     job, saved = Job(trainer={"accumulate_grad_batches": 4}), tmp_path / "middle.ckpt"
-    undisturbed = job.run(data, SaveAfter(saved, trained=8))
+    uninterrupted = job.run(data, SaveAfter(saved, trained=8))
     resumed = job.run(data, resume=saved)
-    assert resumed.trained == undisturbed.trained
-    assert not torch.equal(resumed.weight, undisturbed.weight)
+    assert resumed.trained == uninterrupted.trained
+    assert not torch.equal(resumed.weight, uninterrupted.weight)
 
 
 @pytest.mark.parametrize(
@@ -345,9 +345,9 @@ def test_in_the_middle_of_a_validation(
     """
     job = Job(validation=of_data(batch_size=8, seed=3), trainer={"val_check_interval": 2})
     saved = tmp_path / "middle.ckpt"
-    undisturbed = job.run(data, SaveAfter(saved, trained=trained, validated=validated))
+    uninterrupted = job.run(data, SaveAfter(saved, trained=trained, validated=validated))
     resumed = job.run(data, resume=saved)
-    assert resumed.trained == undisturbed.trained
+    assert resumed.trained == uninterrupted.trained
     assert resumed.validated == [
-        batch for place, batch in enumerate(undisturbed.validated) if place not in left_out
+        batch for place, batch in enumerate(uninterrupted.validated) if place not in left_out
     ]

@@ -22,7 +22,7 @@ from tests.integrations.lightning.recorded_fits import (
 )
 from tests.integrations.lightning.streams import (
     SizedStream,
-    Telling,
+    StatefulStream,
     called,
     distributed,
     noisy,
@@ -37,7 +37,7 @@ LOADERS = {
     "sized, two workers": partial(noisy, num_workers=2),
     "unsized": stream,
     "unsized, two workers": partial(stream, num_workers=2),
-    "unsized, with state": partial(stream, kind=Telling),
+    "unsized, with state": partial(stream, kind=StatefulStream),
     "sized stream": partial(stream, kind=SizedStream),
     "function without length": called,
     "torch's DistributedSampler": distributed,
@@ -82,10 +82,15 @@ def test_limit_train_batches(loader: str, tmp_path: Path) -> None:
 COLLECTIONS: dict[str, Any] = {
     "max_size_cycle": lambda: {"a": noisy(), "b": noisy(8, seed=9)},
     "max_size_cycle, unsized": lambda: {"a": stream(), "b": [noisy(8, seed=9)]},
-    "max_size_cycle, all kinds": lambda: [stream(8), stream(20, Telling), noisy(8), called()],
+    "max_size_cycle, all kinds": lambda: [
+        stream(8),
+        stream(20, StatefulStream),
+        noisy(8),
+        called(),
+    ],
     "max_size": lambda: CombinedLoader({"a": stream(), "b": noisy(8)}, "max_size"),
     "max_size, sized": lambda: CombinedLoader([noisy(), noisy(8)], "max_size"),
-    "min_size": lambda: CombinedLoader([stream(), stream(14, Telling)], "min_size"),
+    "min_size": lambda: CombinedLoader([stream(), stream(14, StatefulStream)], "min_size"),
     "beside a plain loader": lambda: [noisy(), DataLoader(list(range(25)), batch_size=5)],
 }
 
@@ -94,10 +99,10 @@ COLLECTIONS: dict[str, Any] = {
 def test_several_train_loaders(collection: str, tmp_path: Path) -> None:
     if collection == "beside a plain loader":
         # It starts again at a resume, as without the callback; this package's loader continues.
-        undisturbed = fit(COLLECTIONS[collection])
+        uninterrupted = fit(COLLECTIONS[collection])
         for path in saved_everywhere(tmp_path, COLLECTIONS[collection])[::5]:
             resumed = fit(COLLECTIONS[collection], resume=path)
-            assert ours(resumed) == ours(undisturbed), path.name
+            assert ours(resumed) == ours(uninterrupted), path.name
     else:
         assert_exact_from_every_hook(tmp_path, COLLECTIONS[collection], every=3)
 
@@ -106,7 +111,7 @@ VALIDATIONS: dict[str, tuple[Any, dict[str, Any]]] = {
     "in order": (lambda: noisy(12, shuffle=False), {}),
     "shuffled, twice an epoch": (lambda: noisy(12), {"val_check_interval": 2}),
     "unsized, twice an epoch": (lambda: stream(10), {"val_check_interval": 2}),
-    "with state": (lambda: stream(10, Telling), {}),
+    "with state": (lambda: stream(10, StatefulStream), {}),
     "every second epoch": (lambda: noisy(12), {"check_val_every_n_epoch": 2, "max_epochs": 4}),
     "two, limited": (lambda: [noisy(12, shuffle=False), stream(10)], {"limit_val_batches": 2}),
     "two by name": (lambda: {"a": noisy(12, shuffle=False), "b": noisy(8)}, {}),
@@ -142,14 +147,16 @@ def test_validation_by_time(tmp_path: Path) -> None:
     An interval of no time has passed after every step.
     """
     arguments: dict[str, Any] = {"val_check_interval": timedelta(0), "max_epochs": 1}
-    undisturbed = fit(noisy, validation=partial(stream, 10), **arguments)
-    assert len(undisturbed.validated) == 5 * 3
+    uninterrupted = fit(noisy, validation=partial(stream, 10), **arguments)
+    assert len(uninterrupted.validated) == 5 * 3
     paths = saved_everywhere(tmp_path, noisy, validation=partial(stream, 10), **arguments)
     for path in [path for path in paths if "validation" in path.name]:
         saved = len(torch.load(path, weights_only=True)["trained"])
         resumed = fit(noisy, validation=partial(stream, 10), resume=path, **arguments)
-        assert resumed.trained == undisturbed.trained, path.name
-        numbers = [[batch[0] for *_, batch in since(run, saved)] for run in (resumed, undisturbed)]
+        assert resumed.trained == uninterrupted.trained, path.name
+        numbers = [
+            [batch[0] for *_, batch in since(run, saved)] for run in (resumed, uninterrupted)
+        ]
         assert numbers[0] == numbers[1], path.name
 
 

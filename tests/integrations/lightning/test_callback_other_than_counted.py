@@ -62,30 +62,30 @@ def test_an_epoch_whose_end_was_saved_is_not_ended_again(tmp_path: Path) -> None
     """Its hooks have run. If only its last batch was known, they run in the resumed fit."""
     make = SHORT["too long a len"]
     fit(make, every_epoch(tmp_path / "epoch"), every_step(tmp_path / "step"))
-    for when, told in (("epoch", 2), ("step", 3)):
+    for when, num_ended in (("epoch", 2), ("step", 3)):
         ends = EpochEnds()
         fit(make, ends, resume=tmp_path / when / "step=3.ckpt")
-        assert ends.told == told
+        assert ends.num_ended == num_ended
 
 
 @pytest.mark.parametrize("loader", SHORT)
 def test_resumed_again_where_nothing_was_left_of_an_epoch(loader: str, tmp_path: Path) -> None:
     make = SHORT[loader]
-    undisturbed = fit(make, every_step(tmp_path))
+    uninterrupted = fit(make, every_step(tmp_path))
     paths = saved_everywhere(tmp_path, make, resume=tmp_path / "step=3.ckpt")
     for path in paths[:6]:
-        assert_same(fit(make, resume=path), undisturbed)
+        assert_same(fit(make, resume=path), uninterrupted)
 
 
 def test_an_earlier_checkpoint_in_a_second_fit_of_the_trainer(tmp_path: Path) -> None:
     """The first fit's validation does not count for the resumed epoch."""
-    undisturbed = fit(noisy, validation=partial(noisy, 12))
+    uninterrupted = fit(noisy, validation=partial(noisy, 12))
     trainer = silent_trainer(LoaderStateCallback(), every_step(tmp_path))
     trainer.fit(Witness(), noisy(), noisy(12))
     for step in (3, 5, 8):
         witness, path = Witness(), tmp_path / f"step={step}.ckpt"
         trainer.fit(witness, noisy(), noisy(12), ckpt_path=path, weights_only=True)
-        assert_same(witness, undisturbed)
+        assert_same(witness, uninterrupted)
 
 
 @pytest.mark.parametrize("number", [1, 3, 4, 5, 7])
@@ -98,8 +98,8 @@ def test_exception_with_validations_counted_over_epochs(number: int, tmp_path: P
     }
     with pytest.raises(RuntimeError, match="a step failed"):
         fit(noisy, OnExceptionCheckpoint(tmp_path), witness=Witness(fails_at=number), **arguments)
-    undisturbed = fit(noisy, **arguments)
+    uninterrupted = fit(noisy, **arguments)
     path = tmp_path / "on_exception.ckpt"
-    assert_same(fit(noisy, every_step(tmp_path), resume=path, **arguments), undisturbed)
+    assert_same(fit(noisy, every_step(tmp_path), resume=path, **arguments), uninterrupted)
     for step in (8, 9, 11):
-        assert_same(fit(noisy, resume=tmp_path / f"step={step}.ckpt", **arguments), undisturbed)
+        assert_same(fit(noisy, resume=tmp_path / f"step={step}.ckpt", **arguments), uninterrupted)

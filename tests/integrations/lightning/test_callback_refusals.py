@@ -15,7 +15,7 @@ from lightning.pytorch import Callback
 
 from stateful_gpu_loader import MissingDependency, StateMismatch
 from tests.integrations.lightning.recorded_fits import OF_LIGHTNING, Witness, every_step, fit
-from tests.integrations.lightning.streams import Telling, noisy, stream
+from tests.integrations.lightning.streams import StatefulStream, noisy, stream
 
 pytestmark = [pytest.mark.filterwarnings(text) for text in OF_LIGHTNING]
 
@@ -116,7 +116,7 @@ def test_ranks_with_states_of_their_own(tmp_path: Path) -> None:
 
         return change
 
-    make = partial(stream, kind=Telling)
+    make = partial(stream, kind=StatefulStream)
     path = saved(tmp_path, make)
     two_ranks = refusal(altered(path, of_ranks(2, 0, 1)), make())
     assert two_ranks.field == "number of ranks of the train loader '0'"
@@ -131,8 +131,8 @@ def test_other_loaders_with_state(tmp_path: Path) -> None:
     plain = partial(torchdata.StatefulDataLoader, list(range(20)), batch_size=4)
     make = lambda: [noisy(), plain()]  # noqa: E731
     path = saved(tmp_path, make)
-    undisturbed = fit(make)
-    assert fit(make, resume=path).trained == undisturbed.trained
+    uninterrupted = fit(make)
+    assert fit(make, resume=path).trained == uninterrupted.trained
     with pytest.raises(StateMismatch) as caught:
         fit(lambda: [noisy(), list(range(5))], resume=path)
     assert caught.value.field == "number of train loaders with state"

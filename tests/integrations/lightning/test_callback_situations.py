@@ -30,7 +30,7 @@ from tests.integrations.lightning.recorded_fits import (
     fit,
     silent_trainer,
 )
-from tests.integrations.lightning.streams import Telling, noisy, stream
+from tests.integrations.lightning.streams import StatefulStream, noisy, stream
 from tests.patience import seconds
 from tests.prepared_processes import CONTEXT
 
@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.filterwarnings(text) for text in (*OF_LIGHTNING, READS
 LOADERS: dict[str, Any] = {
     "sized": noisy,
     "unsized": stream,
-    "unsized, with state": partial(stream, kind=Telling),
+    "unsized, with state": partial(stream, kind=StatefulStream),
 }
 each_loader = pytest.mark.parametrize("loader", LOADERS)
 
@@ -50,9 +50,9 @@ def test_max_steps_then_more(loader: str, steps: int, tmp_path: Path) -> None:
     """Lightning counts the epoch that max_steps cut short as complete; it still continues."""
     make = LOADERS[loader]
     fit(make, ModelCheckpoint(tmp_path, "a", save_on_train_epoch_end=True), max_steps=steps)
-    undisturbed = fit(make)
-    assert_same(fit(make, resume=tmp_path / "a.ckpt"), undisturbed)
-    assert_same(fit(make, resume=tmp_path / "a.ckpt", max_steps=15), undisturbed)
+    uninterrupted = fit(make)
+    assert_same(fit(make, resume=tmp_path / "a.ckpt"), uninterrupted)
+    assert_same(fit(make, resume=tmp_path / "a.ckpt", max_steps=15), uninterrupted)
 
 
 @each_loader
@@ -134,28 +134,30 @@ def test_stopped_in_the_middle_of_an_epoch(loader: str, batches: int, tmp_path: 
 class EpochEnds(Callback):
     """Counts the epoch ends that it is notified of."""
 
-    told = 0
+    num_ended = 0
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Count one."""
-        self.told += 1
+        self.num_ended += 1
 
 
 def test_an_epoch_saved_after_its_validation_is_still_ended(tmp_path: Path) -> None:
     """Its hooks run, and write their checkpoints."""
-    behind = ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, save_on_train_epoch_end=False)
-    undisturbed = fit(noisy, behind, validation=partial(noisy, 12))
+    after_validation = ModelCheckpoint(
+        tmp_path, "{step}", save_top_k=-1, save_on_train_epoch_end=False
+    )
+    uninterrupted = fit(noisy, after_validation, validation=partial(noisy, 12))
     ends = EpochEnds()
     path = tmp_path / "step=5.ckpt"
-    assert_same(fit(noisy, ends, validation=partial(noisy, 12), resume=path), undisturbed)
-    assert ends.told == 3
+    assert_same(fit(noisy, ends, validation=partial(noisy, 12), resume=path), uninterrupted)
+    assert ends.num_ended == 3
 
 
 def test_early_stopping_and_timer(tmp_path: Path) -> None:
     early = EarlyStopping("missing", strict=False, check_on_train_epoch_end=True)
-    undisturbed = fit(noisy, every_step(tmp_path), early, Timer(timedelta(days=1)))
+    uninterrupted = fit(noisy, every_step(tmp_path), early, Timer(timedelta(days=1)))
     path = tmp_path / "step=7.ckpt"
-    assert_same(fit(noisy, Timer(timedelta(days=1)), early, resume=path), undisturbed)
+    assert_same(fit(noisy, Timer(timedelta(days=1)), early, resume=path), uninterrupted)
 
 
 def train_until_killed(folder: Path) -> None:
@@ -170,14 +172,14 @@ def train_until_killed(folder: Path) -> None:
 
 
 def test_sigkill(tmp_path: Path) -> None:
-    undisturbed = fit(noisy)
+    uninterrupted = fit(noisy)
     # Not forked from here, because an earlier test may have started threads of autograd.
     process = CONTEXT.Process(target=train_until_killed, args=(tmp_path,))
     process.start()
     process.join(seconds(6))
     assert process.exitcode == -signal.SIGKILL
     assert not (tmp_path / "step=8.ckpt").exists()
-    assert_same(fit(noisy, resume=tmp_path / "step=6.ckpt"), undisturbed)
+    assert_same(fit(noisy, resume=tmp_path / "step=6.ckpt"), uninterrupted)
 
 
 class WithLoader(Witness):
@@ -219,11 +221,11 @@ def test_reload_dataloaders_every_n_epochs(kind: Any, epochs: int, tmp_path: Pat
     arguments: dict[str, Any] = {"max_epochs": 4}
     one = fit(lambda: None, witness=kind(), **arguments)
     arguments["reload_dataloaders_every_n_epochs"] = epochs
-    undisturbed = fit(lambda: None, every_step(tmp_path), witness=kind(), **arguments)
-    assert_same(undisturbed, one)
+    uninterrupted = fit(lambda: None, every_step(tmp_path), witness=kind(), **arguments)
+    assert_same(uninterrupted, one)
     for step in (2, 5, 8, 15):
         path = tmp_path / f"step={step}.ckpt"
-        assert_same(fit(lambda: None, witness=kind(), resume=path, **arguments), undisturbed)
+        assert_same(fit(lambda: None, witness=kind(), resume=path, **arguments), uninterrupted)
 
 
 @pytest.mark.parametrize("source", ["argument", "hook", "LightningDataModule"])
@@ -236,28 +238,28 @@ def test_where_the_loaders_come_from(source: str, tmp_path: Path) -> None:
             return fit(noisy, *callbacks, validation=validation, resume=resume)
         return fit(Data, *callbacks, resume=resume)
 
-    undisturbed = run(every_step(tmp_path))
+    uninterrupted = run(every_step(tmp_path))
     for step in (3, 5, 8):
-        assert_same(run(resume=tmp_path / f"step={step}.ckpt"), undisturbed)
+        assert_same(run(resume=tmp_path / f"step={step}.ckpt"), uninterrupted)
 
 
 @each_loader
 def test_resumed_again_and_again(loader: str, tmp_path: Path) -> None:
     """Twice in one epoch, and at the boundary."""
     make, resume = LOADERS[loader], None
-    undisturbed = fit(make)
+    uninterrupted = fit(make)
     for steps in (2, 4, 5, 6, 10, 13, 15):
         last = ModelCheckpoint(tmp_path / str(steps), "a", save_on_train_epoch_end=True)
         resumed = fit(make, last, resume=resume, max_steps=steps)
         resume = tmp_path / str(steps) / "a.ckpt"
-    assert_same(resumed, undisturbed)
+    assert_same(resumed, uninterrupted)
 
 
 @each_loader
 def test_resumed_at_the_boundary_without_a_step(loader: str, tmp_path: Path) -> None:
     """A checkpoint that is resumed, and saved again before any training."""
     make = LOADERS[loader]
-    undisturbed = fit(make, every_step(tmp_path))
+    uninterrupted = fit(make, every_step(tmp_path))
     for step in (3, 5):
         with pytest.raises(RuntimeError, match="a step failed"):
             fit(
@@ -266,7 +268,7 @@ def test_resumed_at_the_boundary_without_a_step(loader: str, tmp_path: Path) -> 
                 resume=tmp_path / f"step={step}.ckpt",
                 witness=Witness(fails_at=step),
             )
-        assert_same(fit(make, resume=tmp_path / "on_exception.ckpt"), undisturbed)
+        assert_same(fit(make, resume=tmp_path / "on_exception.ckpt"), uninterrupted)
 
 
 @each_loader
@@ -283,12 +285,12 @@ def test_fit_again_with_the_same_trainer(loader: str, tmp_path: Path) -> None:
         trainer.fit(witness, data, ckpt_path=resume, weights_only=True)
         return witness
 
-    undisturbed = twice("a")
-    assert len(undisturbed.trained) == 15
-    assert undisturbed.trained == fit(LOADERS[loader]).trained
+    uninterrupted = twice("a")
+    assert len(uninterrupted.trained) == 15
+    assert uninterrupted.trained == fit(LOADERS[loader]).trained
     for step in (6, 10, 12):
         path = tmp_path / "a" / f"step={step}.ckpt"
-        assert twice(f"b{step}", resume=path).trained == undisturbed.trained
+        assert twice(f"b{step}", resume=path).trained == uninterrupted.trained
 
 
 def test_validate_test_and_predict_do_not_disturb(tmp_path: Path) -> None:
@@ -300,9 +302,9 @@ def test_validate_test_and_predict_do_not_disturb(tmp_path: Path) -> None:
         run(witness, noisy(8, shuffle=False), ckpt_path=tmp_path / "step=3.ckpt")
     witness.trained = list(before)
     trainer.save_checkpoint(tmp_path / "after.ckpt")
-    undisturbed = fit(noisy, validation=partial(noisy, 12))
+    uninterrupted = fit(noisy, validation=partial(noisy, 12))
     resumed = fit(noisy, validation=partial(noisy, 12), resume=tmp_path / "after.ckpt")
-    assert resumed.trained == undisturbed.trained
+    assert resumed.trained == uninterrupted.trained
 
 
 def test_sequential_training_is_refused_by_lightning() -> None:
@@ -314,12 +316,12 @@ def test_sequential_training_is_refused_by_lightning() -> None:
 @pytest.mark.filterwarnings("ignore:You requested to overfit but enabled train dataloader")
 def test_overfit_batches(tmp_path: Path) -> None:
     """Lightning rebuilds the loader in the dataset's order; each epoch has the same samples."""
-    undisturbed = fit(noisy, every_step(tmp_path), overfit_batches=2)
-    numbers = [batch[0] for _, _, batch in undisturbed.trained]
+    uninterrupted = fit(noisy, every_step(tmp_path), overfit_batches=2)
+    numbers = [batch[0] for _, _, batch in uninterrupted.trained]
     assert numbers == [(0, 1, 2, 3), (4, 5, 6, 7)] * 3
     for step in (1, 2, 5):
         path = tmp_path / f"step={step}.ckpt"
-        assert_same(fit(noisy, resume=path, overfit_batches=2), undisturbed)
+        assert_same(fit(noisy, resume=path, overfit_batches=2), uninterrupted)
 
 
 def test_size_and_plain_values(tmp_path: Path) -> None:
@@ -335,12 +337,12 @@ def test_size_and_plain_values(tmp_path: Path) -> None:
 def test_checkpoint_of_the_callback_loads_without_it(loader: str, tmp_path: Path) -> None:
     """Lightning's own copy of the loader states is still there; it warns of the callback."""
     make = LOADERS[loader]
-    undisturbed = fit(make, every_step(tmp_path))
+    uninterrupted = fit(make, every_step(tmp_path))
     witness = Witness()
     with pytest.warns(UserWarning, match="Please add the following callbacks"):
         silent_trainer().fit(witness, make(), ckpt_path=tmp_path / "step=3.ckpt", weights_only=True)
     if loader == "sized":
-        assert witness.trained == undisturbed.trained
+        assert witness.trained == uninterrupted.trained
 
 
 @pytest.mark.parametrize("loader", ["sized", "unsized"])

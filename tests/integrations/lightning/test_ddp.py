@@ -57,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def on_one(folder: Path) -> Batches:
-    """The global batches of one undisturbed process."""
+    """The global batches of one uninterrupted process."""
     return trained_on(fits(folder, 1, {"one": RUNS["divided"]})["one"])
 
 
@@ -73,7 +73,7 @@ def saved(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def on_two(saved: Path) -> dict[str, list[Found]]:
-    """The records of two undisturbed ranks."""
+    """The records of two uninterrupted ranks."""
     ranks = [pickle.loads((saved / f"rank-{rank}").read_bytes()) for rank in range(2)]
     return {name: [found[place] for found in ranks] for place, name in enumerate(RUNS)}
 

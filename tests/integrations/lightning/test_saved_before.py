@@ -19,14 +19,14 @@ from tests.integrations.lightning.recorded_fits import (
     assert_same,
     fit,
 )
-from tests.integrations.lightning.streams import Telling, called, noisy, stream
+from tests.integrations.lightning.streams import StatefulStream, called, noisy, stream
 
 pytestmark = [pytest.mark.filterwarnings(text) for text in (*OF_LIGHTNING, READS_AGAIN)]
 FOLDER = Path(__file__).with_name("saved_before")
 
 
 def cycled() -> list[Any]:
-    return [stream(8), stream(20, Telling), noisy(8), called()]
+    return [stream(8), stream(20, StatefulStream), noisy(8), called()]
 
 
 def two_validations() -> list[Any]:
@@ -38,7 +38,7 @@ JOBS: dict[str, tuple[Any, dict[str, Any]]] = {
         partial(noisy, 16),
         {"validation": two_validations, "limit_val_batches": 2, "max_epochs": 2},
     ),
-    "unsized_with_state": (partial(stream, 10, Telling), {"max_epochs": 2}),
+    "unsized_with_state": (partial(stream, 10, StatefulStream), {"max_epochs": 2}),
     "cycled_in_an_epoch": (cycled, {"max_epochs": 2}),
     "cycled_at_an_epochs_end": (cycled, {"max_epochs": 2}),
     "stopped_by_max_steps": (
@@ -51,8 +51,8 @@ JOBS: dict[str, tuple[Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", JOBS)
 def test_a_saved_checkpoint_still_resumes(name: str) -> None:
     make, arguments = JOBS[name]
-    undisturbed = fit(make, **arguments)
+    uninterrupted = fit(make, **arguments)
     saved = torch.load(FOLDER / f"{name}.ckpt", weights_only=True)
-    assert 0 < len(saved["trained"]) < len(undisturbed.trained) or name == "in_a_validation"
+    assert 0 < len(saved["trained"]) < len(uninterrupted.trained) or name == "in_a_validation"
     resumed = fit(make, resume=FOLDER / f"{name}.ckpt", **arguments)
-    assert_same(resumed, undisturbed)
+    assert_same(resumed, uninterrupted)

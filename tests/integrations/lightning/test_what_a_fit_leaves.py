@@ -37,7 +37,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> FolderSource:
     return photos(tmp_path_factory.mktemp("photos"))
 
 
-def what_is_left() -> tuple[set[str], list[str]]:
+def leftovers() -> tuple[set[str], list[str]]:
     """Return processes, and threads of the package and of the queues to its workers."""
     names = [thread.name for thread in threading.enumerate()]
     return children(), [name for name in names if "stateful_gpu" in name or "Queue" in name]
@@ -59,18 +59,18 @@ def test_a_fit_leaves_nothing_and_a_second_fit_continues(
 ) -> None:
     """Ended by ``max_epochs``, and in the middle of the second epoch by ``max_steps``."""
     make = partial(image_loader, data, device=KINDS[kind].get("device"))
-    undisturbed = make()
-    expected = [[seen(batch) for batch in undisturbed] for _ in range(3)]
-    del undisturbed
-    before = what_is_left()
+    uninterrupted = make()
+    expected = [[seen(batch) for batch in uninterrupted] for _ in range(3)]
+    del uninterrupted
+    before = leftovers()
     loader = make(**KINDS[kind], persistent_workers=persistent)
     validation = make(**KINDS[kind], persistent_workers=persistent)
     model, trainer = Witness(), silent_trainer(*CALLBACKS[callbacks](), max_epochs=1)
     trainer.fit(model, loader, validation)
-    assert what_is_left() == before
+    assert leftovers() == before
     trainer.fit_loop.max_epochs, trainer.fit_loop.epoch_loop.max_steps = 3, 8
     trainer.fit(model, loader, validation)
-    assert what_is_left() == before
+    assert leftovers() == before
     assert model.seen == expected[0] + expected[1][:2]
 
 

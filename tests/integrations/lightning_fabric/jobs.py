@@ -72,7 +72,7 @@ class Situation:
 
 
 def compare(rank: int, num_ranks: int, folder: Path) -> dict[str, Any]:
-    """Return whether each resumed run equals the undisturbed one, by situation."""
+    """Return whether each resumed run equals the uninterrupted one, by situation."""
     whole = partial(map_style, folder, num_ranks)
     auto = partial(whole, num_replicas="auto")
     in_order = partial(whole, shuffle=False)
@@ -103,24 +103,29 @@ def _outcome(make_fabric: Callable[[], Any], situation: Situation, path: Path) -
     set_up, make, accumulate = situation.set_up, situation.make, situation.accumulate
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        undisturbed = train(make_fabric(), set_up, make(), accumulate=accumulate)
+        uninterrupted = train(make_fabric(), set_up, make(), accumulate=accumulate)
         exact = [
             interrupted_and_resumed(make_fabric, set_up, make, path, stop, accumulate=accumulate)
-            == undisturbed
+            == uninterrupted
             for stop in situation.moments
         ]
     texts = {str(one.message) for one in caught if "epoch" in str(one.message)}
-    return {"undisturbed": undisturbed, "exact": all(exact), "each": exact, "warned": bool(texts)}
+    return {
+        "uninterrupted": uninterrupted,
+        "exact": all(exact),
+        "each": exact,
+        "warned": bool(texts),
+    }
 
 
 def _loads_rank_0s_lanes(num_ranks: int, folder: Path) -> str:
     fabric, path = on_all_ranks(num_ranks), folder / "rank 0's lanes"
     loader = built_in(fabric, in_lanes(folder, num_ranks, num_replicas="auto"))
     fabric.save(path, {"loader": loader})
-    said = _said(fabric, path, loader)
-    if said != "loaded":
+    outcome = _refusal_of(fabric, path, loader)
+    if outcome != "loaded":
         fabric.barrier()  # ranks that have loaded wait here
-    return said
+    return outcome
 
 
 def job(
@@ -160,12 +165,12 @@ def refusals(rank: int, num_ranks: int, folder: Path) -> dict[str, str]:
     fabric = on_all_ranks(num_ranks)
     loader = adapted(fabric, divided_by_itself(num_ranks, rank))
     before = loader.state_dict()
-    said = {"per rank": _said(fabric, folder / "adapter, divided by itself", loader)}
+    outcome = {"per rank": _refusal_of(fabric, folder / "adapter, divided by itself", loader)}
     if loader.state_dict() != before:
-        said["per rank"] = "changed"
+        outcome["per rank"] = "changed"
     whole = setup_dataloaders(fabric, map_style(folder, 1), use_distributed_sampler=False)
-    said["left as it was"] = f"{whole.num_replicas}, {len(whole)} batches"
-    return said
+    outcome["left as it was"] = f"{whole.num_replicas}, {len(whole)} batches"
+    return outcome
 
 
 def on_a_mesh(folder: Path) -> dict[str, Any]:
@@ -182,12 +187,12 @@ def on_a_mesh(folder: Path) -> dict[str, Any]:
     for name, make in (("map-style", map_style), ("lanes", in_lanes)):
         for division in (None, "auto"):
             fabric = on_all_ranks(4, strategy())
-            undisturbed = _on_mesh(fabric, make(folder, 2, num_replicas=division))
+            uninterrupted = _on_mesh(fabric, make(folder, 2, num_replicas=division))
             path = folder / f"mesh-{name}-{division}"
             before = _on_mesh(fabric, make(folder, 2, num_replicas=division), save_to=path)
             after = _on_mesh(fabric, make(folder, 2, num_replicas=division), resume_from=path)
-            exact = before + after == undisturbed
-            found[f"{name}, {division}"] = {"undisturbed": undisturbed, "exact": exact}
+            exact = before + after == uninterrupted
+            found[f"{name}, {division}"] = {"uninterrupted": uninterrupted, "exact": exact}
     return found
 
 
@@ -212,7 +217,7 @@ def _on_mesh(
     return consumed
 
 
-def _said(fabric: Any, path: Path, loader: Any) -> str:
+def _refusal_of(fabric: Any, path: Path, loader: Any) -> str:
     try:
         fabric.load(path, {"loader": loader}, strict=True)
     except StateMismatch as error:

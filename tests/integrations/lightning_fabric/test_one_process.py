@@ -29,10 +29,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*samples of the iterable datase
 MOMENTS = {
     "in the first epoch": (0, 2),
     "at the first epoch's last batch": (0, 6),
-    "behind the first epoch": (0, END),
+    "after the first epoch": (0, END),
     "in a later epoch": (1, 3),
     "at a later epoch's last batch": (1, 6),
-    "behind a later epoch": (1, END),
+    "after a later epoch": (1, END),
 }
 WORKERS = {"shuffled": 0, "in order": 0, "lanes": 2, "iterable": 2}
 """Number of workers for each kind of loader."""
@@ -66,11 +66,11 @@ def test_resumed_run_consumes_the_batches_of_an_uninterrupted_one(
 ) -> None:
     """Samples, pixels and final weights, interrupted mid-epoch and at boundaries."""
     build = lambda: make(kind, num_workers=WORKERS[kind])  # noqa: E731
-    undisturbed = train(one_process(), adapted, build())
-    assert [len(undisturbed.steps(epoch)) for epoch in range(3)] == [6, 6, 6]
+    uninterrupted = train(one_process(), adapted, build())
+    assert [len(uninterrupted.steps(epoch)) for epoch in range(3)] == [6, 6, 6]
     for moment, stop in MOMENTS.items():
         resumed = interrupted_and_resumed(one_process, adapted, build, tmp_path / "state", stop)
-        assert resumed == undisturbed, moment
+        assert resumed == uninterrupted, moment
 
 
 @pytest.mark.parametrize("kind", WORKERS)
@@ -92,23 +92,23 @@ def test_built_in_way_is_exact_in_the_first_epoch(
     without such a sampler, later epochs are exact, too.
     """
     build = lambda: make(kind, num_workers=WORKERS[kind])  # noqa: E731
-    undisturbed = train(one_process(), built_in, build())
+    uninterrupted = train(one_process(), built_in, build())
     moments = [(0, 2), (0, 6)] if kind == "shuffled" else MOMENTS.values()
     for stop in moments:
         resumed = interrupted_and_resumed(one_process, built_in, build, tmp_path / "state", stop)
-        assert resumed == undisturbed, stop
+        assert resumed == uninterrupted, stop
 
 
 def test_built_in_way_goes_back_to_the_epochs_of_a_new_process(
     make: Callable[..., Any], tmp_path: Path
 ) -> None:
     """The resumed pass is exact, with a warning; the next pass is of Fabric's epoch 1."""
-    path, undisturbed = tmp_path / "state", train(one_process(), built_in, make("shuffled"))
+    path, uninterrupted = tmp_path / "state", train(one_process(), built_in, make("shuffled"))
     before = train(one_process(), built_in, make("shuffled"), save_to=path, stop=(1, 3))
     with pytest.warns(UserWarning, match="set_epoch\\(0\\) after load_state_dict\\(\\) of epoch 1"):
         after = train(one_process(), built_in, make("shuffled"), resume_from=path)
-    assert before.batches + after.batches[:3] == undisturbed.batches[:12]
-    assert after.steps(2) == undisturbed.steps(1)
+    assert before.batches + after.batches[:3] == uninterrupted.batches[:12]
+    assert after.steps(2) == uninterrupted.steps(1)
 
 
 @pytest.mark.parametrize(("first", "second"), [(built_in, adapted), (adapted, built_in)])
@@ -116,11 +116,11 @@ def test_checkpoint_loads_with_and_without_the_adapter(
     first: Any, second: Any, make: Callable[..., Any], tmp_path: Path
 ) -> None:
     """In one process both save the loader's own state."""
-    path, undisturbed = tmp_path / "state", train(one_process(), built_in, make("lanes"))
+    path, uninterrupted = tmp_path / "state", train(one_process(), built_in, make("lanes"))
     before = train(one_process(), first, make("lanes"), save_to=path, stop=(1, 3))
     after = train(one_process(), second, make("lanes"), resume_from=path)
-    assert before.batches + after.batches == undisturbed.batches
-    assert after.weights == undisturbed.weights
+    assert before.batches + after.batches == uninterrupted.batches
+    assert after.weights == uninterrupted.weights
 
 
 def test_steps_of_several_batches_end_where_they_did(
@@ -129,12 +129,12 @@ def test_steps_of_several_batches_end_where_they_did(
     """An epoch of 6 batches has steps of four and two batches, also when it is resumed."""
     arguments = {"accumulate": 4}
     build = lambda: make("shuffled")  # noqa: E731
-    undisturbed = train(one_process(), adapted, build(), **arguments)
-    assert undisturbed.weights != train(one_process(), adapted, build()).weights
+    uninterrupted = train(one_process(), adapted, build(), **arguments)
+    assert uninterrupted.weights != train(one_process(), adapted, build()).weights
     for stop in [(0, 4), (1, 4), (1, 6), (1, END)]:
         path = tmp_path / "state"
         resumed = interrupted_and_resumed(one_process, adapted, build, path, stop, **arguments)
-        assert resumed == undisturbed, stop
+        assert resumed == uninterrupted, stop
 
 
 def test_broken_pass_counts_as_an_epoch(make: Callable[..., Any]) -> None:

@@ -20,7 +20,7 @@ def numbers(length: int = 24) -> StatefulGPULoader[Any]:
     return StatefulGPULoader(range(length), batch_size=4, shuffle=True, seed=1)
 
 
-def begun(length: int = 24) -> Any:
+def started_loader(length: int = 24) -> Any:
     """Return a loader under Fabric, one batch into its epoch."""
     loader = adapted(one_process(), numbers(length))
     next(iter(loader))
@@ -50,8 +50,8 @@ def test_fabric_that_was_not_launched_is_refused() -> None:
 def test_state_of_another_loader_is_refused(tmp_path: Path) -> None:
     """Training and validation loader are exchanged; no loader has moved."""
     fabric = one_process()
-    fabric.save(tmp_path / "state", {"train": begun(24), "valid": begun(20)})
-    train, valid = begun(24), begun(20)
+    fabric.save(tmp_path / "state", {"train": started_loader(24), "valid": started_loader(20)})
+    train, valid = started_loader(24), started_loader(20)
     before = train.state_dict(), valid.state_dict()
     contents = {"saved": "range(0, 24)", "present": "range(0, 20)"}
     with pytest.raises(StateMismatch, check=differing("dataset", **contents)):
@@ -62,18 +62,18 @@ def test_state_of_another_loader_is_refused(tmp_path: Path) -> None:
 def test_refused_loader_leaves_the_model_after_it_unchanged(tmp_path: Path) -> None:
     """Fabric loads in the dictionary's order: with the loaders first, all or nothing."""
     fabric, trained = one_process(), torch.nn.Linear(1, 1)
-    fabric.save(tmp_path / "state", {"loader": begun(24), "model": trained})
+    fabric.save(tmp_path / "state", {"loader": started_loader(24), "model": trained})
     model = torch.nn.Linear(1, 1)
     before = model.weight.item()
     assert trained.weight.item() != before
     with pytest.raises(StateMismatch, check=differing("dataset")):
-        fabric.load(tmp_path / "state", {"loader": begun(20), "model": model})
+        fabric.load(tmp_path / "state", {"loader": started_loader(20), "model": model})
     assert model.weight.item() == before
 
 
 def test_accepted_change_is_loaded() -> None:
     """``accept`` reaches the loader, whose epoch then counts."""
-    loader = begun()
+    loader = started_loader()
     state = {**loader.state_dict(), "epoch": 4}
     other = adapted(one_process(), StatefulGPULoader(range(24), batch_size=4, shuffle=True, seed=2))
     with pytest.raises(StateMismatch, check=differing("seed")):

@@ -52,13 +52,13 @@ def test_two_resumed_ranks_consume_the_batches_of_an_uninterrupted_run(
     for rank in two_ranks:
         assert rank[situation]["exact"], rank[situation]["each"]
         assert rank[situation]["warned"] == (situation == "built in, divided by Fabric, in order")
-        assert len(rank[situation]["undisturbed"].batches) == 18
+        assert len(rank[situation]["uninterrupted"].batches) == 18
 
 
 @pytest.mark.parametrize("situation", ["adapter, divided by it", "adapter, auto", "adapter, lanes"])
 def test_each_sample_goes_to_one_rank(situation: str, two_ranks: list[dict[str, Any]]) -> None:
     """An undivided loader is divided, as Fabric divides one."""
-    records = [rank[situation]["undisturbed"] for rank in two_ranks]
+    records = [rank[situation]["uninterrupted"] for rank in two_ranks]
     for epoch in range(3):
         numbers = [number for step in together(records, epoch) for number, _ in step]
         assert sorted(numbers) == list(range(24))
@@ -70,10 +70,10 @@ def test_global_batches_are_those_of_one_process(
     """The loader's own order, if divided by itself or the adapter; Fabric's division differs."""
     alone = train(one_process(), adapted, map_style(folder, 1))
     for situation in ("adapter, divided by it", "adapter, auto", "built in, auto"):
-        records = [rank[situation]["undisturbed"] for rank in two_ranks]
+        records = [rank[situation]["uninterrupted"] for rank in two_ranks]
         for epoch in range(3):
             assert together(records, epoch) == together([alone], epoch), situation
-    by_fabric = [rank["built in, divided by Fabric"]["undisturbed"] for rank in two_ranks]
+    by_fabric = [rank["built in, divided by Fabric"]["uninterrupted"] for rank in two_ranks]
     assert together(by_fabric, 0) != together([alone], 0)
 
 
@@ -109,7 +109,7 @@ def test_tensor_parallel_ranks_consume_the_same_batches(
     for situation in ("map-style, None", "map-style, auto", "lanes, None", "lanes, auto"):
         of_rank = [rank["mesh"][situation] for rank in four_ranks]
         assert all(rank["exact"] for rank in of_rank), situation
-        consumed = [rank["undisturbed"] for rank in of_rank]
+        consumed = [rank["uninterrupted"] for rank in of_rank]
         assert consumed[0] == consumed[1], situation
         assert consumed[2] == consumed[3], situation
         numbers = [number for rank in (0, 2) for batch in consumed[rank][:6] for number, _ in batch]

@@ -125,8 +125,8 @@ def test_sampler_that_gives_all_ranks_the_same_is_refused(arguments: dict[str, A
     """By its name, with a remedy."""
     loader = StatefulGPULoader(range(8), **arguments)
     name = type(next(iter(arguments.values()))).__name__
-    told = f"num_replicas = 2.*{name}.*num_replicas="
-    with pytest.raises(ValueError, match=told):
+    message = f"num_replicas = 2.*{name}.*num_replicas="
+    with pytest.raises(ValueError, match=message):
         divided(loader, num_replicas=2, rank=0)
 
 

@@ -105,7 +105,8 @@ def _blend(images: Tensor, other: Tensor, factor: Factor) -> Tensor:
 def _bounded(pixels: Tensor, dtype: torch.dtype) -> Tensor:
     """Clip to the range of the dtype, in place, and convert."""
     brightest = 1 if dtype.is_floating_point else torch.iinfo(dtype).max
-    return pixels.clamp_(0, brightest).to(dtype)
+    pixels.clamp_(0, brightest)
+    return levels.as_bytes(pixels) if dtype is torch.uint8 else pixels.to(dtype)
 
 
 def _as_float(images: Tensor) -> Tensor:
@@ -204,7 +205,7 @@ def autocontrast(images: Tensor) -> Tensor:
     is_flat = span == 0
     span = span.mul_(1.0 / brightest).masked_fill_(is_flat, 1.0)
     stretched = pixels.sub(darkest.masked_fill_(is_flat, 0.0)).div_(span)
-    return stretched.clamp_(0, brightest).to(images.dtype)
+    return _bounded(stretched, images.dtype)
 
 
 def equalize(images: Tensor) -> Tensor:
@@ -255,8 +256,7 @@ def adjust_sharpness(images: Tensor, factors: Tensor) -> Tensor:
     weights = (1.0 - factors).to(pixels.dtype).double()
     # The product is exact in float64, so the sum is rounded once.
     inner.copy_(blurred.sub_(inner).double().mul_(weights).add_(inner))
-    sharpened: Tensor = pixels.clamp_(0, 1 if is_float else 255).to(images.dtype)
-    return sharpened
+    return _bounded(pixels, images.dtype)
 
 
 def _blurred_levels(pixels: Tensor) -> Tensor:

@@ -223,8 +223,9 @@ def test_every_level_is_blended_as_by_torchvision() -> None:
 
 def test_contrast_blends_with_the_exact_mean() -> None:
     """97 * 1601 * 1743 is no float32; with float32 the mean would fall to 96.99999."""
-    image = torch.full((1, 1601, 1743), 97, dtype=torch.uint8)
-    assert (adjust_contrast(image, 0.0) == 97).all()
+    for height, width in ((1601, 1743), (1, 1601 * 1743)):
+        image = torch.full((1, height, width), 97, dtype=torch.uint8)
+        assert (adjust_contrast(image, 0.0) == 97).all()
 
 
 def test_grey_of_every_color_is_torchvisions() -> None:

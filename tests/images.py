@@ -6,6 +6,7 @@ import atexit
 import functools
 import importlib.util
 import io
+import itertools
 import shutil
 import tempfile
 from pathlib import Path
@@ -44,12 +45,17 @@ def photograph(name: str) -> Image.Image:
 
 def small_photographs(count: int, height: int = 20, width: int = 16) -> npt.NDArray[np.uint8]:
     """Return different parts of real photographs: uint8 [count, height, width, 3]."""
-    whole = np.asarray(photograph("china").resize((256, 160)))
+    whole = _small_china()
     generator = np.random.default_rng(0)
     tops = generator.integers(160 - height, size=count)
     lefts = generator.integers(256 - width, size=count)
     corners = zip(tops, lefts, strict=True)
     return np.stack([whole[top : top + height, left : left + width] for top, left in corners])
+
+
+@functools.cache
+def _small_china() -> npt.NDArray[np.uint8]:
+    return np.asarray(photograph("china").resize((256, 160)))
 
 
 def encode(image: Image.Image, image_format: str = "JPEG", **options: Any) -> torch.Tensor:
@@ -68,25 +74,33 @@ def write_photo_folder(
     pixels a side, of qualities 60 to 95, some grey and some progressive. All files differ, and the
     same arguments write the same bytes.
     """
-    generator = np.random.default_rng(seed)
     paths = []
-    for label in range(num_classes):
-        folder = Path(root) / f"class_{label:02d}"
-        folder.mkdir(parents=True, exist_ok=True)
-        for number in range(per_class):
-            photo = photograph(PHOTOGRAPHS[int(generator.integers(len(PHOTOGRAPHS)))])
-            width, height = (int(side) for side in generator.integers(64, 257, size=2))
-            left = int(generator.integers(photo.width - width + 1))
-            top = int(generator.integers(photo.height - height + 1))
-            crop = photo.crop((left, top, left + width, top + height))
-            path = folder / f"photo_{number:03d}.jpg"
-            crop.convert("L" if number % 8 == 5 else "RGB").save(
-                path,
-                quality=int(generator.integers(60, 96)),
-                progressive=number % 8 == 3,
-            )
-            paths.append(path)
+    for name, content in _photo_files(num_classes, per_class, seed):
+        path = Path(root) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        paths.append(path)
     return sorted(paths)
+
+
+@functools.cache
+def _photo_files(num_classes: int, per_class: int, seed: int) -> list[tuple[str, bytes]]:
+    """Return the names and contents that :func:`write_photo_folder` writes."""
+    generator = np.random.default_rng(seed)
+    files = []
+    for label, number in itertools.product(range(num_classes), range(per_class)):
+        photo = photograph(PHOTOGRAPHS[int(generator.integers(len(PHOTOGRAPHS)))])
+        width, height = (int(side) for side in generator.integers(64, 257, size=2))
+        left = int(generator.integers(photo.width - width + 1))
+        top = int(generator.integers(photo.height - height + 1))
+        crop = photo.crop((left, top, left + width, top + height))
+        data = encode(
+            crop.convert("L" if number % 8 == 5 else "RGB"),
+            quality=int(generator.integers(60, 96)),
+            progressive=number % 8 == 3,
+        )
+        files.append((f"class_{label:02d}/photo_{number:03d}.jpg", data.numpy().tobytes()))
+    return files
 
 
 @functools.cache

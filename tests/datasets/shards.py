@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import signal
@@ -203,6 +204,7 @@ class PhotoShards(EncodedShards):
         return [100 * shard + i for shard, size in enumerate(self.sizes) for i in range(size)]
 
 
+@functools.cache
 def _photo(shard: int, number: int, is_broken: bool) -> torch.Tensor:
     picture = photograph(PHOTOGRAPHS[(shard + number) % len(PHOTOGRAPHS)])
     size = (40 + 7 * number, 36 + 5 * shard)

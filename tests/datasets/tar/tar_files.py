@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import tarfile
 from collections.abc import Iterable
@@ -47,12 +48,17 @@ def photo_entries(first: int, last: int) -> list[tuple[str, bytes]]:
     """Return different real JPEG photographs, each with a class and a text."""
     entries = []
     for number in range(first, last):
-        left = 10 * number
-        crop = photograph("coffee").crop((left, 5, left + 90, 5 + 60 + number))
-        entries.append((f"photos/{number:04d}.jpg", encode(crop, quality=80).numpy().tobytes()))
+        entries.append((f"photos/{number:04d}.jpg", _photo(number)))
         entries.append((f"photos/{number:04d}.cls", str(number % 3).encode()))
         entries.append((f"photos/{number:04d}.txt", f"cup {number}".encode()))
     return entries
+
+
+@functools.cache
+def _photo(number: int) -> bytes:
+    left = 10 * number
+    crop = photograph("coffee").crop((left, 5, left + 90, 5 + 60 + number))
+    return encode(crop, quality=80).numpy().tobytes()
 
 
 def write_photo_tars(folder: Path, lengths: tuple[int, ...] = (4, 3, 6)) -> list[Path]:

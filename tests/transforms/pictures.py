@@ -15,9 +15,13 @@ ODD_SIZES = [(1, 1), (1, 7), (5, 1), (3, 5), (37, 53), (225, 223), (1000, 20), (
 """Heights and widths that are small, prime, or far from square."""
 
 
-def decoded(name: str) -> Tensor:
-    """Return a photograph, uint8 [3, H, W]: a view of interleaved memory, strides (1, 3 W, 3)."""
-    return torch.from_numpy(np.array(photograph(name))).permute(2, 0, 1)
+def decoded(name: str, box: tuple[int, int, int, int] | None = None) -> Tensor:
+    """Return a photograph, uint8 [3, H, W]: a view of interleaved memory, strides (1, 3 W, 3).
+
+    ``box`` is left, top, right and bottom of a part of it.
+    """
+    picture = photograph(name) if box is None else photograph(name).crop(box)
+    return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
 
 
 def noise(height: int, width: int, channels: int = 3, seed: int = 0) -> Tensor:

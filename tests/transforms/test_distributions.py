@@ -126,9 +126,7 @@ CASES = {
         together=(0, 1, 2, 3),
     ),
     "zoom out": Case(
-        kind="RandomZoomOut",
-        arguments={"p": 1.0, "side_range": (1.1, 3)},
-        read=by_keys("padding"),
+        kind="RandomZoomOut", arguments={"p": 1.0, "side_range": (1.1, 3)}, read=by_keys("padding")
     ),
     "random resize": Case(
         kind="RandomResize", arguments={"min_size": 20, "max_size": 33}, read=by_keys_of_edge

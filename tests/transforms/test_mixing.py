@@ -9,12 +9,7 @@ from scipy import stats
 from torch import Tensor
 from torchvision.transforms import v2
 
-from stateful_gpu_loader.transforms.mixing import (
-    CutMix,
-    MixUp,
-    beta_quantile,
-    beta_share,
-)
+from stateful_gpu_loader.transforms.mixing import CutMix, MixUp, beta_quantile, beta_share
 from tests.transforms.augmented_batches import batch, by_torchvision
 
 

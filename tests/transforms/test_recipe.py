@@ -14,7 +14,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 from torchvision import tv_tensors
-from torchvision.transforms import v2
+from torchvision.transforms import AutoAugmentPolicy, v2
 
 from stateful_gpu_loader import transforms as T
 from tests.images import photograph
@@ -60,6 +60,10 @@ RECIPES = [
     T.RandomChoice([T.GaussianBlur(3), T.RandomHorizontalFlip(), T.RandomCrop(9, 8)], p=[2, 1, 1]),
     T.RandomOrder([T.ColorJitter(0.4), T.RandomRotation(9), T.RandomCrop(9, 8)]),
 ]
+
+
+PART = (150, 120, 350, 270)
+"""Part of a photograph that is large enough for all of them: left, top, right, bottom."""
 
 
 def taken_by(recipe: T.Recipe, *images: Tensor) -> list[Tensor]:
@@ -157,7 +161,7 @@ def test_apply_is_pure(recipe: T.Recipe) -> None:
 @every_recipe
 def test_apply_into_gives_what_apply_gives(recipe: T.Recipe) -> None:
     """Bit for bit, whether or not the recipe writes straight into the batch."""
-    for image in taken_by(recipe, decoded("rocket"), as_float(noise(37, 53))):
+    for image in taken_by(recipe, decoded("rocket", PART), as_float(noise(37, 53))):
         drawn = recipe.draw(np.full((1, recipe.num_draws), 0.3), sizes_of([image]))
         (numbers,) = drawn.numbers.tolist()
         made = recipe.apply(image, numbers)
@@ -183,7 +187,7 @@ def test_threads_do_not_matter(recipe: T.Recipe) -> None:
 @every_recipe
 def test_a_call_draws_from_torchs_default_generator(recipe: T.Recipe) -> None:
     """So a recipe works in any pipeline. It draws exactly its budget."""
-    image = decoded("coffee")
+    image = decoded("coffee", PART)
     torch.manual_seed(7)
     first, after = recipe(image), torch.rand(1)
     torch.manual_seed(7)
@@ -197,7 +201,7 @@ def test_a_call_draws_from_torchs_default_generator(recipe: T.Recipe) -> None:
 def test_works_inside_torchvisions_compose(recipe: T.Recipe) -> None:
     """Between torchvision's own, on a PIL image, staying a tv_tensors.Image."""
     pipeline = v2.Compose([v2.PILToTensor(), v2.ToImage(), recipe, v2.ToDtype(torch.float32)])
-    made = pipeline(photograph("coffee"))
+    made = pipeline(photograph("coffee").crop(PART))
     assert isinstance(made, tv_tensors.Image)
     assert made.dtype is torch.float32
 
@@ -206,7 +210,7 @@ def test_works_inside_torchvisions_compose(recipe: T.Recipe) -> None:
 def test_survives_pickling(recipe: T.Recipe) -> None:
     """Workers are spawned as well as forked."""
     copy = pickle.loads(pickle.dumps(recipe))
-    image = decoded("coffee")
+    image = decoded("coffee", PART)
     drawn = recipe.draw(np.full((1, recipe.num_draws), 0.2), sizes_of([image]))
     (numbers,) = drawn.numbers.tolist()
     assert torch.equal(copy.apply(image, numbers), recipe.apply(image, numbers))
@@ -250,6 +254,26 @@ FINGERPRINTS = [
         T.RandomRotation(10, center=(3, 4)),
         "RandomRotation(degrees=(-10.0, 10.0), interpolation='nearest', expand=False, "
         "center=(3.0, 4.0), fill=0.0)",
+    ),
+    (T.ToMemoryFormat(torch.channels_last), "ToMemoryFormat(memory_format=torch.channels_last)"),
+    (T.JPEG((10, 90)), "JPEG(quality=(10, 90))"),
+    (
+        T.TrivialAugmentWide(),
+        "TrivialAugmentWide(num_magnitude_bins=31, interpolation='nearest', fill=None)",
+    ),
+    (
+        T.RandAugment(np.int64(2), fill=[1, 2, 3]),
+        "RandAugment(num_ops=2, magnitude=9, num_magnitude_bins=31, interpolation='nearest', "
+        "fill=(1.0, 2.0, 3.0))",
+    ),
+    (
+        T.AutoAugment(AutoAugmentPolicy.SVHN),
+        "AutoAugment(policy='svhn', interpolation='nearest', fill=None)",
+    ),
+    (
+        T.AugMix(),
+        "AugMix(severity=3, mixture_width=3, chain_depth=-1, alpha=1.0, all_ops=True, "
+        "interpolation='bilinear', fill=None)",
     ),
 ]
 

@@ -60,12 +60,6 @@ def test_a_batch_is_laid_out_wherever_the_recipe_stands(recipes: list[T.Recipe])
     assert torch.equal(made, usual)
 
 
-def test_fingerprint_names_the_format() -> None:
-    assert T.ToMemoryFormat(LAST).fingerprint() == (
-        "ToMemoryFormat(memory_format=torch.channels_last)"
-    )
-
-
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 

@@ -14,12 +14,7 @@ from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.transforms.batches import batching
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, nothing_drawn
 from tests.transforms.pictures import noise
-from tests.transforms.ragged_pictures import (
-    SIZES,
-    drawn_for,
-    one_by_one,
-    ragged,
-)
+from tests.transforms.ragged_pictures import SIZES, drawn_for, one_by_one, ragged
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 NORMALIZE = T.Normalize(MEAN, STD)

@@ -8,7 +8,6 @@ import torch
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-from stateful_gpu_loader.randomness.philox import Stream, uniforms
 from stateful_gpu_loader.transforms import JPEG
 from stateful_gpu_loader.transforms.color.jpeg import compressed
 from tests.transforms.pictures import ODD_SIZES, as_float, decoded, noise
@@ -31,7 +30,7 @@ def test_whole_numbers_give_libjpegs_bytes(size: tuple[int, int], channels: int)
 
 @pytest.mark.parametrize("name", ["coffee", "rocket", "chelsea"])
 def test_photographs(name: str) -> None:
-    image = decoded(name)
+    image = decoded(name, (100, 50, 351, 303))
     images = torch.stack([image] * len(QUALITIES))
     made = compressed(images, np.array(QUALITIES))
     for quality, one in zip(QUALITIES, made, strict=True):
@@ -65,14 +64,6 @@ def test_qualities_are_all_as_likely_both_ends_included() -> None:
     torch.manual_seed(0)
     theirs = {v2.JPEG((5, 8)).make_params([])["quality"] for _ in range(200)}
     assert theirs == {5, 6, 7, 8}
-
-
-def test_golden_numbers() -> None:
-    """Any change breaks every saved state."""
-    recipe = JPEG((10, 90))
-    given = uniforms(42, 1, np.array([0, 1, 2**40 + 3]), Stream.RECIPES, 1)
-    assert recipe.draw(given, np.ones((3, 2), np.int64)).numbers.tolist() == [[68], [37], [76]]
-    assert recipe.fingerprint() == "JPEG(quality=(10, 90))"
 
 
 def test_bad_arguments() -> None:

@@ -8,12 +8,7 @@ import torch
 from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2
 
-from stateful_gpu_loader.transforms.policies import (
-    Operation,
-    Sampling,
-    augment,
-    augment_batch,
-)
+from stateful_gpu_loader.transforms.policies import Operation, Sampling, augment, augment_batch
 from tests.transforms.pictures import ODD_SIZES, as_float, decoded, noise
 
 NAMES = [*v2.TrivialAugmentWide._AUGMENTATION_SPACE, "Invert"]

@@ -10,7 +10,6 @@ import torch
 from scipy import stats
 from torchvision.transforms import AutoAugmentPolicy, v2
 
-from stateful_gpu_loader.randomness.philox import Stream, uniforms
 from stateful_gpu_loader.transforms import AugMix, AutoAugment, Recipe
 from stateful_gpu_loader.transforms.auto_augment import log_gamma_quantile
 from stateful_gpu_loader.transforms.policies import Operation
@@ -162,111 +161,6 @@ def test_the_mixture_is_torchvisions(monkeypatch: pytest.MonkeyPatch, all_ops: b
             difference = (made.double() - expected.double()).abs()
             assert difference.max() <= (2e-6 if made.is_floating_point() else 1)
             assert made.is_floating_point() or (difference > 0).double().mean() < 0.01
-
-
-RECIPES = [
-    AutoAugment(),
-    AutoAugment("cifar10", "bilinear", (1, 2, 3)),
-    AugMix(),
-    AugMix(5, 2, 1, 0.3, False, "nearest", 7),
-]
-
-
-@pytest.mark.parametrize("recipe", RECIPES, ids=repr)
-def test_a_batch_is_its_images_one_by_one(recipe: Recipe) -> None:
-    """Bit for bit."""
-    n = 30
-    images = torch.stack([decoded("coffee")[:, i : i + 40, i : i + 40] for i in range(n)])
-    numbers = numbers_of(recipe, n, (40, 40))
-    for batch in (images, as_float(images).contiguous()):
-        before = batch.clone()
-        made = recipe.apply_batch(batch, numbers)
-        alone = [recipe.apply(*row) for row in zip(batch, numbers.tolist(), strict=True)]
-        assert torch.equal(made, torch.stack(alone))
-        assert torch.equal(batch, before)
-
-
-GOLDEN: list[tuple[Recipe, list[list[float]]]] = [
-    (AutoAugment(), [[0.0, 0.0, 13.0, 0.0], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]),
-    (
-        AugMix(mixture_width=2, chain_depth=1),
-        [
-            [
-                0.72688889503479,
-                0.20419901609420776,
-                0.0689120888710022,
-                6.0,
-                0.19999998807907104,
-                9.0,
-                0.0,
-            ],
-            [
-                0.3390377163887024,
-                0.37465184926986694,
-                0.28631043434143066,
-                9.0,
-                0.19999998807907104,
-                1.0,
-                -0.03333333507180214,
-            ],
-            [
-                0.8355484008789062,
-                0.10675954818725586,
-                0.05769205093383789,
-                2.0,
-                0.0,
-                7.0,
-                0.09999999403953552,
-            ],
-        ],
-    ),
-    (
-        AugMix(alpha=0.3, mixture_width=1),
-        [
-            [0.9103398323059082, 0.0896601676940918, 4.0, 27.77777862548828, 0.0, 0.0, 0.0, 0.0],
-            [
-                0.17508459091186523,
-                0.8249154090881348,
-                10.0,
-                4.0,
-                8.0,
-                -0.19999998807907104,
-                12.0,
-                0.0,
-            ],
-            [
-                0.9827826023101807,
-                0.017217397689819336,
-                9.0,
-                -0.09999999403953552,
-                1.0,
-                0.06666667014360428,
-                5.0,
-                3.3333332538604736,
-            ],
-        ],
-    ),
-]
-
-
-def test_golden_numbers() -> None:
-    """Any change breaks every saved state."""
-    positions, sizes = np.array([0, 1, 5]), np.array([[375, 500], [1, 1], [224, 224]])
-    for recipe, numbers in GOLDEN:
-        drawn = recipe.draw(uniforms(42, 1, positions, Stream.RECIPES, recipe.num_draws), sizes)
-        assert drawn.numbers.tolist() == numbers
-        assert drawn.sizes.tolist() == sizes.tolist()
-
-
-def test_fingerprints() -> None:
-    """Golden, since states hold them."""
-    assert AutoAugment(AutoAugmentPolicy.SVHN).fingerprint() == (
-        "AutoAugment(policy='svhn', interpolation='nearest', fill=None)"
-    )
-    assert AugMix().fingerprint() == (
-        "AugMix(severity=3, mixture_width=3, chain_depth=-1, alpha=1.0, all_ops=True, "
-        "interpolation='bilinear', fill=None)"
-    )
 
 
 @pytest.mark.parametrize(

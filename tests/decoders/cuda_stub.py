@@ -10,6 +10,7 @@ import pytest
 import torch
 import torchvision  # noqa: F401  (registers torch.ops.image)
 
+from stateful_gpu_loader.decoders import BatchDecoder, probe
 from stateful_gpu_loader.decoders.decoder import Image, as_tensor
 
 DEVICE = torch.device("cuda", 0)
@@ -57,6 +58,11 @@ def decode_as_stored(data: torch.Tensor) -> torch.Tensor:
 def tensors(answers: Sequence[Image | ValueError]) -> list[Any]:
     """Return the images of a batch as tensors, and errors unchanged."""
     return [each if isinstance(each, ValueError) else as_tensor(each) for each in answers]
+
+
+def decode(decoder: BatchDecoder, files: Sequence[torch.Tensor]) -> list[Any]:
+    """Return the images of one batch as tensors, and errors unchanged."""
+    return tensors(decoder.decode_batch(files, [probe(data) for data in files]))
 
 
 def same(found: Any, expected: torch.Tensor) -> bool:

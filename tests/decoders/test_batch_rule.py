@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from stateful_gpu_loader.decoders import make_decoder, probe
+from stateful_gpu_loader.decoders import probe
 from stateful_gpu_loader.decoders.batch_rule import decode_batch_by_rule
 from stateful_gpu_loader.errors import LoaderError
 from tests.decoders.cuda_stub import CudaStub, damaged, decode_as_stored, is_damaged, tensors
-from tests.decoders.variants import NO_MEMORY, WITHOUT_CAUSE, exif, photo
+from tests.decoders.variants import NO_MEMORY, WITHOUT_CAUSE, by_rule, exif, photo
 from tests.images import encode
 
 
@@ -41,10 +41,6 @@ FILES = [encode(photo(40 + i, 50), exif=exif(1 + i)) for i in range(8)]
 HEADERS = [probe(data) for data in FILES]
 
 
-def reference(data: torch.Tensor) -> torch.Tensor:
-    return make_decoder("torchvision").decode(data, probe(data))
-
-
 @pytest.mark.parametrize("backend", [AllOrNothing, OneByOne])
 def test_a_good_batch_is_one_call_with_orientations_applied(backend: type[AllOrNothing]) -> None:
     decode = backend()
@@ -52,7 +48,7 @@ def test_a_good_batch_is_one_call_with_orientations_applied(backend: type[AllOrN
     assert decode.sizes == [8]
     for image, data in zip(images, FILES, strict=True):
         assert isinstance(image, torch.Tensor)
-        assert torch.equal(image, reference(data))
+        assert torch.equal(image, by_rule(data))
 
 
 @pytest.mark.parametrize("backend", [AllOrNothing, OneByOne])
@@ -62,7 +58,7 @@ def test_bad_images_cost_none_of_the_others(backend: type[AllOrNothing], bad: se
     images = tensors(decode_batch_by_rule(backend(), files, HEADERS))
     assert {i for i, image in enumerate(images) if isinstance(image, ValueError)} == bad
     for image, data in zip(images, FILES, strict=True):
-        assert isinstance(image, ValueError) or torch.equal(image, reference(data))
+        assert isinstance(image, ValueError) or torch.equal(image, by_rule(data))
 
 
 @pytest.mark.parametrize("backend", [AllOrNothing, OneByOne])

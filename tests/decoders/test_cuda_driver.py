@@ -12,11 +12,7 @@ import pytest
 import torch
 
 from stateful_gpu_loader.decoders import cuda_driver
-from stateful_gpu_loader.decoders.cuda_driver import (
-    beside_captures,
-    keep_freed_memory,
-    new_stream,
-)
+from stateful_gpu_loader.decoders.cuda_driver import beside_captures, keep_freed_memory, new_stream
 from stateful_gpu_loader.engine.device.place import CudaPlace
 
 GLOBAL, RELAXED = 0, 2

@@ -12,27 +12,23 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from stateful_gpu_loader.decoders import JpegHeader, dali, make_decoder, probe
+from stateful_gpu_loader.decoders import JpegHeader, dali, probe
 from stateful_gpu_loader.decoders.batch_rule import decode_batch_by_rule, is_common_jpeg
 from stateful_gpu_loader.decoders.dali import DaliDecoder, PipelinePool
 from tests.decoders.cuda_stub import same, tensors
-from tests.decoders.variants import photo, pillow_variants
+from tests.decoders.variants import by_rule, common_jpegs, photo, pillow_variants
 from tests.images import PHOTOGRAPHS, encode, photograph
 from tests.patience import seconds
 
 pytest.importorskip("nvidia.dali")
 
 PHOTOS = [encode(photograph(name), quality=90) for name in PHOTOGRAPHS]
-COMMON = {name: data for name, data in pillow_variants().items() if is_common_jpeg(probe(data))}
+COMMON = common_jpegs()
 
 
 @pytest.fixture
 def decoder() -> DaliDecoder:
     return DaliDecoder()
-
-
-def reference(data: torch.Tensor) -> torch.Tensor:
-    return make_decoder("torchvision").decode(data, probe(data))
 
 
 def decode(decoder: DaliDecoder, data: torch.Tensor) -> torch.Tensor:
@@ -63,7 +59,7 @@ def missing_table(data: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("number", range(len(PHOTOS)), ids=PHOTOGRAPHS)
 def test_photographs_agree_with_torchvision(decoder: DaliDecoder, number: int) -> None:
     """Within one level of rounding; bit for bit with the wheels that are installed here."""
-    difference = decode(decoder, PHOTOS[number]).int() - reference(PHOTOS[number]).int()
+    difference = decode(decoder, PHOTOS[number]).int() - by_rule(PHOTOS[number]).int()
     assert difference.abs().max() <= 1
 
 
@@ -77,7 +73,7 @@ def test_every_subsampling_that_is_taken_agrees_with_torchvision(
     parameters = codec.EncodeParams(
         quality_value=90, chroma_subsampling=getattr(codec.ChromaSubsampling, sampling)
     )
-    pixels = reference(PHOTOS[2]).permute(1, 2, 0).contiguous().numpy()
+    pixels = by_rule(PHOTOS[2]).permute(1, 2, 0).contiguous().numpy()
     stream = encoder.encode(codec.as_image(pixels), codec="jpeg", params=parameters)
     data = torch.frombuffer(bytearray(memoryview(stream)), dtype=torch.uint8)
     header = probe(data)
@@ -86,7 +82,7 @@ def test_every_subsampling_that_is_taken_agrees_with_torchvision(
     assert header.subsampling.replace(":", "") == sampling.removeprefix("CSS_")
     # DALI equals Pillow bit for bit; torchvision 0.23 upsamples the chroma of 4:4:0 differently.
     levels = 2 if sampling == "CSS_440" else 1
-    assert (decode(decoder, data).int() - reference(data).int()).abs().max() <= levels
+    assert (decode(decoder, data).int() - by_rule(data).int()).abs().max() <= levels
 
 
 @pytest.mark.parametrize("sizes", [[1, 6, 2, 6, 1], [6, 5, 1]])
@@ -114,7 +110,7 @@ def test_delivered_pixels_outlive_later_batches_and_their_pipeline() -> None:
     ]
     del pool
     decode_all(PHOTOS)
-    assert all(same(image, reference(data)) for image, data in kept)
+    assert all(same(image, by_rule(data)) for image, data in kept)
 
 
 @pytest.mark.parametrize("make", [two_frames, missing_table])
@@ -126,10 +122,10 @@ def test_a_bad_file_costs_none_of_the_others_and_is_refused_each_time(
     for _ in range(3):
         images = decode_all(files)
         assert [i for i, image in enumerate(images) if isinstance(image, ValueError)] == [1, 4]
-        assert all(same(images[i], reference(PHOTOS[i])) for i in (0, 2, 3, 5))
+        assert all(same(images[i], by_rule(PHOTOS[i])) for i in (0, 2, 3, 5))
         with pytest.raises(ValueError, match=r"^JPEG cannot be decoded: DALI failed to decode it$"):
             decode(decoder, files[1])
-        assert same(decode(decoder, PHOTOS[1]), reference(PHOTOS[1]))
+        assert same(decode(decoder, PHOTOS[1]), by_rule(PHOTOS[1]))
 
 
 def test_what_dali_is_not_given_is_decoded_by_torchvision(
@@ -141,7 +137,7 @@ def test_what_dali_is_not_given_is_decoded_by_torchvision(
     monkeypatch.setattr(PipelinePool, "decode", none_at_all)
     for name in ("jpeg cmyk", "jpeg rgb", "png rgba", "webp animated"):
         data = pillow_variants()[name]
-        assert same(decode(decoder, data), reference(data))
+        assert same(decode(decoder, data), by_rule(data))
     with pytest.raises(AssertionError, match="DALI was asked"):
         decode(decoder, PHOTOS[0])
 
@@ -160,8 +156,7 @@ def test_the_machines_faults_are_not_the_files(
         "stateful_gpu_loader.decoders.dali.build", lambda *sizes, **options: Exhausted()
     )
     monkeypatch.setattr(
-        "stateful_gpu_loader.decoders.dali._POOL",
-        PipelinePool(device_id=None, num_threads=1),
+        "stateful_gpu_loader.decoders.dali._POOL", PipelinePool(device_id=None, num_threads=1)
     )
     with pytest.raises(torch.OutOfMemoryError):
         decode_all(PHOTOS)
@@ -207,7 +202,7 @@ def test_threads_share_no_pipeline(decoder: DaliDecoder, monkeypatch: pytest.Mon
             running.remove(id(pipeline))
 
     monkeypatch.setattr(dali, "run", run_alone)
-    expected = [reference(data) for data in PHOTOS]
+    expected = [by_rule(data) for data in PHOTOS]
     with ThreadPoolExecutor(4) as pool:
         images = list(pool.map(lambda i: decode(decoder, PHOTOS[i % 6]), range(48)))
     assert all(same(image, expected[i % 6]) for i, image in enumerate(images))
@@ -250,7 +245,7 @@ def test_workers_decode_after_the_parent_did(decoder: DaliDecoder, method: str) 
         multiprocessing_context=multiprocessing.get_context(method),
     )
     for image, data in zip(loader, PHOTOS, strict=True):
-        assert same(image, reference(data))
+        assert same(image, by_rule(data))
 
 
 def test_a_fork_ends_though_it_inherited_pipelines(decoder: DaliDecoder) -> None:

@@ -10,15 +10,13 @@ import pytest
 import torch
 
 from stateful_gpu_loader.decoders import dali as module
-from stateful_gpu_loader.decoders import make_decoder, probe
-from stateful_gpu_loader.decoders.batch_rule import is_common_jpeg
 from stateful_gpu_loader.decoders.dali import DaliBatchDecoder
-from tests.decoders.cuda_stub import DEVICE, CudaStub, is_damaged, same, tensors
-from tests.decoders.variants import pillow_variants
+from tests.decoders.cuda_stub import DEVICE, CudaStub, decode, is_damaged, same
+from tests.decoders.variants import by_rule, common_jpegs
 
 pytest.importorskip("nvidia.dali")
 
-FILES = [data for data in pillow_variants().values() if is_common_jpeg(probe(data))]
+FILES = list(common_jpegs().values())
 
 
 class PoolOfTheCpu(module.PipelinePool):
@@ -50,20 +48,12 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> CudaStub:
     return stub
 
 
-def decode(decoder: DaliBatchDecoder, files: list[torch.Tensor]) -> list[Any]:
-    return tensors(decoder.decode_batch(files, [probe(data) for data in files]))
-
-
-def reference(data: torch.Tensor) -> torch.Tensor:
-    return make_decoder("torchvision").decode(data, probe(data))
-
-
 def test_pixels_are_copied_out_before_dali_writes_again(stub: CudaStub) -> None:
     decoder = DaliBatchDecoder(DEVICE)
     turns = [decode(decoder, FILES[turn:]) for turn in range(3)]
     for turn, images in enumerate(turns):
         assert all(
-            same(image, reference(data)) for image, data in zip(images, FILES[turn:], strict=True)
+            same(image, by_rule(data)) for image, data in zip(images, FILES[turn:], strict=True)
         )
 
 

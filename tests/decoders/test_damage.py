@@ -15,20 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateful_gpu_loader import FolderSource, LoaderError, StatefulGPULoader
-from stateful_gpu_loader.decoders import (
-    Decoder,
-    available,
-    make_decoder,
-    probe,
-    rule,
-    torchvision,
-)
+from stateful_gpu_loader.decoders import Decoder, available, make_decoder, probe, rule, torchvision
 from tests.conformance import same
 from tests.decoders.png_files import as_tensor, chunk, header, write_png
-from tests.decoders.variants import NO_MEMORY, WITHOUT_CAUSE, photo, pillow_variants
+from tests.decoders.variants import NO_MEMORY, WITHOUT_CAUSE, photo, small_variants
 from tests.images import encode
 
-SMALL = {name: data for name, data in pillow_variants().items() if "tall" not in name}
+SMALL = small_variants()
 MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR", b"RIFF\x40\0\0\0WEBPVP8X", b"")
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
@@ -225,9 +218,7 @@ def test_a_failure_without_a_cause_is_no_fault_of_the_bytes(message: str) -> Non
         rule.decode_by_rule(failing(message), data, probe(data))
 
 
-def test_memory_is_asked_for_before_an_image_is_called_bad(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_is_asked_for_before_an_image_is_called_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     """Libwebp and torchvision's PNG reader report want of memory like bad bytes."""
     sizes: list[int] = []
 

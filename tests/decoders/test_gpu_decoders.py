@@ -7,17 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from stateful_gpu_loader.decoders import (
-    BATCH_DECODERS,
-    BatchDecoder,
-    make_batch_decoder,
-    make_decoder,
-    probe,
-)
-from stateful_gpu_loader.decoders.batch_rule import is_common_jpeg
+from stateful_gpu_loader.decoders import BATCH_DECODERS, BatchDecoder, make_batch_decoder, probe
 from stateful_gpu_loader.errors import LoaderError
 from tests.decoders.cuda_stub import tensors
-from tests.decoders.variants import pillow_variants
+from tests.decoders.variants import by_rule, common_jpegs
 from tests.images import PHOTOGRAPHS, encode, photograph
 
 pytestmark = pytest.mark.gpu
@@ -28,7 +21,7 @@ MEAN_LEVELS = 2.0
 MOST_LEVELS = 4
 """Allowed difference of a pixel without chroma upsampling, in levels of 255: rounding."""
 
-VARIANTS = {name: data for name, data in pillow_variants().items() if is_common_jpeg(probe(data))}
+VARIANTS = common_jpegs()
 PHOTOS = {name: encode(photograph(name), quality=90) for name in PHOTOGRAPHS}
 FULL_CHROMA = {
     "photo 4:4:4": encode(photograph("coffee"), quality=90, subsampling=0),
@@ -53,7 +46,7 @@ def decode(decoder: BatchDecoder, files: list[torch.Tensor]) -> list[Any]:
 
 
 def difference(image: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
-    expected = make_decoder("torchvision").decode(data, probe(data))
+    expected = by_rule(data)
     assert image.shape == expected.shape
     return (image.int() - expected.int()).abs()
 

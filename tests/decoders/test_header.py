@@ -10,13 +10,7 @@ import torch
 
 from stateful_gpu_loader.decoders import JpegHeader, PngHeader, WebpHeader, probe
 from tests.decoders.png_files import as_tensor, chunk, header
-from tests.decoders.variants import (
-    ORIENTATIONS,
-    by_pillow,
-    exif,
-    photo,
-    pillow_variants,
-)
+from tests.decoders.variants import ORIENTATIONS, by_pillow, exif, photo, pillow_variants
 from tests.images import encode
 
 VARIANTS = pillow_variants()

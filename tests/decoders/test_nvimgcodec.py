@@ -5,23 +5,21 @@ from __future__ import annotations
 import inspect
 import pickle
 import weakref
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from stateful_gpu_loader.decoders import make_decoder, probe
 from stateful_gpu_loader.decoders import nvimgcodec as module
-from stateful_gpu_loader.decoders.batch_rule import is_common_jpeg
+from stateful_gpu_loader.decoders import probe
 from stateful_gpu_loader.decoders.nvimgcodec import NvimgcodecBatchDecoder, bytes_to_keep
-from tests.decoders.cuda_stub import DEVICE, CudaStub, damaged, same, tensors
+from tests.decoders.cuda_stub import DEVICE, CudaStub, damaged, decode, same, tensors
 from tests.decoders.fake_nvimgcodec import BackendKind, FakeDecoder, FakeNvimgcodec
-from tests.decoders.variants import pillow_variants
+from tests.decoders.variants import by_rule, common_jpegs
 from tests.images import encode
 
-FILES = {name: data for name, data in pillow_variants().items() if is_common_jpeg(probe(data))}
+FILES = common_jpegs()
 PROGRESSIVE = [name for name in FILES if "progressive" in name]
 
 
@@ -40,16 +38,8 @@ def library(monkeypatch: pytest.MonkeyPatch, stub: CudaStub) -> FakeNvimgcodec:
     return installed(monkeypatch, FakeNvimgcodec())
 
 
-def decode(decoder: NvimgcodecBatchDecoder, files: list[torch.Tensor]) -> list[Any]:
-    return tensors(decoder.decode_batch(files, [probe(data) for data in files]))
-
-
-def by_cuda(data: torch.Tensor) -> torch.Tensor:
-    return make_decoder("torchvision").decode(data, probe(data))
-
-
 def by_engines(data: torch.Tensor) -> torch.Tensor:
-    return by_cuda(data).clamp(max=254) + 1
+    return by_rule(data).clamp(max=254) + 1
 
 
 def stage(library: FakeNvimgcodec, kind: BackendKind) -> FakeDecoder:
@@ -60,7 +50,7 @@ def stage(library: FakeNvimgcodec, kind: BackendKind) -> FakeDecoder:
 def test_engines_decode_baseline_and_cuda_the_progressive(library: FakeNvimgcodec) -> None:
     images = decode(NvimgcodecBatchDecoder(DEVICE), list(FILES.values()))
     for (name, data), image in zip(FILES.items(), images, strict=True):
-        assert same(image, by_cuda(data) if name in PROGRESSIVE else by_engines(data)), name
+        assert same(image, by_rule(data) if name in PROGRESSIVE else by_engines(data)), name
     assert stage(library, BackendKind.HYBRID_CPU_GPU).calls[0][0] == len(PROGRESSIVE)
 
 
@@ -68,7 +58,7 @@ def test_what_an_engine_refuses_goes_to_cuda(library: FakeNvimgcodec) -> None:
     files = list(FILES.values())[:4]
     library.engines_refuse = [files[1]]
     images = decode(NvimgcodecBatchDecoder(DEVICE), files)
-    assert same(images[1], by_cuda(files[1]))
+    assert same(images[1], by_rule(files[1]))
     assert same(images[0], by_engines(files[0]))
 
 
@@ -89,13 +79,13 @@ def test_the_lengths_of_batches_decide_nothing(library: FakeNvimgcodec) -> None:
         assert all(same(image, alone[i]) for i, image in enumerate(images))
 
 
-def test_a_gpu_without_engines_decodes_all_by_cuda(
+def test_a_gpu_without_engines_decodes_all_by_rule(
     monkeypatch: pytest.MonkeyPatch, stub: CudaStub
 ) -> None:
     library = installed(monkeypatch, FakeNvimgcodec(engines=False))
     files = list(FILES.values())
     images = decode(NvimgcodecBatchDecoder(DEVICE), files)
-    assert all(same(image, by_cuda(data)) for image, data in zip(images, files, strict=True))
+    assert all(same(image, by_rule(data)) for image, data in zip(images, files, strict=True))
     assert len(stage(library, BackendKind.HW_GPU_ONLY).calls) == 1
 
 
@@ -172,4 +162,4 @@ def test_the_real_library_has_what_is_used() -> None:
     streams = [real.CodeStream(data.numpy())]
     (image,) = decoder.decode(streams, params=parameters, cuda_stream=0)
     assert inspect.isroutine(image.to_dlpack)
-    assert torch.equal(torch.asarray(np.asarray(image)).permute(2, 0, 1), by_cuda(data))
+    assert torch.equal(torch.asarray(np.asarray(image)).permute(2, 0, 1), by_rule(data))

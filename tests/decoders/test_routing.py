@@ -13,7 +13,7 @@ from stateful_gpu_loader.decoders import BATCH_DECODERS, JpegHeader, make_batch_
 from stateful_gpu_loader.decoders.batch_rule import is_common_baseline, is_common_jpeg
 from tests.decoders.variants import variants
 
-FILES = dict(variants())
+FILES = variants()
 HEADERS = {name: probe(data) for name, (data, _) in FILES.items()}
 
 RARE = ("jpeg rgb", "jpeg cmyk", "jpeg ycck")

@@ -11,7 +11,7 @@ from stateful_gpu_loader.decoders import Decoder, available, make_decoder, probe
 from stateful_gpu_loader.decoders.rule import to_8_bits
 from tests.decoders.variants import Variant, variants
 
-VARIANTS = dict(variants())
+VARIANTS = variants()
 TOLERANCE = {"jpeg": 2, "png": 0, "webp": 0}
 """Allowed difference in levels between builds of a library: libjpeg-turbo's rounding may differ."""
 

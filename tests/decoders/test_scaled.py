@@ -14,11 +14,11 @@ from stateful_gpu_loader.decoders import make_decoder, probe, scaled
 from stateful_gpu_loader.decoders.decoder import Box, Size, part_of
 from stateful_gpu_loader.decoders.scaled import ScaledDecoder, scale_of
 from stateful_gpu_loader.errors import MissingDependency
-from tests.decoders.variants import ORIENTATIONS, exif, photo, pillow_variants
+from tests.decoders.variants import ORIENTATIONS, by_rule, exif, photo, small_variants
 from tests.images import encode, photograph
 
 TORCHVISION = make_decoder("torchvision")
-SMALL = {name: data for name, data in pillow_variants().items() if "tall" not in name}
+SMALL = small_variants()
 IS_SCALED = {
     name
     for name in SMALL
@@ -29,10 +29,6 @@ IS_SCALED = {
 @pytest.fixture(scope="module")
 def decoder() -> ScaledDecoder:
     return ScaledDecoder(TORCHVISION)
-
-
-def whole(data: torch.Tensor) -> torch.Tensor:
-    return TORCHVISION.decode(data, probe(data))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +55,7 @@ def test_no_part_is_smaller_than_it_will_be(decoder: ScaledDecoder) -> None:
 
 def difference(found: torch.Tensor, data: torch.Tensor, box: Box) -> float:
     """Return the mean difference from averages over the pixels of the whole decode, in levels."""
-    expected = adaptive_avg_pool2d(part_of(whole(data), box).float(), found.shape[1:])
+    expected = adaptive_avg_pool2d(part_of(by_rule(data), box).float(), found.shape[1:])
     return float((found.float() - expected).abs().mean())
 
 
@@ -94,9 +90,9 @@ def test_only_common_jpegs_come_scaled(decoder: ScaledDecoder, name: str) -> Non
     found = decoder.decode_part(data, header, box, half)
     assert (found.shape[1] < header.height) == (name in IS_SCALED)
     if name not in IS_SCALED:
-        assert torch.equal(found, whole(data))
-    assert torch.equal(decoder.decode_part(data, header, box, None), whole(data))
-    assert torch.equal(decoder.decode(data, header), whole(data))
+        assert torch.equal(found, by_rule(data))
+    assert torch.equal(decoder.decode_part(data, header, box, None), by_rule(data))
+    assert torch.equal(decoder.decode(data, header), by_rule(data))
 
 
 def verdict(data: torch.Tensor, decoder: Any, box: Box, least: Size) -> str | None:
@@ -124,7 +120,7 @@ def test_damage_is_judged_by_the_whole_decode(decoder: ScaledDecoder, name: str)
         except ValueError:
             continue
         try:
-            whole(data)
+            by_rule(data)
         except ValueError as error:
             expected = str(error)
             refused += 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import pickle
 import re
-from typing import Any
 
 import pytest
 import torch
@@ -17,20 +16,12 @@ from stateful_gpu_loader.decoders import (
     probe,
     torchvision,
 )
-from stateful_gpu_loader.decoders.batch_rule import is_common_jpeg
 from stateful_gpu_loader.errors import LoaderError
-from tests.decoders.cuda_stub import (
-    DEVICE,
-    CudaStub,
-    decode_as_stored,
-    is_damaged,
-    same,
-    tensors,
-)
-from tests.decoders.variants import variants
+from tests.decoders.cuda_stub import DEVICE, CudaStub, decode, decode_as_stored, is_damaged, same
+from tests.decoders.variants import by_rule, common_jpegs
 
 NAMES = ("torchvision", "torchcodec")
-COMMON = {name: data for name, (data, _) in variants() if is_common_jpeg(probe(data))}
+COMMON = common_jpegs()
 FOR_CUDA = ["jpeg progressive", "jpeg grey progressive", "jpeg tall"]
 """Variants of these that no engine of an H100 takes."""
 FOR_ENGINES = {name: data for name, data in COMMON.items() if name not in FOR_CUDA}
@@ -78,17 +69,13 @@ def decoder(request: pytest.FixtureRequest) -> BatchDecoder:
     return make_batch_decoder(request.param, DEVICE)
 
 
-def decode(decoder: BatchDecoder, files: list[torch.Tensor]) -> list[Any]:
-    return tensors(decoder.decode_batch(files, [probe(data) for data in files]))
-
-
 def test_every_common_variant_shows_the_pixels_of_the_rule(
     decoder: BatchDecoder, operator: Operator
 ) -> None:
     images = decode(decoder, list(COMMON.values()))
     assert len(operator.calls) == (1 if decoder.family == "torchvision-cuda" else 1 + len(FOR_CUDA))
     for (name, data), image in zip(COMMON.items(), images, strict=True):
-        assert same(image, make_decoder("torchvision").decode(data, probe(data))), name
+        assert same(image, by_rule(data)), name
 
 
 @pytest.mark.parametrize("capability", [(9, 0), (8, 9)], ids=["with engines", "without"])

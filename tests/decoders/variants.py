@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Iterator
 from struct import pack
@@ -12,6 +13,8 @@ import numpy.typing as npt
 import torch
 from PIL import Image, ImageOps
 
+from stateful_gpu_loader.decoders import make_decoder, probe
+from stateful_gpu_loader.decoders.batch_rule import is_common_jpeg
 from tests.decoders.png_files import as_tensor, chunk, write_png
 from tests.images import encode, photograph
 
@@ -19,6 +22,7 @@ Variant = tuple[torch.Tensor, npt.NDArray[np.uint8]]
 """The encoded bytes, and the RGB pixels [height, width, 3] that the rule requires."""
 
 ORIENTATIONS = range(1, 9)
+_TORCHVISION = make_decoder("torchvision")
 
 
 def by_pillow(data: torch.Tensor) -> npt.NDArray[np.uint8]:
@@ -53,6 +57,22 @@ def exif(orientation: int) -> Image.Exif:
     return tags
 
 
+def by_rule(data: torch.Tensor) -> torch.Tensor:
+    """Return the pixels that torchvision decodes on the CPU, which is the rule."""
+    return _TORCHVISION.decode(data, probe(data))
+
+
+def small_variants() -> dict[str, torch.Tensor]:
+    """Return the variants that Pillow can write without those of 20,000 rows."""
+    return {name: data for name, data in pillow_variants().items() if "tall" not in name}
+
+
+def common_jpegs() -> dict[str, torch.Tensor]:
+    """Return the variants that GPU decoders take."""
+    return {name: data for name, data in pillow_variants().items() if is_common_jpeg(probe(data))}
+
+
+@functools.cache
 def pillow_variants() -> dict[str, torch.Tensor]:
     """Return the variants that Pillow can write, with its own pixels as expected values."""
     image, grey = photo(), photo().convert("L")
@@ -112,8 +132,13 @@ def pillow_variants() -> dict[str, torch.Tensor]:
     return variants
 
 
-def variants() -> Iterator[tuple[str, Variant]]:
+@functools.cache
+def variants() -> dict[str, Variant]:
     """Return every variant by name: Pillow's, and the PNGs that are written by hand."""
+    return dict(_variants())
+
+
+def _variants() -> Iterator[tuple[str, Variant]]:
     for name, data in pillow_variants().items():
         yield name, (data, by_pillow(data))
     image = np.asarray(photo()).astype(np.int64)

@@ -20,9 +20,7 @@ from tests.datasets.record_files import (
     recordio_frame,
     tfrecord_frame,
 )
-from tests.datasets.record_files import (
-    example as example_of,
-)
+from tests.datasets.record_files import example as example_of
 from tests.fuzz.inputs.kind import Broken, Kind
 
 _IMAGES = (b"first", b"second" * 9, b"", MAGIC + b"\0" * 8)

@@ -20,6 +20,7 @@ from tests.damaged import ERRORS, Damaged, N
 from tests.fuzz.inputs import changed_values
 from tests.fuzz.inputs.drawn import is_the_packages
 from tests.fuzz.inputs.kind import Broken, Kind
+from tests.fuzz.inputs.kinds.json_texts import changed_json
 from tests.stream_kinds import KINDS as STREAMS
 from tests.tools.checkpoints import after_in_torchdata
 
@@ -80,13 +81,7 @@ class JsonStates(LoaderStates):
         self.examples = [json.dumps(self.examples[i]).encode() for i in kept]
 
     def change(self, random: Random, content: bytes) -> bytes:
-        try:
-            value = json.loads(content)
-        except (ValueError, RecursionError):
-            return Kind.change(self, random, content)
-        if random.random() < 0.3:
-            return Kind.change(self, random, content)
-        return changed_values.to_json(changed_values.changed(random, value, plain=True))
+        return changed_json(random, content)
 
     def read(self, content: bytes, example: int) -> None:
         try:

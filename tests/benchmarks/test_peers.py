@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import doctest
 import json
 import socket
 import tempfile
@@ -16,7 +15,7 @@ import torch
 
 from benchmarks import bench_peers, peers_picture, peers_table, table
 from benchmarks.bench_peers import QUICK, measurement_name
-from benchmarks.peers import adapter, exactness, process, roster, run
+from benchmarks.peers import process, roster, run
 from benchmarks.peers.adapter import Delivery, Peer, Replaying, Work, replayed
 from benchmarks.peers.process import NUMBERS, Order
 from benchmarks.peers.roster import ENTRIES, Entry, entry_of
@@ -215,8 +214,3 @@ def test_every_adapter_that_is_installed_is_one(entry: Entry) -> None:
     peer = entry.load()
     assert isinstance(peer, Peer)
     assert entry.has_state != isinstance(peer, Replaying)
-
-
-def test_examples_hold() -> None:
-    for module in (adapter, exactness, run, peers_table, peers_picture, bench_peers):
-        assert doctest.testmod(module).failed == 0

@@ -45,10 +45,7 @@ def small_example(image: bytes, label: int) -> bytes:
 
 
 TFRECORD = Kind(
-    TFRecordSource,
-    TFRecordShards,
-    small_example,
-    lambda number, offset, size: f"{offset} {size}\n",
+    TFRecordSource, TFRecordShards, small_example, lambda number, offset, size: f"{offset} {size}\n"
 )
 RECORDIO = Kind(
     RecordIOSource,
@@ -57,12 +54,6 @@ RECORDIO = Kind(
     lambda number, offset, size: f"{number}\t{offset}\n",
 )
 KINDS = {"tfrecord": TFRECORD, "recordio": RECORDIO}
-
-
-def items(source: Any) -> list[tuple[bytes, Any]]:
-    """Return image and target of each sample of a source."""
-    read = [source[index] for index in range(len(source))]
-    return [(data.numpy().tobytes(), target) for data, target in read]
 
 
 def rest(shards: Any, shard: str, cursor: int = 0) -> list[tuple[bytes, Any, int]]:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
 import warnings
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from tests.conformance import (
     through_json,
     uninterrupted,
 )
+from tests.datasets.storage.processes import in_a_fork
 from tests.lost_workers import with_kills
 
 BATCH_SIZE = 3
@@ -86,9 +86,7 @@ def assert_source_conforms_in_processes(
 
 
 def assert_shards_conform(
-    make_dataset: Callable[[], ShardedDataset],
-    *,
-    changed: Callable[[], ShardedDataset],
+    make_dataset: Callable[[], ShardedDataset], *, changed: Callable[[], ShardedDataset]
 ) -> None:
     """Check all promises of a sharded dataset: every cursor, and the loader's stream."""
     dataset = make_dataset()
@@ -122,6 +120,12 @@ def assert_every_cursor(dataset: ShardedDataset) -> list[Any]:
             rest = [(_plain(sample), behind) for sample, behind in copied.read_shard(shard, cursor)]
             assert same(rest, found[number:])
     return samples
+
+
+def items(source: Source) -> list[tuple[bytes, Any]]:
+    """Return the bytes and the target of each sample, as a user indexes it."""
+    found = [source[index] for index in range(len(source))]
+    return [(data.numpy().tobytes(), target) for data, target in found]
 
 
 def read_all(source: Source) -> list[Any]:
@@ -196,20 +200,7 @@ def _assert_travels(make_source: Callable[[], Source], source: Source, expected:
     restored = pickle.loads(pickled)
     assert restored.fingerprint() == source.fingerprint()
     assert same(read_all(restored), expected)
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        found = pool.map(_Reader(source), range(len(expected)))
-    assert [data for data, _ in found] == [sample[0].tolist() for sample in expected]
-
-
-class _Reader:
-    """Reads in a child. Its results hold no shared memory."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-
-    def __call__(self, index: int) -> tuple[list[int], str]:
-        sample = self._source.read(index)
-        return sample.data.tolist(), repr(sample.target)
+    assert in_a_fork(lambda: same(read_all(source), expected)) == 0
 
 
 def _assert_resumes_apart(make: Callable[..., StatefulGPULoader[Any]]) -> None:

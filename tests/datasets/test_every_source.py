@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import bz2
 import gc
-import gzip
-import lzma
 import os
 import pickle
 import shutil
@@ -17,7 +14,6 @@ import datasets
 import fsspec
 import numpy as np
 import pytest
-import zstandard
 
 from stateful_gpu_loader import (
     ArraySource,
@@ -40,6 +36,7 @@ from stateful_gpu_loader import (
 from stateful_gpu_loader.datasets import TarRecords
 from tests.conformance import same
 from tests.datasets.coco.coco_files import annotations, write_coco
+from tests.datasets.compression import COMPRESS
 from tests.datasets.huggingface.saved import save_dataset
 from tests.datasets.lmdb.lmdb_files import encoded_datum, photo_files, tensor, tensors, write_lmdb
 from tests.datasets.parquet.parquet_files import write_photos as write_parquet_photos
@@ -152,12 +149,6 @@ SHARDS: dict[str, tuple[Make, Write]] = {
 DATASETS = {**SOURCES, **SHARDS}
 OPENED = {**DATASETS, **MAPPED}
 BY_URL = [name for name in DATASETS if name not in ("folder", "caffe", "caffe2")]
-COMPRESS: dict[str, Callable[[bytes], bytes]] = {
-    ".gz": gzip.compress,
-    ".zst": zstandard.ZstdCompressor().compress,
-    ".bz2": bz2.compress,
-    ".xz": lzma.compress,
-}
 
 
 def samples_of(dataset: Any) -> list[Any]:

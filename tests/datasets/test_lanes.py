@@ -7,12 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from stateful_gpu_loader.datasets.lanes import (
-    MOST_SAMPLES,
-    LaneDivision,
-    LanePlan,
-    key_of_lane,
-)
+from stateful_gpu_loader.datasets.lanes import MOST_SAMPLES, LaneDivision, LanePlan, key_of_lane
 from tests.datasets.shards import UNEVEN, Numbers
 
 

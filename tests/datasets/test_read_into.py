@@ -147,14 +147,33 @@ def test_an_arena_holds_what_is_read(source: Source, expected: int) -> None:
     assert torch.equal(arena.filled(), everything)
 
 
-def test_memory_for_all_reads_is_allocated_at_the_first() -> None:
-    """An arena that started empty would be allocated eight times for 256 reads."""
+def noting_memory() -> tuple[list[int], Callable[..., torch.Tensor]]:
+    """Return the sizes that are asked for, and the function that allocates them."""
     asked: list[int] = []
 
-    def allocate(num_bytes: int) -> torch.Tensor:
-        asked.append(num_bytes)
-        return torch.empty(num_bytes, dtype=torch.uint8)
+    def allocate(size: Any, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+        memory = torch.empty(size, dtype=dtype)
+        asked.append(memory.numel())
+        return memory
 
+    return asked, allocate
+
+
+def encoded_maker(source: Source, allocate: Callable[..., torch.Tensor]) -> EncodedMaker:
+    """Return a maker of batches for a device that decodes all images."""
+    return EncodedMaker(
+        source,
+        takes=lambda header, data: True,
+        decoder=make_decoder("torchvision"),
+        recipes=Compose([Resize((8, 8))]),
+        allocate=allocate,
+        policy=BadSamplePolicy(mode="raise"),
+    )
+
+
+def test_memory_for_all_reads_is_allocated_at_the_first() -> None:
+    """An arena that started empty would be allocated eight times for 256 reads."""
+    asked, allocate = noting_memory()
     arena = Arena(allocate, 0, 256)
     for _ in range(256):
         arena.take(1000)
@@ -163,12 +182,7 @@ def test_memory_for_all_reads_is_allocated_at_the_first() -> None:
 
 
 def test_one_unusual_read_does_not_decide_for_all() -> None:
-    asked: list[int] = []
-
-    def allocate(num_bytes: int) -> torch.Tensor:
-        asked.append(num_bytes)
-        return torch.empty(num_bytes, dtype=torch.uint8)
-
+    asked, allocate = noting_memory()
     Arena(allocate, 0, 1 << 20).take(1000)
     Arena(allocate, 0, 2).take(LARGEST_GUESS)
     assert asked == [0, LARGEST_GUESS, 0, LARGEST_GUESS]
@@ -273,14 +287,7 @@ def test_a_file_that_is_cut_off_while_it_is_read_leaves_no_gap(
     write_photo_folder(tmp_path, 3)
     source = FolderSource(tmp_path)
     request = Request(0, 42, 0, 0, 1, np.arange(3), 3)
-    execute = EncodedMaker(
-        source,
-        takes=lambda header, data: True,
-        decoder=make_decoder("torchvision"),
-        recipes=Compose([Resize((8, 8))]),
-        allocate=lambda shape, dtype: torch.empty(shape, dtype=dtype),
-        policy=BadSamplePolicy(mode="raise"),
-    )
+    execute = encoded_maker(source, noting_memory()[1])
     actual = os.fstat
 
     def longer(descriptor: int) -> SimpleNamespace:
@@ -299,20 +306,8 @@ def test_a_batch_that_is_a_little_larger_than_the_last_is_not_copied(tmp_path: P
     source = FolderSource(tmp_path)
     sizes = [source.read(index).data.numel() for index in range(3)]
     smaller, larger = np.argsort(sizes)[:2].tolist()
-    asked: list[int] = []
-
-    def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        asked.append(shape[0])
-        return torch.empty(shape, dtype=dtype)
-
-    execute = EncodedMaker(
-        source,
-        takes=lambda header, data: True,
-        decoder=make_decoder("torchvision"),
-        recipes=Compose([Resize((8, 8))]),
-        allocate=allocate,
-        policy=BadSamplePolicy(mode="raise"),
-    )
+    asked, allocate = noting_memory()
+    execute = encoded_maker(source, allocate)
     often = [smaller] * 20
     execute(Request(0, 42, 0, 0, 1, np.array(often), 20), lambda: None)
     asked.clear()

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
 
 from stateful_gpu_loader import TFRecordShards
+from tests.datasets.compression import COMPRESS
 from tests.datasets.record_files import tfrecord_frame
-from tests.datasets.record_kinds import KINDS, Kind, items, rest
+from tests.datasets.record_kinds import KINDS, Kind, rest
+from tests.datasets.source_conformance import items
 
 IMAGES = [bytes([i]) * (40 + 3 * i) for i in range(9)]
-COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
-    ".gz": gzip.compress,
-    ".zst": zstandard.ZstdCompressor().compress,
-}
 
 
 @pytest.fixture(params=sorted(KINDS))
@@ -36,7 +31,7 @@ def path(kind: Kind, tmp_path: Path) -> Path:
 
 def compressed(path: Path, ending: str) -> Path:
     other = path.with_name(path.name + ending)
-    other.write_bytes(COMPRESSIONS[ending](path.read_bytes()))
+    other.write_bytes(COMPRESS[ending](path.read_bytes()))
     return other
 
 
@@ -74,7 +69,7 @@ def test_a_sample_names_its_file_and_place(kind: Kind, path: Path) -> None:
     assert sample.name == f"{other}, record 3"
 
 
-@pytest.mark.parametrize("ending", ["", *COMPRESSIONS])
+@pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
 def test_a_file_cut_at_every_byte_gives_a_right_prefix(
     kind: Kind, tmp_path: Path, ending: str
 ) -> None:

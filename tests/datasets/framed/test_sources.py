@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.datasets.record_kinds import KINDS, Kind, items
+from tests.datasets.record_kinds import KINDS, Kind
+from tests.datasets.source_conformance import items
 
 IMAGES = [bytes([i]) * (40 + 3 * i) for i in range(11)]
 
@@ -178,16 +177,9 @@ def test_one_damaged_record_leaves_the_others(kind: Kind, paths: list[Path]) -> 
         kind.source(paths)
 
 
-def test_the_fingerprint_depends_on_content_and_not_on_the_place(
-    kind: Kind, paths: list[Path], tmp_path: Path
-) -> None:
-    first = kind.source(paths).fingerprint()
-    assert kind.source(paths).fingerprint() == first
-    moved = shutil.copytree(paths[0].parent, tmp_path / "elsewhere" / "deep")
-    os.utime(moved / "a.records", ns=(1, 1))
-    assert kind.source([moved / path.name for path in paths]).fingerprint() == first
+def test_the_fingerprint_depends_on_content(kind: Kind, paths: list[Path]) -> None:
     seen = {
-        first,
+        kind.source(paths).fingerprint(),
         kind.source(paths[::-1]).fingerprint(),
         kind.source(paths[:3]).fingerprint(),
         kind.source(paths, target=None).fingerprint(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from struct import pack
@@ -9,7 +10,10 @@ from struct import pack
 import lmdb
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
+from stateful_gpu_loader.datasets import Source
+from stateful_gpu_loader.decoders import make_decoder, probe
 from tests.images import write_photo_folder
 
 Field = tuple[int, int | float | bytes | str]
@@ -94,10 +98,7 @@ def tensors(*protos: bytes) -> bytes:
 
 
 def write_lmdb(
-    path: Path,
-    records: Mapping[str, bytes] | Sequence[bytes],
-    *,
-    subdir: bool = True,
+    path: Path, records: Mapping[str, bytes] | Sequence[bytes], *, subdir: bool = True
 ) -> Path:
     """Write an LMDB environment of records, by name or eight-digit number; return its path."""
     if not isinstance(records, Mapping):
@@ -110,6 +111,17 @@ def write_lmdb(
         for name, record in records.items():
             transaction.put(name.encode(), record)
     return path
+
+
+def pixels_of(file: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Return the pixels of an encoded file, as Pillow reads them."""
+    return np.asarray(Image.open(io.BytesIO(file.tobytes())))
+
+
+def decoded(source: Source, index: int = 0) -> npt.NDArray[np.uint8]:
+    """Return the pixels of a sample, as the loader decodes them: uint8 [height, width, 3]."""
+    data = source[index][0]
+    return make_decoder("torchvision").decode(data, probe(data)).permute(1, 2, 0).numpy()
 
 
 def photo_files(root: Path, num_classes: int = 2, per_class: int = 8) -> list[tuple[bytes, int]]:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
 from stateful_gpu_loader.datasets.caffe_lmdb import image_file, parse_datum
-from tests.datasets.lmdb.lmdb_files import encoded_datum, message, raw_datum
+from tests.datasets.lmdb.lmdb_files import encoded_datum, message, pixels_of, raw_datum
 from tests.images import photograph
 
 PIXELS = np.asarray(photograph("chelsea"))[40:71, 50:97]
-
-
-def pixels_of(file: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    return np.asarray(Image.open(io.BytesIO(file.tobytes())))
 
 
 @given(st.binary(min_size=1, max_size=99), st.integers(-(2**31), 2**31 - 1))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from PIL import Image
 
 from stateful_gpu_loader.datasets.caffe2_lmdb import (
     LabelType,
@@ -17,7 +15,7 @@ from stateful_gpu_loader.datasets.caffe2_lmdb import (
     parse_tensors,
     read_targets,
 )
-from tests.datasets.lmdb.lmdb_files import message, tensor, tensors
+from tests.datasets.lmdb.lmdb_files import message, pixels_of, tensor, tensors
 from tests.images import photograph
 
 PIXELS = np.asarray(photograph("chelsea"))[40:71, 50:97]
@@ -26,10 +24,6 @@ IMAGE = tensor("string", b"\xff\xd8\xff")
 
 def targets(*protos: bytes, **layout: Any) -> list[Any]:
     return read_targets(parse_tensors(tensors(IMAGE, *protos)), RecordLayout(**layout))
-
-
-def pixels_of(file: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    return np.asarray(Image.open(io.BytesIO(file.tobytes())))
 
 
 def stored(pixels: npt.NDArray[np.uint8], kind: str, dims: tuple[int, ...] | None = None) -> bytes:
@@ -115,11 +109,7 @@ def test_further_tensors_and_a_box_follow_the_label(label_type: LabelType) -> No
     layout = RecordLayout(label_type=label_type, num_labels=3, additional_inputs=2, bbox=True)
     protos = [IMAGE, *label[: layout.num_label_tensors], *further, box]
     found = read_targets(parse_tensors(tensors(*protos)), layout)
-    assert [np.asarray(each).tolist() for each in found[-3:]] == [
-        [2**40],
-        [1.5, 2.5],
-        [1, 2, 3, 4],
-    ]
+    assert [np.asarray(each).tolist() for each in found[-3:]] == [[2**40], [1.5, 2.5], [1, 2, 3, 4]]
     assert len(found) == (3 if label_type == LabelType.NO_LABEL else 4)
 
 

@@ -11,8 +11,7 @@ import torch
 from torch.utils.data import default_collate
 
 from stateful_gpu_loader.datasets.caffe2_lmdb import Caffe2LMDBSource
-from stateful_gpu_loader.decoders import make_decoder, probe
-from tests.datasets.lmdb.lmdb_files import tensor, tensors, write_lmdb
+from tests.datasets.lmdb.lmdb_files import decoded, tensor, tensors, write_lmdb
 from tests.images import photograph
 
 IMAGE = tensor("string", b"\xff\xd8\xff")
@@ -29,10 +28,8 @@ def test_pixels_are_decoded_as_they_were(tmp_path: Path, channel_order: Any) -> 
     stored = pixels[:, :, ::-1] if channel_order == "BGR" else pixels
     image = tensor("byte", stored.tobytes(), dims=stored.shape)
     source = source_of(tmp_path, tensors(image, LABEL), channel_order=channel_order)
-    data, target = source[0]
-    shown = make_decoder("torchvision").decode(data, probe(data))
-    assert np.array_equal(shown.permute(1, 2, 0).numpy(), pixels)
-    assert target == 3
+    assert np.array_equal(decoded(source), pixels)
+    assert source[0][1] == 3
 
 
 @pytest.mark.parametrize(
@@ -52,11 +49,7 @@ def test_pixels_are_decoded_as_they_were(tmp_path: Path, channel_order: Any) -> 
             torch.tensor([0, 0, 0, 0.25]),
         ),
         ([], {"label_type": 4}, 0),
-        (
-            [tensor("int64", [9])],
-            {"label_type": 4, "additional_inputs": 1},
-            (torch.tensor([9]),),
-        ),
+        ([tensor("int64", [9])], {"label_type": 4, "additional_inputs": 1}, (torch.tensor([9]),)),
         ([LABEL, BOX], {"bbox": True}, (3, torch.tensor([1, 2, 30, 40], dtype=torch.int32))),
         (
             [LABEL, tensor("float", [1.5]), BOX],

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 
@@ -15,6 +14,7 @@ from stateful_gpu_loader.datasets.caffe_lmdb import CaffeLMDBSource
 from stateful_gpu_loader.datasets.source import Source
 from tests.datasets.dali import read_by_dali
 from tests.datasets.lmdb.lmdb_files import (
+    decoded,
     encoded_datum,
     message,
     photo_files,
@@ -78,15 +78,6 @@ def test_caffe_agrees_without_labels(tmp_path: Path) -> None:
     theirs = as_dali_reads("caffe", [path], label_available=False)
     ours = as_we_read(CaffeLMDBSource(path, label_available=False))
     assert_agree([sample[:1] for sample in ours], theirs)
-
-
-def decoded(source: Source) -> npt.NDArray[np.uint8]:
-    """Return the only sample's pixels: uint8 [height, width, 3]."""
-    from stateful_gpu_loader.decoders import make_decoder, probe
-
-    data = source[0][0]
-    image = make_decoder("torchvision").decode(data, probe(data))
-    return image.permute(1, 2, 0).numpy()
 
 
 def test_caffes_pixels_are_dalis_bytes(tmp_path: Path) -> None:

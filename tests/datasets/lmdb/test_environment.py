@@ -141,13 +141,6 @@ def test_a_missing_file_is_named_and_not_made(tmp_path: Path, name: str) -> None
     assert list(tmp_path.rglob("*")) == [tmp_path / "empty"]
 
 
-def test_a_file_that_vanished_is_named(path: Path) -> None:
-    source = pickle.loads(pickle.dumps(CaffeLMDBSource(path)))
-    (path / "data.mdb").unlink()
-    with pytest.raises(FileNotFoundError, match=r"data\.mdb'"):
-        source[0]
-
-
 @pytest.mark.parametrize(
     ("place", "value"),
     [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -11,19 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
-from PIL import Image
 
 from stateful_gpu_loader.decoders import make_decoder, probe
 from stateful_gpu_loader.decoders.png import stored_png
+from tests.datasets.lmdb.lmdb_files import pixels_of
 from tests.images import photograph
 
 PIXELS = arrays(np.uint8, array_shapes(min_dims=2, max_dims=2, max_side=70))
-
-
-def reopened(file: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    image = Image.open(io.BytesIO(file.tobytes()))
-    image.load()
-    return np.asarray(image)
 
 
 def as_batch(pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
@@ -34,13 +26,13 @@ def as_batch(pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
 
 @given(PIXELS)
 def test_grey_pixels_are_kept(pixels: npt.NDArray[np.uint8]) -> None:
-    assert np.array_equal(reopened(stored_png(pixels[..., None])), pixels)
+    assert np.array_equal(pixels_of(stored_png(pixels[..., None])), pixels)
 
 
 @given(arrays(np.uint8, st.tuples(st.integers(1, 40), st.integers(1, 40), st.just(3))))
 def test_colours_are_kept(pixels: npt.NDArray[np.uint8]) -> None:
-    assert np.array_equal(reopened(stored_png(pixels)), pixels)
-    assert np.array_equal(reopened(stored_png(pixels, "BGR")), pixels[:, :, ::-1])
+    assert np.array_equal(pixels_of(stored_png(pixels)), pixels)
+    assert np.array_equal(pixels_of(stored_png(pixels, "BGR")), pixels[:, :, ::-1])
 
 
 @pytest.mark.parametrize("name", ["coffee", "chelsea"])

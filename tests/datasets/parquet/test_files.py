@@ -6,7 +6,6 @@ import errno
 import io
 import sys
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -22,9 +21,9 @@ from stateful_gpu_loader.datasets.parquet.files import (
     read_footers,
     read_row_group,
 )
-from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
 from stateful_gpu_loader.errors import MissingDependency
 from tests.datasets.parquet.parquet_files import hub_images, images, write_table
+from tests.datasets.storage.reads import break_storage, recorded_reads
 
 ROWS = 11
 
@@ -47,18 +46,11 @@ def test_a_footer_counts_rows_without_reading_data(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The index of a terabyte costs reads of file ends only."""
-    read: list[tuple[int, int]] = []
-    original = OpenFiles.read
-
-    def recorded(self: OpenFiles, path: str, offset: int, size: int) -> Any:
-        read.append((offset, size))
-        return original(self, path, offset, size)
-
     with open(path, "rb") as file:
         content = file.read()
     big = Path(path).with_name("big.parquet")
     big.write_bytes(content[:4] + bytes(1 << 20) + content[4:])
-    monkeypatch.setattr(OpenFiles, "read", recorded)
+    read = recorded_reads(monkeypatch)
     assert read_footer(str(big)).row_groups == (4, 4, 3)
     assert sum(size for _, size in read) <= 1 << 16
     assert read_footer(path).num_rows == ROWS
@@ -82,14 +74,8 @@ def test_only_the_columns_asked_for_are_read(path: str) -> None:
 
 def test_columns_are_fetched_at_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row group by URL is one request."""
-    footer, read = read_footer(path), []
-    original = OpenFiles.read
-
-    def recorded(self: OpenFiles, path: str, offset: int, size: int) -> Any:
-        read.append(size)
-        return original(self, path, offset, size)
-
-    monkeypatch.setattr(OpenFiles, "read", recorded)
+    footer = read_footer(path)
+    read = recorded_reads(monkeypatch)
     read_row_group(footer, 0, ["image", "label"])
     assert len(read) == 1
 
@@ -185,11 +171,7 @@ def test_a_want_of_memory_names_the_file_and_is_no_damage() -> None:
 def test_storage_that_fails_keeps_its_error(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lost connection is retried, and makes no sample bad."""
     footer = read_footer(path)
-
-    def broken(self: OpenFiles, path: str, offset: int, size: int) -> Any:
-        raise OSError(errno.EIO, "lost", path)
-
-    monkeypatch.setattr(OpenFiles, "read", broken)
+    break_storage(monkeypatch)
     for read in (lambda: read_row_group(footer, 0, None), lambda: labels(footer)):
         with pytest.raises(OSError, match="lost") as caught:
             read()

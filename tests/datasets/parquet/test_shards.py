@@ -13,8 +13,8 @@ import pyarrow.parquet
 import pytest
 
 from stateful_gpu_loader.datasets.parquet.source import ParquetShards, ParquetSource
-from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
 from tests.datasets.parquet.parquet_files import hub_images, images, write_table
+from tests.datasets.storage.reads import break_storage, recorded_reads
 
 COUNTS = (11, 0, 6)
 
@@ -80,18 +80,11 @@ def test_row_groups_before_the_cursor_are_not_read(
     """A resume at the end of a file costs no more than a resume at its start."""
     columns = {"image": [os.urandom(1 << 15) for _ in range(12)], "label": list(range(12))}
     path = write_table(tmp_path / "a.parquet", columns)
-    offsets = []
-    original = OpenFiles.read
-
-    def recorded(self: OpenFiles, path: str, offset: int, size: int) -> Any:
-        offsets.append(offset)
-        return original(self, path, offset, size)
-
-    monkeypatch.setattr(OpenFiles, "read", recorded)
+    reads = recorded_reads(monkeypatch)
     assert len(read(ParquetShards(path), "a.parquet", 9)) == 3
     first = pyarrow.parquet.read_metadata(path).row_group(2).column(0).dictionary_page_offset
     assert first > 8 << 15
-    assert min(offsets) == first
+    assert min(offset for offset, _ in reads) == first
 
 
 def test_counts_are_known_from_the_footers_or_not_at_all(folder: Path) -> None:
@@ -173,11 +166,7 @@ def test_storage_that_fails_keeps_its_error(folder: Path, monkeypatch: pytest.Mo
         read(ParquetShards(folder / "absent.parquet"), "absent.parquet")
     rows = ParquetShards(folder / "*.parquet").read_shard("0.parquet", 0)
     assert [next(rows)[1] for _ in range(4)] == [1, 2, 3, 4]
-
-    def broken(self: OpenFiles, path: str, offset: int, size: int) -> Any:
-        raise OSError(errno.EIO, "lost", path)
-
-    monkeypatch.setattr(OpenFiles, "read", broken)
+    break_storage(monkeypatch)
     with pytest.raises(OSError, match="lost") as caught:
         next(rows)
     assert caught.value.errno == errno.EIO

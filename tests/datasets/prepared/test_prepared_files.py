@@ -8,8 +8,6 @@ import logging
 import multiprocessing
 import os
 import resource
-import signal
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +26,7 @@ from stateful_gpu_loader.decoders import available
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.records import EncodedSample
 from tests.conformance import same, uninterrupted
+from tests.datasets.storage.processes import beside_a_fork, in_a_fork
 from tests.images import write_photo_folder
 
 N = 12
@@ -66,11 +65,6 @@ def inverted(path: Path, offset: int) -> None:
         (byte,) = file.read(1)
         file.seek(offset)
         file.write(bytes([byte ^ 0xFF]))
-
-
-def _zero_first_entry(folder: Path) -> None:
-    with open(folder / INDEX_FILE, "r+b") as file:
-        file.write(bytes(ENTRY_BYTES))
 
 
 def _remove_pixels(folder: Path) -> None:
@@ -197,21 +191,14 @@ def test_an_entry_of_another_index_is_none(tmp_path: Path, source: FolderSource)
 
 def test_a_killed_filler_leaves_what_it_had_finished(tmp_path: Path, source: FolderSource) -> None:
     folder = tmp_path / "kept"
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    filler = os.fork()
-    if not filler:
-        try:
-            torch.set_num_threads(1)
-            prepared = PreparedSource(source, folder, HEAD)
-            for index in range(6):
-                prepared.read(index)
-            sender.send_bytes(b"done")
-            time.sleep(60)
-        finally:
-            os._exit(1)
-    assert receiver.recv_bytes() == b"done"
-    os.kill(filler, signal.SIGKILL)
-    os.waitpid(filler, 0)
+
+    def fill_half() -> None:
+        prepared = PreparedSource(source, folder, HEAD)
+        for index in range(6):
+            prepared.read(index)
+
+    with beside_a_fork(fill_half):
+        pass
     found = PreparedSource(source, folder, HEAD)
     assert kept(found) == set(range(6))
     assert same(stream(found), stream(source, HEAD))
@@ -253,55 +240,30 @@ def test_a_forked_child_writes_to_a_file_of_its_own(tmp_path: Path, source: Fold
     folder = tmp_path / "kept"
     prepared = PreparedSource(source, folder, HEAD)
     prepared.read(0)
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    child = os.fork()
-    if not child:
-        try:
-            receiver.close()
-            torch.set_num_threads(1)
-            prepared.read(1)
-            sender.send_bytes(b"done")
-            time.sleep(60)
-        finally:
-            os._exit(1)
-    sender.close()
-    assert receiver.recv_bytes() == b"done"
-    prepared.read(2)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    with beside_a_fork(lambda: prepared.read(1)):
+        prepared.read(2)
     assert [num_records(folder / f"pixels-{number:06d}.bin") for number in (0, 1)] == [2, 1]
     assert same(stream(PreparedSource(source, folder, HEAD)), stream(source, HEAD))
 
 
 def test_a_full_disk_ends_the_filling_and_not_the_epoch(
-    tmp_path: Path, source: FolderSource
+    tmp_path: Path, source: FolderSource, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A limit on file sizes simulates the disk: a record is written in part."""
     folder = tmp_path / "kept"
     record = len(PreparedSource(source, tmp_path / "other", HEAD).read(0).data)
     expected = stream(source, HEAD)
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    child = os.fork()
-    if not child:
-        try:
-            torch.set_num_threads(1)
-            messages: list[str] = []
-            handler = logging.Handler()
-            handler.emit = lambda line: messages.append(line.getMessage())  # type: ignore[method-assign]
-            logging.getLogger("stateful_gpu_loader").addHandler(handler)
-            limit = 3 * record + record // 2
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-            is_same = same(stream(PreparedSource(source, folder, HEAD)), expected)
-            sender.send((is_same, messages))
-        finally:
-            os._exit(0)
-    sender.close()
-    is_same, messages = receiver.recv()
-    os.waitpid(child, 0)
-    assert is_same
-    (message,) = messages
-    assert f"no more images are kept in {str(folder)!r}" in message
-    assert "Training goes on" in message
+
+    def run() -> bool:
+        torch.set_num_threads(1)
+        limit = 3 * record + record // 2
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        assert same(stream(PreparedSource(source, folder, HEAD)), expected)
+        (line,) = caplog.records
+        assert f"no more images are kept in {str(folder)!r}" in line.getMessage()
+        return "Training goes on" in line.getMessage()
+
+    assert in_a_fork(run) == 0
     again = PreparedSource(source, folder, HEAD)
     assert len(kept(again)) == 3
     assert same(stream(again), expected)

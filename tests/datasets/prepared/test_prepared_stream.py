@@ -27,7 +27,6 @@ from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.datasets import Source
 from stateful_gpu_loader.datasets.source import OwnImage
 from stateful_gpu_loader.datasets.storage.memory import new_memory
-from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
 from stateful_gpu_loader.datasets.wrapped import as_source
 from stateful_gpu_loader.decoders import probe
 from stateful_gpu_loader.decoders.ppm import ppm_pixels
@@ -44,6 +43,7 @@ from tests.datasets.source_conformance import (
     assert_source_conforms_in_processes,
     assert_source_conforms_in_threads,
 )
+from tests.datasets.storage.reads import recorded_fills
 from tests.datasets.test_every_source import SOURCES
 from tests.fake_gpu import FakeDecoder, FakeGpu, FakePlace, fake_gpu
 from tests.images import write_photo_folder
@@ -341,17 +341,13 @@ def test_a_device_gets_what_is_kept_without_a_copy_on_the_way(
     make_batch = encoded_maker(prepared, place.empty_host)
     request = Request(0, 42, 0, 0, 1, np.arange(6), 6)
     make_batch(request, never_stopped)  # so that it knows how much memory a batch takes
-    filled: list[int] = []
-    fill = OpenFiles.fill
-
-    def noted(files: OpenFiles, path: str, offset: int, parts: Any) -> None:
-        filled.extend(np.frombuffer(part, dtype=np.uint8).ctypes.data for part in parts)
-        fill(files, path, offset, parts)
-
-    monkeypatch.setattr(OpenFiles, "fill", noted)
+    fills = recorded_fills(monkeypatch)
     batch = make_batch(request, never_stopped)
+    views = [np.frombuffer(part, dtype=np.uint8) for _, parts in fills for part in parts]
     starts = np.cumsum((0, *batch.lengths))
-    assert filled == [batch.arena.data_ptr() + start for start in starts[:-1].tolist()]
+    assert [view.ctypes.data for view in views] == [
+        batch.arena.data_ptr() + start for start in starts[:-1].tolist()
+    ]
     found = batch.arena.split(batch.lengths)
     assert [data.tolist() for data in found] == [sample.data.tolist() for sample in alone]
     copied: list[int] = []
@@ -431,14 +427,7 @@ def test_masks_cost_no_reading_of_the_image(
         raise AssertionError(f"{path} was read")
 
     monkeypatch.setattr("stateful_gpu_loader.datasets.coco._read", refuse)
-    reads: list[str] = []
-    fill = OpenFiles.fill
-
-    def noted(files: OpenFiles, path: str, offset: int, parts: Any) -> None:
-        reads.append(path)
-        fill(files, path, offset, parts)
-
-    monkeypatch.setattr(OpenFiles, "fill", noted)
+    reads = recorded_fills(monkeypatch)
     assert same(uninterrupted(make(prepared, tail, **changes), 1)[0], expected)
     assert len(reads) == num_reads * len(prepared)
 

@@ -20,7 +20,7 @@ from tests.datasets.record_files import (
     write_recordio,
     write_records,
 )
-from tests.datasets.record_kinds import items
+from tests.datasets.source_conformance import items
 
 
 def images_with_magic(folder: Path) -> list[bytes]:

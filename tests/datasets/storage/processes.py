@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+
+import torch
 
 
 def open_descriptors() -> int:
@@ -20,6 +26,8 @@ def in_a_fork(work: Callable[[], bool]) -> int:
         status = 1
         try:
             status = 0 if work() else 2
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -42,3 +50,26 @@ def in_a_fork_while_held(lock: AbstractContextManager[Any], work: Callable[[], b
     finally:
         let_go.set()
         holder.join()
+
+
+@contextmanager
+def beside_a_fork(work: Callable[[], Any]) -> Iterator[None]:
+    """Run the block after a forked child has done its work, and while it lives; kill it then."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    child = os.fork()
+    if not child:
+        try:
+            receiver.close()
+            torch.set_num_threads(1)  # OpenMP's threads do not survive in a forked child
+            work()
+            sender.send_bytes(b"done")
+            time.sleep(60)
+        finally:
+            os._exit(1)
+    sender.close()
+    try:
+        assert receiver.recv_bytes() == b"done"
+        yield
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

@@ -9,7 +9,6 @@ import os
 import resource
 import shutil
 import stat
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +33,7 @@ from stateful_gpu_loader.datasets import folder as listing
 from stateful_gpu_loader.datasets.storage import index_files
 from stateful_gpu_loader.datasets.storage.kept_files import owners_for_folder
 from tests.datasets.record_kinds import RECORDIO, TFRECORD
+from tests.datasets.storage.processes import in_a_fork
 from tests.datasets.tar.tar_files import photo_entries, tar_bytes, write_tar
 from tests.images import write_photo_folder
 
@@ -110,22 +110,6 @@ def data(request: pytest.FixtureRequest, tmp_path: Path) -> Data:
     return DATA[request.param](root)
 
 
-def in_child(run: Callable[[], None]) -> None:
-    """Run a function in a forked process, with its own umask and limits."""
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            torch.set_num_threads(1)
-            run()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    assert os.waitpid(child, 0)[1] == 0
-
-
 def arrays_of(place: Path) -> dict[str, Any]:
     with np.load(place) as file:
         return {name: file[name] for name in file.files}
@@ -145,7 +129,8 @@ def test_kept_files_have_the_permissions_that_the_umask_leaves(
 ) -> None:
     """Only the owner can write a kept file, even under umask 0."""
 
-    def run() -> None:
+    def run() -> bool:
+        torch.set_num_threads(1)
         os.umask(umask)
         for name, make in DATA.items():
             (tmp_path / name).mkdir()
@@ -156,8 +141,9 @@ def test_kept_files_have_the_permissions_that_the_umask_leaves(
         checkpoint.register(RNG(1), "rng")
         checkpoint.collect()
         checkpoint.save(tmp_path / "checkpoint" / "a.json")
+        return True
 
-    in_child(run)
+    assert in_a_fork(run) == 0
     files = [
         *tmp_path.glob("*/.*.npz"),
         *(tmp_path / "kept").iterdir(),
@@ -393,15 +379,16 @@ def test_an_index_that_cannot_be_kept_is_named_once(
     """A limit on file sizes simulates a full disk."""
     path = write_tar(tmp_path / "a.tar", photo_entries(0, 4))
 
-    def run() -> None:
+    def run() -> bool:
+        torch.set_num_threads(1)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
         for _ in range(2):
             assert len(TarSource(path, image="jpg")) == 4
         (record,) = caplog.records
         assert str(tmp_path / "home") in record.getMessage()
-        assert "File too large" in record.getMessage()
+        return "File too large" in record.getMessage()
 
-    in_child(run)
+    assert in_a_fork(run) == 0
     assert not list(tmp_path.rglob("*.npz"))
     assert not list(tmp_path.rglob("*.part"))
 
@@ -419,14 +406,15 @@ def test_a_full_disk_at_the_first_file_of_prepared_images_is_named(
     """At the index, which is made first, and at the description."""
     folder = tmp_path / "kept"
 
-    def run() -> None:
+    def run() -> bool:
+        torch.set_num_threads(1)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         with pytest.raises(OSError, match="Remedy: make room") as caught:
             PreparedSource(photos, folder)
         assert caught.value.errno == errno.EFBIG
-        assert caught.value.filename == str(folder)
+        return bool(caught.value.filename == str(folder))
 
-    in_child(run)
+    assert in_a_fork(run) == 0
     assert not list(folder.glob("*.part"))
     assert not (folder / "prepared.json").exists()
     assert len(PreparedSource(photos, folder)) == 4

@@ -18,8 +18,7 @@ from stateful_gpu_loader.datasets.storage.streams import is_compressed
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["b/a-{000..011}.tar", "b/{train,val}-{08..10}.tar", "b/{0..3}{x,y}.tar", "b/plain.tar"],
+    "text", ["b/a-{000..011}.tar", "b/{train,val}-{08..10}.tar", "b/{0..3}{x,y}.tar", "b/plain.tar"]
 )
 def test_braces_are_those_of_webdataset(text: str) -> None:
     assert as_paths(f"s3://{text}") == list(braceexpand(f"s3://{text}"))
@@ -51,10 +50,7 @@ def test_an_index_beside_its_file_is_not_found_by_the_wildcard_that_found_the_fi
     (tmp_path / "train-00000-of-00001").write_bytes(b"...")
     (path,) = as_paths(tmp_path / "train-*")
     cached_index(
-        path,
-        kind="k-1",
-        build=lambda: {"numbers": np.arange(3)},
-        check=lambda index, size: None,
+        path, kind="k-1", build=lambda: {"numbers": np.arange(3)}, check=lambda index, size: None
     )
     assert len(list(tmp_path.iterdir())) == 2
     assert as_paths(tmp_path / "train-*") == as_paths(tmp_path / "*") == [path]

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateful_gpu_loader.datasets.storage.memory import Bytes
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
 from stateful_gpu_loader.datasets.tar.members import (
     Members,
@@ -22,6 +21,7 @@ from stateful_gpu_loader.datasets.tar.members import (
     parse_header,
     parse_number,
 )
+from tests.datasets.storage.reads import recorded_reads
 from tests.datasets.tar.tar_files import FORMATS, tar_bytes
 
 NAMES = (
@@ -61,18 +61,8 @@ def patched(data: bytes, changes: dict[int, bytes], at: int = 0) -> bytes:
     return data[:at] + bytes(block) + data[at + 512 :]
 
 
-class Counting(OpenFiles):
-    """Counts the bytes that are read."""
-
-    num_bytes = 0
-
-    def read(self, path: str, offset: int, size: int) -> Bytes:
-        self.num_bytes += size
-        return super().read(path, offset, size)
-
-
 def test_headers_that_lie_together_are_read_without_the_contents_after_them(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, size = tmp_path / "a.tar", 100_000
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
@@ -80,10 +70,10 @@ def test_headers_that_lie_together_are_read_without_the_contents_after_them(
             member = tarfile.TarInfo(f"{number}.jpg")
             member.size, member.mtime = size, 1.5  # which needs a separate header
             tar.addfile(member, io.BytesIO(bytes(size)))
-    files = Counting()
-    reader = RangeReader(files, str(path), path.stat().st_size)
+    reads = recorded_reads(monkeypatch)
+    reader = RangeReader(OpenFiles(), str(path), path.stat().st_size)
     assert len(list(Members(reader, str(path)))) == 20
-    assert files.num_bytes < 20 * 4 * 4096
+    assert sum(size for _, size in reads) < 20 * 4 * 4096
 
 
 @pytest.mark.parametrize("tar_format", FORMATS)

@@ -16,7 +16,8 @@ from stateful_gpu_loader.datasets.sharded import ShardedDataset
 from stateful_gpu_loader.datasets.tar.shards import TarRecords, TarShards
 from stateful_gpu_loader.datasets.tar.source import TarSource
 from tests.conformance import same
-from tests.datasets.tar.tar_compression import COMPRESS
+from tests.datasets.compression import TARS
+from tests.datasets.source_conformance import assert_every_cursor
 from tests.datasets.tar.tar_files import (
     FORMATS,
     sample_entries,
@@ -49,23 +50,16 @@ def read(dataset: ShardedDataset, shard: str, cursor: int = 0) -> list[tuple[Any
     return [(plain(sample), after) for sample, after in dataset.read_shard(shard, cursor)]
 
 
-def assert_the_rest_is_the_rest(dataset: ShardedDataset) -> None:
-    for shard in dataset.shards():
-        whole = read(dataset, shard)
-        for number, (_, cursor) in enumerate(whole, start=1):
-            assert read(dataset, shard, cursor) == whole[number:]
-
-
 @pytest.mark.parametrize("ending", [".tar", ".tar.gz"])
 @pytest.mark.parametrize("tar_format", ["gnu", "pax"])
 def test_from_every_cursor_the_rest_is_the_rest(
     tmp_path: Path, ending: str, tar_format: str
 ) -> None:
     path = tmp_path / f"a{ending}"
-    path.write_bytes(COMPRESS[ending](tar_bytes(ODD, FORMATS[tar_format])))
+    path.write_bytes(TARS[ending](tar_bytes(ODD, FORMATS[tar_format])))
     shards = TarShards(path, missing="skip")
-    assert_the_rest_is_the_rest(shards)
-    assert_the_rest_is_the_rest(TarRecords(path))
+    assert_every_cursor(shards)
+    assert_every_cursor(TarRecords(path))
     found = [plain(sample)[:2] for sample, _ in shards.read_shard(f"a{ending}", 0)]
     assert [target for _, target in found] == [0, 1, 9, 2, 3, 4]
     assert found[2] == (b"a long name", 9)
@@ -108,7 +102,7 @@ def test_uneven_and_empty_shards(tmp_path: Path) -> None:
     ]
     shards = TarShards(paths)
     assert [len(read(shards, shard)) for shard in shards.shards()] == [0, 1, 7, 0]
-    assert_the_rest_is_the_rest(shards)
+    assert_every_cursor(shards)
 
 
 def test_without_a_target_it_is_the_byte_of_the_sample(tmp_path: Path) -> None:
@@ -116,9 +110,9 @@ def test_without_a_target_it_is_the_byte_of_the_sample(tmp_path: Path) -> None:
     data = tar_bytes(sample_entries(0, 3))
     for ending in (".tar", ".tar.gz"):
         path = tmp_path / f"a{ending}"
-        path.write_bytes(COMPRESS[ending](data))
+        path.write_bytes(TARS[ending](data))
         shards = TarShards(path, target=None)
-        assert_the_rest_is_the_rest(shards)
+        assert_every_cursor(shards)
         targets = [sample.target for sample, _ in shards.read_shard(f"a{ending}", 0)]
         assert targets == [0, 2048, 4096]
 

@@ -21,7 +21,7 @@ from tests.datasets.record_files import (
     write_records,
     write_tfrecords,
 )
-from tests.datasets.record_kinds import items
+from tests.datasets.source_conformance import items
 
 FEATURES = {
     "image/encoded": "string",

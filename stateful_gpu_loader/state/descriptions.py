@@ -404,7 +404,11 @@ class Describer:
         return f"{name}({', '.join(texts)})" if texts else name or NOTHING_KNOWN
 
     def _class_of(self, thing: Any) -> str:
-        return name_of(type(thing)) if self._names_classes or _is_described_by_attributes(thing) else ""
+        return (
+            name_of(type(thing))
+            if self._names_classes or _is_described_by_attributes(thing)
+            else ""
+        )
 
     def _settings(self, thing: Any) -> dict[str, Any]:
         """Return the known attributes that determine what an object does."""

@@ -317,8 +317,12 @@ def _show_bench(report: BenchReport) -> None:
         spent.add_row(stage, *[f"{1e6 * rate.stages.get(stage, 0.0):,.1f}" for rate in ours])
     spent.add_row("idle", *[f"{1e6 * rate.idle:,.1f}" for rate in ours])
     out.print(spent)
-    headings = "stage", "us alone", "us together", "at most samples/s"
-    ceilings = _table(f"Each stage as if it were alone on {report.cores} cores", *headings)
+    fastest = max(ours, key=lambda rate: rate.samples_per_second)
+    counts = [f"us with {rate.num_workers} workers" for rate in (ours[0], fastest)]
+    ceilings = _table(
+        f"Each stage as if it were alone on {report.cores} cores",
+        *("stage", *counts, "at most samples/s"),
+    )
     for one in report.ceilings:
         ceilings.add_row(
             one.stage,

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, ProgressColumn
 
+_WIDTH_OF_FILES = 10_000
+"""Columns of a table in a file or pipe, whose lines are not wrapped."""
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
@@ -24,7 +27,10 @@ def console() -> Console:
     """Return the console of stdout; without a terminal it neither wraps nor colours text."""
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    if sys.stdout.isatty():
+        return Console(highlight=False)
+    width = None if "COLUMNS" in os.environ else _WIDTH_OF_FILES
+    return Console(highlight=False, soft_wrap=True, width=width)
 
 
 def progress(*columns: ProgressColumn) -> Progress:

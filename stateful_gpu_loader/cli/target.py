@@ -155,10 +155,22 @@ def _where(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{at}"
 
 
+def _present(path: Path) -> Path:
+    """Return the path; a wrong one is refused before torch is imported.
+
+    Raises:
+        LoaderError: the path does not exist.
+    """
+    if not path.exists():
+        raise LoaderError(f"there is no file or folder {str(path)!r}")
+    return path
+
+
 StatesArgument = Annotated[
     Path,
     typer.Argument(
         metavar="PATH",
+        callback=_present,
         help="A checkpoint, file or folder, of torch.save, Lightning, Accelerate, transformers, "
         "torchtitan, torch.distributed.checkpoint or this package, or a JSON file.",
     ),

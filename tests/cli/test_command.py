@@ -102,6 +102,21 @@ def test_inspect_imports_no_torchvision(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+def test_a_wrong_path_is_refused_without_torch() -> None:
+    code = (
+        "import sys\n"
+        "from stateful_gpu_loader.cli import main\n"
+        "sys.argv = ['stateful-gpu-loader', 'inspect', 'nowhere']\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit as stop:\n"
+        "    sys.exit(10 * ('torch' in sys.modules) + stop.code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 2
+
+
+@pytest.mark.processes
 def test_the_package_is_a_command_too() -> None:
     command = [sys.executable, "-m", "stateful_gpu_loader", "inspect", "nowhere"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

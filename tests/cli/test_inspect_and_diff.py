@@ -30,6 +30,15 @@ def test_inspect_shows_each_state_under_a_heading(files: Path) -> None:
         assert line in done.words
 
 
+def test_inspect_wraps_no_line_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    flips = T.Compose([T.RandomHorizontalFlip(), T.RandomVerticalFlip()] * 5)
+    loader = StatefulGPULoader([0, 1], transform=flips, seed=1)
+    torch.save(loader.state_dict(), tmp_path / "a.pt")
+    (line,) = (each for each in command("inspect", tmp_path).stdout.splitlines() if "Flip" in each)
+    assert line.count("Flip") == 10
+
+
 def test_unreadable_files_are_in_the_json(files: Path) -> None:
     (files / "cut.pt").write_bytes((files / "a.pt").read_bytes()[:-200])
     torch.save({"loader": after(1) | {"position": -1}}, files / "damaged.pt")

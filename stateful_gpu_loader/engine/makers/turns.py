@@ -61,7 +61,8 @@ class Turns:
     @contextmanager
     def take(self, num_images: int) -> Iterator[None]:
         """Wait for a turn to read one request; after slow reading, go on without one."""
-        most = max(_JUDGED, num_images * _QUICK)
+        # The first turn after reading side by side takes longer, as others still read.
+        most = max(_JUDGED, 2 * num_images * _QUICK)
         if self._wait(most):
             try:
                 yield from self._read(num_images, most)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import gc
 import linecache
 import os
 import sys
@@ -87,8 +88,15 @@ class Interrupt:
     @contextmanager
     def watching(self) -> Iterator[Interrupt]:
         watch = self._monitored if sys.version_info >= (3, 12) else self._traced
-        with watch():
-            yield self
+        collects = gc.isenabled()
+        # A collection would run finalizers of other tests' objects, and count their places.
+        gc.disable()
+        try:
+            with watch():
+                yield self
+        finally:
+            if collects:
+                gc.enable()
 
     @contextmanager
     def _traced(self) -> Iterator[None]:

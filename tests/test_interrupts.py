@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -43,6 +44,25 @@ def test_a_place_is_reached_and_named(by: Literal["line", "opcode"], every: int)
         assert place.source
         assert not place.source.startswith("with ")
     assert {bool(place.callers) for place in places} == {True, False}
+
+
+def test_garbage_of_others_changes_no_number() -> None:
+    def number_of_places(*thresholds: int) -> int:
+        batches = _batches()
+        for _ in range(5):
+            cycle: list[object] = [_batches()]
+            cycle.append(cycle)
+        with interrupt_at(10**9, by="line") as interrupt:
+            gc.set_threshold(*thresholds)
+            next(batches)
+        return interrupt.count
+
+    before = gc.get_threshold()
+    gc.collect()
+    try:
+        assert number_of_places(1, 1, 1) == number_of_places(10**6)
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_bytecodes_are_finer_than_lines() -> None:

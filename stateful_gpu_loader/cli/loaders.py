@@ -303,7 +303,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _show_bench(report: BenchReport) -> None:
-    from stateful_gpu_loader.tools.bench import analysed
+    from stateful_gpu_loader.tools.bench import analysed, fastest_of
 
     out = console()
     rates = _table("Samples per second", "loader", "workers", "samples/s")
@@ -317,8 +317,7 @@ def _show_bench(report: BenchReport) -> None:
         spent.add_row(stage, *[f"{1e6 * rate.stages.get(stage, 0.0):,.1f}" for rate in ours])
     spent.add_row("idle", *[f"{1e6 * rate.idle:,.1f}" for rate in ours])
     out.print(spent)
-    fastest = max(ours, key=lambda rate: rate.samples_per_second)
-    counts = [f"us with {rate.num_workers} workers" for rate in (ours[0], fastest)]
+    counts = [f"us with {rate.num_workers} workers" for rate in (ours[0], fastest_of(ours))]
     ceilings = _table(
         f"Each stage as if it were alone on {report.cores} cores",
         *("stage", *counts, "at most samples/s"),

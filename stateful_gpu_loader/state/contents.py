@@ -372,7 +372,7 @@ class Contents:
             else:
                 for block in _blocks(given):
                     self._digest.add(block)
-        except (TypeError, ValueError, RuntimeError, NotImplementedError):
+        except (TypeError, ValueError, RuntimeError):
             self._put("unreadable", _encoded(self._text_of(given)))
 
     def _add_table(self, things: list[Any]) -> None:

@@ -291,7 +291,7 @@ class Describer:
         max_rows = self._room(MAX_ROWS, MAX_ROWS)
         try:
             sampled = sampled_bytes(array, max_rows)
-        except (TypeError, ValueError, RuntimeError, NotImplementedError):
+        except (TypeError, ValueError, RuntimeError):
             if isinstance(array, np.ndarray):
                 self._is_partial = True
             else:
@@ -404,11 +404,9 @@ class Describer:
         return f"{name}({', '.join(texts)})" if texts else name or NOTHING_KNOWN
 
     def _class_of(self, thing: Any) -> str:
-        return (
-            name_of(type(thing))
-            if self._names_classes or _is_described_by_attributes(thing)
-            else ""
-        )
+        if self._names_classes or _is_described_by_attributes(thing):
+            return name_of(type(thing))
+        return ""
 
     def _settings(self, thing: Any) -> dict[str, Any]:
         """Return the known attributes that determine what an object does."""

@@ -73,7 +73,7 @@ def sampled_bytes(array: np.ndarray[Any, Any] | torch.Tensor, max_rows: int) -> 
     """Return the bytes of the first and last rows, and of others evenly spread between them.
 
     Raises:
-        TypeError, ValueError, RuntimeError, NotImplementedError: the values cannot be read: they
+        TypeError, ValueError, RuntimeError: the values cannot be read: they
             are objects, sparse, or on the meta device.
     """
     shape = tuple(array.shape) or (1,)

@@ -230,7 +230,7 @@ def ceilings_of(rates: Sequence[Rate], cores: int) -> tuple[Ceiling, ...]:
     [('read', 1000.0), ('decode', 250.0)]
     """
     ours = analysed(rates)
-    alone, together = ours[0], _fastest(ours)
+    alone, together = ours[0], fastest_of(ours)
     return tuple(
         Ceiling(
             stage=stage,
@@ -254,7 +254,7 @@ def recommend(rates: Sequence[Rate], cores: int) -> str:
     'Decoding bounds this loader, with 100% of its work'
     """
     ours = analysed(rates)
-    fastest = _fastest(ours)
+    fastest = fastest_of(ours)
     enough = next(
         one for one in ours if one.samples_per_second >= _NEARLY * fastest.samples_per_second
     )
@@ -412,5 +412,5 @@ def analysed(rates: Sequence[Rate]) -> list[Rate]:
     return sorted(known, key=lambda one: one.num_workers)
 
 
-def _fastest(rates: Sequence[Rate]) -> Rate:
+def fastest_of(rates: Sequence[Rate]) -> Rate:
     return max(rates, key=lambda one: one.samples_per_second)

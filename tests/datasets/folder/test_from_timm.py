@@ -1,17 +1,17 @@
-"""timm's ImageDataset as a folder source: a stand-in, and timm itself where it is installed."""
+"""timm's ImageDataset as a folder source."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, Subset
+from timm.data import ImageDataset
+from timm.data.readers.reader_image_folder import ReaderImageFolder
+from timm.data.readers.reader_image_in_tar import ReaderImageInTar
+from torch.utils.data import DataLoader, Subset
 from torchvision.transforms import v2
 
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
@@ -23,71 +23,6 @@ from tests.images import small_photographs
 NAMES = ["class10/b", "class10/a", "class2/c", "class2/d"]
 
 
-class ReaderImageFolder:
-    """Attributes and methods of ``timm.data.readers.ReaderImageFolder`` (1.0.31)."""
-
-    __module__ = "timm.data.readers.reader_image_folder"
-
-    def __init__(self, root: str) -> None:
-        self.root = root
-        # timm sorts "class2" before "class10".
-        self.class_to_idx = {"class2": 0, "class10": 1}
-        names = ["class2/c", "class2/d", "class10/a", "class10/b"]
-        self.samples = [
-            (os.path.join(root, f"{name}.jpg"), self.class_to_idx[os.path.dirname(name)])
-            for name in names
-        ]
-
-    def __getitem__(self, index: int) -> Any:
-        path, target = self.samples[index]
-        return open(path, "rb"), target
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-
-class ReaderImageInTar(ReaderImageFolder):
-    __module__ = "timm.data.readers.reader_image_in_tar"
-
-    def __getitem__(self, index: int) -> Any:
-        raise NotImplementedError
-
-
-class ImageDataset(Dataset[Any]):
-    """Attributes and methods of ``timm.data.ImageDataset`` (1.0.31)."""
-
-    __module__ = "timm.data.dataset"
-
-    def __init__(self, root: str) -> None:
-        self.reader: Any = ReaderImageFolder(root)
-        self.load_bytes = False
-        self.input_img_mode = "RGB"
-        self.transform: Any = None
-        self.target_transform: Any = None
-        self.additional_features: Any = None
-
-    def __getitem__(self, index: int) -> Any:
-        file, target = self.reader[index]
-        with file:
-            image = Image.open(file).convert(self.input_img_mode)
-        return image if self.transform is None else self.transform(image), target
-
-    def __len__(self) -> int:
-        return len(self.reader)
-
-
-def of_timm(root: str) -> Any:
-    return importlib.import_module("timm.data").ImageDataset(root)
-
-
-has_timm = importlib.util.find_spec("timm") is not None
-kinds = pytest.mark.parametrize(
-    "make",
-    [ImageDataset, pytest.param(of_timm, marks=pytest.mark.skipif(not has_timm, reason="no timm"))],
-    ids=["stand-in", "timm"],
-)
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> str:
     for name, pixels in zip(NAMES, small_photographs(len(NAMES)), strict=True):
@@ -97,10 +32,9 @@ def root(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-@kinds
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # timm leaves them open
-def test_files_and_classes_are_those_of_the_reader(make: Callable[[str], Any], root: str) -> None:
-    dataset = make(root)
+def test_files_and_classes_are_those_of_the_reader(root: str) -> None:
+    dataset = ImageDataset(root)
     source = FolderSource.from_dataset(dataset)
     samples = [(source.path(i), source.read(i).target) for i in range(len(source))]
     assert samples == dataset.reader.samples
@@ -114,9 +48,8 @@ def test_files_and_classes_are_those_of_the_reader(make: Callable[[str], Any], r
     assert [part.path(i) for i in range(2)] == [samples[3][0], samples[0][0]]
 
 
-@kinds
-def test_its_loader_is_converted(make: Callable[[str], Any], root: str) -> None:
-    dataset = make(root)
+def test_its_loader_is_converted(root: str) -> None:
+    dataset = ImageDataset(root)
     dataset.transform = v2.Compose([v2.RandomCrop(12), v2.PILToTensor()])
     theirs = DataLoader(dataset, 2, shuffle=True)
     made = StatefulGPULoader.from_dataloader(theirs, seed=1)
@@ -125,7 +58,6 @@ def test_its_loader_is_converted(make: Callable[[str], Any], root: str) -> None:
     assert same(list(made), list(by_hand))
 
 
-@kinds
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -136,10 +68,8 @@ def test_its_loader_is_converted(make: Callable[[str], Any], root: str) -> None:
         ("target_transform", str),
     ],
 )
-def test_what_is_no_image_with_a_class_is_refused(
-    make: Callable[[str], Any], root: str, name: str, value: Any
-) -> None:
-    dataset = make(root)
+def test_what_is_no_image_with_a_class_is_refused(root: str, name: str, value: Any) -> None:
+    dataset = ImageDataset(root)
     setattr(dataset, name, value)
     dataset.transform = v2.PILToTensor()
     said = "targets" if name == "target_transform" else f"{name}={value!r}"
@@ -163,7 +93,7 @@ class OwnDataset(ImageDataset):
 @pytest.mark.parametrize("reader", [ReaderImageInTar, OwnReader])
 def test_another_reader_is_refused(reader: Any, root: str) -> None:
     dataset = ImageDataset(root)
-    dataset.reader = reader(root)
+    dataset.reader = reader.__new__(reader)
     with pytest.raises(TypeError, match=reader.__name__):
         FolderSource.from_dataset(dataset)
 
@@ -173,12 +103,9 @@ def test_another_dataset_is_refused(root: str) -> None:
         FolderSource.from_dataset(OwnDataset(root))
 
 
-@kinds
-def test_class_numbers_with_gaps_have_no_list_of_names(
-    make: Callable[[str], Any], root: str
-) -> None:
+def test_class_numbers_with_gaps_have_no_list_of_names(root: str) -> None:
     """A class map may give any numbers."""
-    dataset = make(root)
+    dataset = ImageDataset(root)
     dataset.reader.class_to_idx = {"class2": 0, "class10": 7}
     source = FolderSource.from_dataset(dataset)
     assert (source.classes, source.class_to_idx) == ([], {"class2": 0, "class10": 7})

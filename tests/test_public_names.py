@@ -93,23 +93,12 @@ def test_the_table_of_modules_is_what_type_checkers_see() -> None:
     assert imported == {*table.items(), ("transforms", "stateful_gpu_loader")}
 
 
-@pytest.mark.processes
-def test_modules_are_attributes_after_an_import_of_the_package_alone() -> None:
-    _run(
-        "import stateful_gpu_loader as package\n"
-        "assert package.samplers.ShardSampler is not None\n"
-        "assert package.errors.LoaderError is package.LoaderError\n"
-        "assert set(package.__all__) <= set(dir(package))\n"
-        "import pickle\n"
-        "assert pickle.loads(pickle.dumps(package.FolderSource)) is package.FolderSource\n"
-    )
-
-
 def test_the_table_of_arguments_lists_the_signature() -> None:
     """Each argument is an attribute of the same name, whose row says when it may change."""
     assert set(ARGUMENTS) == set(inspect.signature(StatefulGPULoader).parameters)
-    loader = StatefulGPULoader([0])
-    assert all(hasattr(loader, name) for name in ARGUMENTS)
+    loader = StatefulGPULoader([1, 2, 3], batch_size=2, shuffle=True, seed=5)
+    for name in ARGUMENTS:
+        assert hasattr(loader, name), name
 
 
 def test_signature_extends_that_of_the_parents() -> None:
@@ -125,57 +114,42 @@ def test_signature_extends_that_of_the_parents() -> None:
     assert not kinds & {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}
 
 
-def test_every_argument_is_a_public_attribute_of_the_same_name() -> None:
-    """Trainers rebuild loaders by reflection."""
-    loader = StatefulGPULoader([1, 2, 3], batch_size=2, shuffle=True, seed=5)
-    for name in inspect.signature(StatefulGPULoader).parameters:
-        assert hasattr(loader, name), name
+_NEEDED = """
+import pickle, sys
+import stateful_gpu_loader as package
+
+assert package.samplers.ShardSampler is not None
+assert package.errors.LoaderError is package.LoaderError
+assert set(package.__all__) <= set(dir(package))
+assert pickle.loads(pickle.dumps(package.FolderSource)) is package.FolderSource
+
+from stateful_gpu_loader import *
+optional = {
+    "torchvision", "torchcodec", "nvidia.dali", "lightning", "matplotlib", "skimage", "lmdb",
+    "pyarrow", "fsspec", "zstandard", "google_crc32c", "webdataset", "pycocotools", "datasets",
+}
+assert not optional & set(sys.modules), optional & set(sys.modules)
+
+import torch
+samples = torch.utils.data.TensorDataset(torch.arange(8))
+loader = StatefulGPULoader(samples, batch_size=4, shuffle=True, seed=1)
+next(iter(loader))
+loader.load_state_dict(loader.state_dict())
+assert len(list(loader)) == 1
+transforms.Compose([])
+assert "torchvision" not in sys.modules
+transforms.Compose([transforms.RandomHorizontalFlip()])
+assert "torchvision.transforms.v2" in sys.modules
+"""
 
 
 @pytest.mark.processes
-def test_importing_the_package_imports_no_optional_one() -> None:
-    optional = (
-        "('torchvision', 'torchcodec', 'nvidia.dali', 'lightning', 'matplotlib', 'skimage', "
-        "'lmdb', 'pyarrow', 'fsspec', 'zstandard', 'google_crc32c', 'webdataset', 'pycocotools', "
-        "'datasets')"
-    )
-    _run(
-        "import sys\n"
-        "from stateful_gpu_loader import *\n"
-        f"found = [name for name in {optional} if name in sys.modules]\n"
-        "sys.exit(f'imported {found}' if found else 0)"
-    )
-
-
-@pytest.mark.processes
-def test_a_loader_of_other_samples_than_images_needs_no_torchvision() -> None:
-    _run(
-        "import sys, torch\n"
-        "from stateful_gpu_loader import StatefulGPULoader\n"
-        "samples = torch.utils.data.TensorDataset(torch.arange(8))\n"
-        "loader = StatefulGPULoader(samples, batch_size=4, shuffle=True, seed=1)\n"
-        "batches = iter(loader)\n"
-        "next(batches)\n"
-        "loader.load_state_dict(loader.state_dict())\n"
-        "assert len(list(loader)) == 1\n"
-        "sys.exit('torchvision was imported' if 'torchvision' in sys.modules else 0)"
-    )
-
-
-@pytest.mark.processes
-def test_recipes_import_torchvision_before_workers_are_forked() -> None:
-    _run(
-        "import sys\n"
-        "from stateful_gpu_loader import transforms as T\n"
-        "T.Compose([])\n"
-        "assert 'torchvision' not in sys.modules\n"
-        "T.Compose([T.RandomHorizontalFlip()])\n"
-        "assert 'torchvision.transforms.v2' in sys.modules"
-    )
-
-
-def _run(code: str) -> None:
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+def test_packages_are_imported_when_they_are_needed() -> None:
+    """After ``import stateful_gpu_loader``, its modules are attributes. All public names need no
+    optional package, and a loader of other samples than images needs no torchvision. Recipes import
+    it before workers are forked.
+    """
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _NEEDED], check=True)
 
 
 _AT_ONCE = """

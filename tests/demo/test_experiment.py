@@ -17,7 +17,6 @@ from examples.demo.report import OURS, exit_status, table, verdict
 from examples.demo.supervision import attempt
 from examples.demo.training import Job
 from stateful_gpu_loader import LoaderError
-from tests.images import write_photo_folder
 
 PLAN = Plan(
     files_per_class=11,
@@ -29,9 +28,15 @@ PLAN = Plan(
 """Eight steps; killed in the second epoch, resumed from a checkpoint of the first."""
 
 
+def late(run: str, event: Event) -> None:
+    """Delay the kill. A process that went on would train further steps meanwhile."""
+    if "killed" in run and isinstance(event, Step) and event.step == PLAN.kill_at[0]:
+        time.sleep(0.5)
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Runs]:
-    return run_experiment(PLAN, tmp_path_factory.mktemp("experiment"))
+    return run_experiment(PLAN, tmp_path_factory.mktemp("experiment"), late)
 
 
 def status(runs: dict[str, Runs]) -> int:
@@ -100,27 +105,12 @@ def test_a_training_that_fails_by_itself_is_reported_with_its_last_words(tmp_pat
         attempt(job, kill_at=0)
 
 
-def test_a_kill_hits_its_step_however_late_it_comes(tmp_path: Path) -> None:
-    photographs = tmp_path / "photographs"
-    write_photo_folder(photographs, num_classes=2, per_class=8)
-    job = Job(
-        loader=OURS,
-        photographs=str(photographs),
-        folder=str(tmp_path),
-        num_workers=0,
-        num_epochs=2,
-        checkpoint_every=1,
-        kept_step=0,
-        kept_batch="kept.pt",
-    )
-
-    def late(event: Event) -> None:
-        if isinstance(event, Step):
-            time.sleep(0.5)
-
-    killed = attempt(job, kill_at=0, watch=late)
-    assert (killed.returncode, killed.killed_at) == (-9, 0)
-    assert isinstance(killed.events[-1], Step)
+def test_a_kill_hits_its_step_however_late_it_comes(runs: dict[str, Runs]) -> None:
+    killed = runs[OURS].killed.attempts[0]
+    assert (killed.returncode, killed.killed_at) == (-9, PLAN.kill_at[0])
+    last = killed.events[-1]
+    assert isinstance(last, Step)
+    assert last.step == PLAN.kill_at[0]
 
 
 @pytest.mark.parametrize(

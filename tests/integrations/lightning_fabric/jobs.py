@@ -76,13 +76,14 @@ def compare(rank: int, num_ranks: int, folder: Path) -> dict[str, Any]:
     whole = partial(map_style, folder, num_ranks)
     auto = partial(whole, num_replicas="auto")
     in_order = partial(whole, shuffle=False)
-    every = ((0, 2), MIDDLE, END_OF_PASS, BETWEEN)
     of_torch = partial(under_torchs_sampler, folder, num_ranks, rank)
     by_itself = partial(divided_by_itself, num_ranks, rank)
     situations = {
-        "adapter, divided by it": Situation(adapted, whole, every),
+        "adapter, divided by it": Situation(adapted, whole, (MIDDLE, END_OF_PASS)),
         "adapter, auto": Situation(adapted, auto, (MIDDLE,)),
-        "adapter, lanes": Situation(adapted, partial(in_lanes, folder, num_ranks), every),
+        "adapter, lanes": Situation(
+            adapted, partial(in_lanes, folder, num_ranks), ((0, 2), BETWEEN)
+        ),
         "adapter, torch's sampler": Situation(adapted, of_torch),
         "adapter, divided by itself": Situation(adapted, by_itself, (MIDDLE,)),
         "adapter, several batches a step": Situation(adapted, whole, ((1, 4),), accumulate=4),
@@ -184,15 +185,13 @@ def on_a_mesh(folder: Path) -> dict[str, Any]:
         )
 
     found: dict[str, Any] = {}
-    for name, make in (("map-style", map_style), ("lanes", in_lanes)):
-        for division in (None, "auto"):
-            fabric = on_all_ranks(4, strategy())
-            uninterrupted = _on_mesh(fabric, make(folder, 2, num_replicas=division))
-            path = folder / f"mesh-{name}-{division}"
-            before = _on_mesh(fabric, make(folder, 2, num_replicas=division), save_to=path)
-            after = _on_mesh(fabric, make(folder, 2, num_replicas=division), resume_from=path)
-            exact = before + after == uninterrupted
-            found[f"{name}, {division}"] = {"uninterrupted": uninterrupted, "exact": exact}
+    for name, make, division in (("map-style", map_style, None), ("lanes", in_lanes, "auto")):
+        fabric, path = on_all_ranks(4, strategy()), folder / f"mesh-{name}"
+        uninterrupted = _on_mesh(fabric, make(folder, 2, num_replicas=division))
+        before = _on_mesh(fabric, make(folder, 2, num_replicas=division), save_to=path)
+        after = _on_mesh(fabric, make(folder, 2, num_replicas=division), resume_from=path)
+        exact = before + after == uninterrupted
+        found[name] = {"uninterrupted": uninterrupted, "exact": exact}
     return found
 
 

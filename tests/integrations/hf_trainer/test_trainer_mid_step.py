@@ -11,8 +11,15 @@ from tests.integrations.hf_trainer.fits import Saving, fit, loader_of
 STEPS = 13
 
 
-@pytest.mark.parametrize("event", ["on_step_begin", "on_pre_optimizer_step"])
-@pytest.mark.parametrize("accumulated", [1, 3, 20])
+@pytest.mark.parametrize(
+    ("event", "accumulated"),
+    [
+        ("on_step_begin", 1),
+        ("on_step_begin", 3),
+        ("on_pre_optimizer_step", 3),
+        ("on_pre_optimizer_step", 20),
+    ],
+)
 def test_a_save_in_the_middle_of_a_step(event: str, accumulated: int, tmp_path: Path) -> None:
     """Batches that were fetched but not trained on come again: in an epoch, at its last batches,
     and before its first. Weights are equal too, if no dropout had drawn yet.

@@ -18,7 +18,7 @@ def checkpoint(folder: Path, step: int) -> str:
     return str(folder / f"checkpoint-{step}")
 
 
-@pytest.mark.parametrize("accumulated", [1, 2, 3])
+@pytest.mark.parametrize("accumulated", [1, 3])
 def test_checkpoints_resume(accumulated: int, tmp_path: Path) -> None:
     """In an epoch and at its end, with a shorter last step: the same numbers, pixels and
     weights, with a dropout that draws from torch's generator.
@@ -69,11 +69,10 @@ def test_a_loader_without_length_resumes(accumulated: int, tmp_path: Path) -> No
         assert (rest.weights, rest.steps) == (whole.weights, whole.steps)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_exception_in_a_step(num_workers: int, tmp_path: Path) -> None:
-    """The broken run resumes from its last checkpoint, twice."""
-    make = loader_of("map", tmp_path / "data", num_workers=num_workers)
-    whole = fit(make(), tmp_path / "whole", save_strategy="no")
+def test_an_exception_in_a_step(tmp_path: Path) -> None:
+    """The broken run resumes from its last checkpoint, twice; worker processes change nothing."""
+    whole = fit(loader_of("map", tmp_path / "data")(), tmp_path / "whole", save_strategy="no")
+    make = loader_of("map", tmp_path / "data", num_workers=2)
     first = fit(make(), tmp_path / "run", breaks_at=6, save_steps=2)
     assert first.batches == whole.batches[:5]
     second = fit(make(), tmp_path / "run", resume=True, breaks_at=6, save_steps=2)

@@ -18,24 +18,23 @@ import itertools
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from benchmarks.arguments import Arguments, parse
-from benchmarks.dali_readers import is_installed
-from benchmarks.harness import Contestant, measured, quieten_peers
+from benchmarks.harness import Contestant, measured, quieten_peers, run_apart
 from benchmarks.markdown import Content, aims_table, as_table, medians_of, times_of
-from benchmarks.photographs import photograph_folder
-from benchmarks.processes import run_apart
-from benchmarks.results import Aim, Measurement, compared
+from benchmarks.photograph_loaders import SIZE, dali_pipeline
+from benchmarks.photographs import PhotographFolder, photograph_folder
+from benchmarks.results import Aim, Measurement, compared, is_installed
 from stateful_gpu_loader import Checkpoint, StatefulGPULoader
 
 DALI, OURS, OURS_SYNCED = "dali", "ours", "ours synced"
 WITH_LOADER, WITH_LOADER_SYNCED = "ours with a loader", "ours with a loader synced"
 NUM_RNGS = 3
-BATCH_SIZE, CROP = 32, 224
+BATCH_SIZE = 32
 PLAIN, WRAPPED, ASKED = "pipeline", "wrapper", "wrapper asked"
 
 LABELS = {
@@ -53,19 +52,17 @@ _PATTERN = "run_{seq:06d}.json"
 _NUM_CALLS = 100
 _NUM_BATCHES = 24
 _WARM_UP = 4
-_MEAN = [0.485 * 255, 0.456 * 255, 0.406 * 255]
-_STD = [0.229 * 255, 0.224 * 255, 0.225 * 255]
 
 
 def main(given: Sequence[str] | None = None) -> None:
     arguments = parse(__doc__, rounds=15, given=given)
-    if not is_installed():
+    if not is_installed("nvidia.dali"):
         raise SystemExit(
             "this benchmark compares with DALI: pip install 'stateful_gpu_loader[dali]'"
         )
     photographs = photograph_folder(32 if arguments.quick else 512, arguments.data)
     measurements = run_apart(arguments.quick, measure_files, photographs.root, arguments)
-    measurements += run_apart(arguments.quick, measure_batches, photographs.root, arguments)
+    measurements += run_apart(arguments.quick, measure_batches, photographs, arguments)
     pairs = [(ours, DALI) for ours in (OURS, OURS_SYNCED, WITH_LOADER, WITH_LOADER_SYNCED)]
     comparisons = compared(
         measurements, [*pairs, (WRAPPED, PLAIN), (ASKED, PLAIN), (ASKED, WRAPPED)]
@@ -74,7 +71,7 @@ def main(given: Sequence[str] | None = None) -> None:
     what = "state_dict() of the pipeline at every batch beside no checkpointing"
     arguments.report(
         "checkpoint",
-        settings={"batch_size": BATCH_SIZE, "crop": CROP, "saves": _NUM_CALLS, "rngs": NUM_RNGS},
+        settings={"batch_size": BATCH_SIZE, "crop": SIZE, "saves": _NUM_CALLS, "rngs": NUM_RNGS},
         measurements=measurements,
         comparisons=comparisons,
         aims=[Aim.at_most(what, asked, 1.01)],
@@ -90,22 +87,12 @@ def checkpoint_section(content: Content) -> str:
             LABELS[name],
             f"{medians[name]:.3f}",
             f"{medians[size]:.0f}" if (size := f"{name} size") in medians else "",
-            times_of(content, name, DALI) if name != DALI else "",
+            times_of(content, name, DALI),
         ]
-        for name in (
-            DALI,
-            OURS,
-            OURS_SYNCED,
-            WITH_LOADER,
-            WITH_LOADER_SYNCED,
-        )
+        for name in (DALI, OURS, OURS_SYNCED, WITH_LOADER, WITH_LOADER_SYNCED)
     ]
     batches = [
-        [
-            LABELS[name],
-            f"{medians[name]:.2f}",
-            times_of(content, name, PLAIN) if name != PLAIN else "",
-        ]
+        [LABELS[name], f"{medians[name]:.2f}", times_of(content, name, PLAIN)]
         for name in (PLAIN, WRAPPED, ASKED)
     ]
     introduction = (
@@ -150,9 +137,9 @@ def measure_files(root: Path, arguments: Arguments) -> list[Measurement]:
     calls = 5 if arguments.quick else _NUM_CALLS
     contestants = [
         Contestant(
-            name=name,
-            label=f"{LABELS[name]}, collect() and save()",
-            measure=functools.partial(_milliseconds_a_save, checkpoint, calls, synced=synced),
+            name,
+            f"{LABELS[name]}, collect() and save()",
+            functools.partial(_milliseconds_a_save, checkpoint, calls, synced=synced),
         )
         for name, (checkpoint, synced) in found.items()
     ]
@@ -161,25 +148,23 @@ def measure_files(root: Path, arguments: Arguments) -> list[Measurement]:
         with tempfile.TemporaryDirectory() as folder:
             size = os.path.getsize(found[name][0].save(os.path.join(folder, _PATTERN)))
         label = f"{LABELS[name].removesuffix(', not synced')}, size of the file"
-        measurements.append(
-            Measurement(name=f"{name} size", label=label, unit="bytes", values=[size])
-        )
+        measurements.append(Measurement(f"{name} size", label, "bytes", [size]))
     return measurements
 
 
-def measure_batches(root: Path, arguments: Arguments) -> list[Measurement]:
+def measure_batches(folder: PhotographFolder, arguments: Arguments) -> list[Measurement]:
     """Measure milliseconds a batch of one pipeline, with DALI's iterator and ours with its
     state."""
     contestants = [
         Contestant(
-            name=name,
-            label=f"{LABELS[name]}, a batch",
-            measure=functools.partial(_milliseconds_a_batch, batches, asked, arguments),
+            name,
+            f"{LABELS[name]}, a batch",
+            functools.partial(_milliseconds_a_batch, batches, asked, arguments),
         )
         for name, batches, asked in (
-            (PLAIN, _dali_batches(root), False),
-            (WRAPPED, *_wrapped_batches(root, asked=False)),
-            (ASKED, *_wrapped_batches(root, asked=True)),
+            (PLAIN, _dali_batches(folder), False),
+            (WRAPPED, *_wrapped_batches(folder, asked=False)),
+            (ASKED, *_wrapped_batches(folder, asked=True)),
         )
     ]
     return measured(contestants, arguments, title="batches", unit="ms")
@@ -215,13 +200,13 @@ def _milliseconds_a_batch(batches: Iterator[Any], state: Any, arguments: Argumen
     return (time.perf_counter() - started) / timed * 1e3
 
 
-def _dali_batches(root: Path) -> Iterator[Any]:
+def _dali_batches(folder: PhotographFolder) -> Iterator[Any]:
     """Return the batches of DALI's own iterator, epoch after epoch."""
     from nvidia.dali.plugin.base_iterator import LastBatchPolicy
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
     loader = DALIGenericIterator(
-        _photographs()(file_root=str(root)),
+        _pipeline(folder)(),
         ["images", "targets"],
         reader_name="reader",
         auto_reset=True,
@@ -230,13 +215,13 @@ def _dali_batches(root: Path) -> Iterator[Any]:
     return itertools.chain.from_iterable(itertools.repeat(loader))
 
 
-def _wrapped_batches(root: Path, *, asked: bool) -> tuple[Iterator[Any], Any]:
+def _wrapped_batches(folder: PhotographFolder, *, asked: bool) -> tuple[Iterator[Any], Any]:
     """Return the wrapper's batches, and the function to call at every batch."""
     from stateful_gpu_loader.integrations.dali import DALILoader
     from stateful_gpu_loader.samplers import LastBatchPolicy
 
     loader = DALILoader(
-        functools.partial(_photographs(), file_root=str(root)),
+        _pipeline(folder),
         ["images", "targets"],
         reader_name="reader",
         last_batch_policy=LastBatchPolicy.DROP,
@@ -245,21 +230,9 @@ def _wrapped_batches(root: Path, *, asked: bool) -> tuple[Iterator[Any], Any]:
     return batches, loader.state_dict if asked else None
 
 
-def _photographs() -> Any:
-    from nvidia.dali import fn, pipeline_def, types
-
-    @pipeline_def(batch_size=BATCH_SIZE, num_threads=2, device_id=None, seed=7)
-    def photographs(file_root: str) -> Any:
-        files, targets = fn.readers.file(file_root=file_root, random_shuffle=True, name="reader")
-        images = fn.decoders.image_random_crop(files, device="cpu")
-        images = fn.resize(images, size=[CROP, CROP])
-        mirror = fn.random.coin_flip()
-        normalised = fn.crop_mirror_normalize(
-            images, dtype=types.FLOAT, mirror=mirror, mean=_MEAN, std=_STD
-        )
-        return normalised, targets
-
-    return photographs
+def _pipeline(folder: PhotographFolder) -> Callable[..., Any]:
+    files = [str(file) for file in folder.files]
+    return functools.partial(dali_pipeline, files, list(folder.targets), BATCH_SIZE, 2)
 
 
 if __name__ == "__main__":

@@ -34,10 +34,9 @@ from benchmarks.cold_process import (
     SIZE,
     TORCH,
 )
-from benchmarks.harness import Contestant, alternate
+from benchmarks.harness import COMPILED, ROOT, Contestant, alternate
 from benchmarks.markdown import Content, aims_table, as_table, cell, medians_of, short
 from benchmarks.photographs import photograph_folder
-from benchmarks.processes import ROOT
 from benchmarks.progress import progress_bar
 from benchmarks.results import Aim, Measurement, compared
 from benchmarks.summary import summarise
@@ -92,8 +91,7 @@ class ColdStarts:
             began = time.monotonic()
             process = subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "benchmarks.cold_process", *given],
-                # A start without compiled files would measure Python's compiler.
-                env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""},
+                env={**os.environ, **COMPILED},
                 cwd=ROOT,
                 start_new_session=True,
             )
@@ -119,7 +117,7 @@ def main(given: Sequence[str] | None = None) -> None:
         starts = ColdStarts(folder, cache, {})
         values = alternate(
             [
-                Contestant(name=name, label=label, measure=partial(starts.measure, name))
+                Contestant(name, label, partial(starts.measure, name))
                 for name, label in LABELS.items()
             ],
             rounds=arguments.rounds,
@@ -130,7 +128,7 @@ def main(given: Sequence[str] | None = None) -> None:
     # The reports include warm-up rounds.
     every |= {name: found[-arguments.rounds :] for name, found in starts.found.items()}
     measurements = [
-        Measurement(name=key, label=f"{LABELS[name]}, {what}", unit=UNITS[what], values=every[key])
+        Measurement(key, f"{LABELS[name]}, {what}", UNITS[what], every[key])
         for key in every
         for what, _, name in [key.partition(" ")]
     ]

@@ -10,12 +10,11 @@ shuffled, normalised float32 batches with two workers. The clock runs in the mid
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Subset
 from torchvision.datasets import CIFAR10, ImageFolder
@@ -28,18 +27,18 @@ from benchmarks.photograph_loaders import (
     MEAN,
     SIZE,
     STD,
+    check_batch,
     crop_and_flip,
     recipes,
     to_float,
+    usual_pass,
 )
-from benchmarks.photographs import PhotographFolder, photograph_folder
-from benchmarks.results import Aim, compared
+from benchmarks.photographs import PhotographFolder
+from benchmarks.results import aims_at_least, compared
 from stateful_gpu_loader import ArraySource, FolderSource, HuggingFaceSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 
 NUM_WORKERS = 2
-WARM_UP_BATCHES = 4
-SPARE_BATCHES = 4
 SMALL = 32
 
 TORCH, AS_IT_IS, CONVERTED = "torch", "as_it_is", "converted"
@@ -54,8 +53,6 @@ DATASETS = {
     "array": "CIFAR-10's class",
 }
 AIMS = {"image_folder": 1.9, "hugging_face": 1.9, "array": 5.0}
-
-Make = Callable[[], Iterator[Any]]
 
 
 class RowTransform:
@@ -77,15 +74,13 @@ class Work:
     """
 
     def __init__(self, arguments: Arguments) -> None:
-        num_images, self.batch_size, timed = (24, 4, 4) if arguments.quick else (512, 64, 24)
-        self.timed = {"image_folder": timed, "hugging_face": timed, "array": 10 * timed}
-        self.batch_sizes = {
-            "image_folder": self.batch_size,
-            "hugging_face": self.batch_size,
-            "array": 4 * self.batch_size,
-        }
-        self.folder = photograph_folder(num_images, arguments.data)
-        self._rows = _hugging_face(self.folder, arguments.data / f"hugging-face-{num_images}")
+        usual = self._usual = usual_pass(arguments)
+        self.timed = dict.fromkeys(DATASETS, usual.timed) | {"array": 10 * usual.timed}
+        self.batch_sizes = dict.fromkeys(DATASETS, usual.batch_size)
+        self.batch_sizes["array"] *= 4
+        self.folder = usual.folder
+        path = arguments.data / f"hugging-face-{len(self.folder.files)}"
+        self._rows = _hugging_face(self.folder, path)
         self._pixels = _small_photographs(self.folder, self._num_images("array"))
 
     def start(self, dataset: str, loader: str) -> Iterator[Any]:
@@ -106,7 +101,7 @@ class Work:
         return iter(ours)
 
     def _num_images(self, dataset: str) -> int:
-        num_batches = WARM_UP_BATCHES + self.timed[dataset] + SPARE_BATCHES
+        num_batches = self._usual.warm_up + self.timed[dataset] + self._usual.spare
         return num_batches * self.batch_sizes[dataset]
 
     def _indices(self, dataset: str, length: int) -> list[int]:
@@ -143,21 +138,14 @@ class Work:
     def check(self, dataset: str, loader: str) -> None:
         """Refuse to time a contestant that makes something else."""
         batch = next(self.start(dataset, loader))
-        images, targets = batch.values() if isinstance(batch, dict) else batch
+        batch = batch.values() if isinstance(batch, dict) else batch
         side = SMALL if dataset == "array" else SIZE
-        shape = (self.batch_sizes[dataset], 3, side, side)
-        if tuple(images.shape) != shape or images.dtype != torch.float32:
-            raise ValueError(f"{dataset}, {loader}: {images.dtype} {list(images.shape)}")
-        if tuple(targets.shape) != shape[:1] or targets.dtype != torch.int64:
-            raise ValueError(f"{dataset}, {loader}: targets {targets.dtype} {list(targets.shape)}")
-        if not (0.5 < images.std() < 2.5 and images.min() < 0 < images.max()):
-            raise ValueError(f"{dataset}, {loader}: not normalised, {images.std() = }")
+        check_batch(f"{dataset}, {loader}", batch, self.batch_sizes[dataset], side)
 
     def images_a_second(self, dataset: str, loader: str) -> float:
-        """Rate of one pass."""
-        seconds = seconds_a_batch(
-            self.start(dataset, loader), warm_up=WARM_UP_BATCHES, timed=self.timed[dataset]
-        )
+        """Return the rate of one pass."""
+        batches, timed = self.start(dataset, loader), self.timed[dataset]
+        seconds = seconds_a_batch(batches, warm_up=self._usual.warm_up, timed=timed)
         return self.batch_sizes[dataset] / seconds
 
 
@@ -172,9 +160,9 @@ def main(given: Sequence[str] | None = None) -> None:
     measurements = measured(
         [
             Contestant(
-                name=name_of(dataset, loader),
-                label=f"{DATASETS[dataset]}, {LOADERS[loader]}",
-                measure=functools.partial(work.images_a_second, dataset, loader),
+                name_of(dataset, loader),
+                f"{DATASETS[dataset]}, {LOADERS[loader]}",
+                functools.partial(work.images_a_second, dataset, loader),
             )
             for dataset, loader in pairs
         ],
@@ -190,7 +178,6 @@ def main(given: Sequence[str] | None = None) -> None:
             for other in (TORCH, AS_IT_IS)
         ],
     )
-    ratios = {(each.of, each.to): each.ratio for each in comparisons}
     arguments.report(
         "converted",
         settings={
@@ -201,14 +188,16 @@ def main(given: Sequence[str] | None = None) -> None:
         },
         measurements=measurements,
         comparisons=comparisons,
-        aims=[
-            Aim.at_least(
-                f"images of torch's DataLoader, {DATASETS[dataset]}",
-                ratios[name_of(dataset, CONVERTED), name_of(dataset, TORCH)],
-                aim,
-            )
-            for dataset, aim in AIMS.items()
-        ],
+        aims=aims_at_least(
+            comparisons,
+            {
+                (name_of(dataset, CONVERTED), name_of(dataset, TORCH)): (
+                    f"images of torch's DataLoader, {DATASETS[dataset]}",
+                    aim,
+                )
+                for dataset, aim in AIMS.items()
+            },
+        ),
     )
 
 

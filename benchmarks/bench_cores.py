@@ -27,8 +27,7 @@ from benchmarks.harness import Contestant, measured
 from benchmarks.markdown import Content, aims_table, as_table, cell, medians_of
 from benchmarks.memory import mebibytes_of_all_processes
 from benchmarks.photographs import PhotographFolder, photograph_folder
-from benchmarks.results import Aim, Comparison, Measurement, compared
-from benchmarks.summary import summarise
+from benchmarks.results import Aim, Comparison, Measurement, compared, medians
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.transforms import Compose
@@ -126,18 +125,18 @@ def main(given: Sequence[str] | None = None) -> None:
         files = photograph_folder(8 if arguments.quick else _NUM_FILES, arguments.data)
         contestants = [
             Contestant(
-                name=name_of(kind, workers),
-                label=f"{KINDS[kind]}, {workers}",
-                measure=functools.partial(_images_a_second, kind, workers, paths, seconds, memory),
+                name_of(kind, workers),
+                f"{KINDS[kind]}, {workers}",
+                functools.partial(_images_a_second, kind, workers, paths, seconds, memory),
             )
             for workers in numbers
             for kind in KINDS
             if _is_measured(kind, workers)
         ] + [
             Contestant(
-                name=name_of(READING, count),
-                label=f"readers of files for a GPU, {count}",
-                measure=functools.partial(_files_a_second, files, count),
+                name_of(READING, count),
+                f"readers of files for a GPU, {count}",
+                functools.partial(_files_a_second, files, count),
             )
             for count in readers
         ]
@@ -238,29 +237,26 @@ def _files_a_second(files: PhotographFolder, readers: int) -> float:
 
 
 def _aims(measurements: Sequence[Measurement], comparisons: Sequence[Comparison]) -> list[Aim]:
-    medians = {found.name: summarise(found.values).median for found in measurements}
-    shares = {found.of: found.ratio for found in comparisons}
-    auto = [medians[name] for name in shares]
+    found = medians(measurements)
+    shares = {each.of: each.ratio for each in comparisons}
+    auto = [found[name] for name in shares]
     growth = min((many / few for few, many in itertools.pairwise(auto)), default=1.0)
-    reading = max(median for name, median in medians.items() if name.startswith(READING))
+    reading = max(median for name, median in found.items() if name.startswith(READING))
     shared = [
         Aim.at_least(f"the rate with {workers} workers, beside the ideal", shares[name], share)
         for workers, share in _AIMS.items()
         if (name := name_of(AUTO, workers)) in shares
     ]
     rates = [
-        (f"images a second with {workers} workers", medians[name], floor)
+        (f"images a second with {workers} workers", found[name], floor)
         for workers, floor in _FLOOR.items()
-        if (name := name_of(AUTO, workers)) in medians
+        if (name := name_of(AUTO, workers)) in found
     ]
     rates.append(("files that one process reads for a GPU in a second", reading, _READ_AIM))
     return [
         *shared,
         Aim.at_least("the rate with twice as many workers, at least", growth, _NOISE),
-        *(
-            Aim(what=what, aim=f">= {floor:,}", reached=f"{rate:,.0f}", met=rate >= floor)
-            for what, rate, floor in rates
-        ),
+        *(Aim(what, f">= {floor:,}", f"{rate:,.0f}", rate >= floor) for what, rate, floor in rates),
     ]
 
 

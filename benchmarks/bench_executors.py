@@ -24,8 +24,7 @@ from benchmarks.harness import Contestant, measured, quieten_peers
 from benchmarks.markdown import Content, as_table, medians_of
 from benchmarks.photograph_loaders import STD, folder_source, recipes
 from benchmarks.photographs import PhotographFolder, photograph_folder
-from benchmarks.results import Aim, compared
-from benchmarks.summary import summarise
+from benchmarks.results import Aim, compared, medians
 from stateful_gpu_loader.decoders import available, make_decoder, probe
 from stateful_gpu_loader.records import Request
 from stateful_gpu_loader.transforms import Compose
@@ -57,9 +56,9 @@ def main(given: Sequence[str] | None = None) -> None:
     measurements = measured(
         [
             Contestant(
-                name=name_of(what, decoder),
-                label=f"{LABELS[what]}, {decoder}",
-                measure=functools.partial(_images_a_second, execute, requests, batch_size),
+                name_of(what, decoder),
+                f"{LABELS[what]}, {decoder}",
+                functools.partial(_images_a_second, execute, requests, batch_size),
             )
             for decoder in decoders
             for what, execute in _executions(folder, decoder).items()
@@ -68,8 +67,8 @@ def main(given: Sequence[str] | None = None) -> None:
         title="executors",
         unit="images/s",
     )
-    medians = {found.name: summarise(found.values).median for found in measurements}
-    fastest = max(decoders, key=lambda decoder: medians[name_of(IMAGES, decoder)])
+    found = medians(measurements)
+    fastest = max(decoders, key=lambda decoder: found[name_of(IMAGES, decoder)])
     auto = name_of(IMAGES, decoders[0]), name_of(IMAGES, fastest)
     arguments.report(
         "executors",
@@ -139,13 +138,9 @@ def _check(folder: PhotographFolder, decoders: list[str], request: Request) -> N
 
 def executors_section(content: Content) -> str:
     """Return images a second, with a row for each decoder and a column for each way."""
-    settings = content["settings"]
-    medians = medians_of(content)
+    settings, found = content["settings"], medians_of(content)
     rows = [
-        [
-            decoder,
-            *(f"{medians[name_of(what, decoder)]:,.0f}" for what in LABELS),
-        ]
+        [decoder, *(f"{found[name_of(what, decoder)]:,.0f}" for what in LABELS)]
         for decoder in settings["decoders"]
     ]
     introduction = (

@@ -93,7 +93,7 @@ class Start:
 
     def contestants(self) -> list[Contestant]:
         return [
-            Contestant(name=start_name(what, self.method, self.cost), label=label, measure=measure)
+            Contestant(start_name(what, self.method, self.cost), label, measure)
             for what, measure in (
                 (FRESH, self.milliseconds_of_fresh_start),
                 (RECOVERY, self.milliseconds_of_recovery),
@@ -134,9 +134,9 @@ class Stateful:
     def contestants(self) -> list[Contestant]:
         return [
             Contestant(
-                name=state_name(loader, self.state, self.cost),
-                label=f"{bench_overhead.LABELS[loader]}, {STATES[self.state]}, {COSTS[self.cost]}",
-                measure=functools.partial(self.microseconds_a_batch, loader),
+                state_name(loader, self.state, self.cost),
+                f"{bench_overhead.LABELS[loader]}, {STATES[self.state]}, {COSTS[self.cost]}",
+                functools.partial(self.microseconds_a_batch, loader),
             )
             for loader in self.loaders
         ]

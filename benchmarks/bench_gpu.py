@@ -95,8 +95,10 @@ def _work(arguments: Arguments) -> Pass:
     return Pass(
         folder=photograph_folder(128 if arguments.quick else 1024, arguments.data),
         batch_size=32 if arguments.quick else BATCH_SIZE,
-        num_batches=WARM_UP_BATCHES + TIMED_BATCHES + SPARE_BATCHES,
+        timed=TIMED_BATCHES,
         num_workers=NUM_WORKERS,
+        warm_up=WARM_UP_BATCHES,
+        spare=SPARE_BATCHES,
     )
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.arguments import Arguments, parse
 from benchmarks.format_writers import TAR
-from benchmarks.harness import Contestant, measured, seconds_a_batch
+from benchmarks.harness import Contestant, measured, run_apart, seconds_a_batch
 from benchmarks.lane_loaders import (
     BATCH_SIZE,
     IMAGES,
@@ -34,11 +34,8 @@ from benchmarks.lane_loaders import (
     CountedShards,
     Pass,
 )
-from benchmarks.processes import run_apart
-from benchmarks.results import Aim, Comparison, Measurement, compared
+from benchmarks.results import Aim, Comparison, Measurement, compared, is_installed, medians
 from benchmarks.source_files import ROWS, photograph_files, under_more_names
-from benchmarks.source_readers import has_webdataset
-from benchmarks.summary import summarise
 from stateful_gpu_loader import StatefulGPULoader
 
 NUM_WORKERS = (0, 2)
@@ -129,22 +126,13 @@ def measure_state(num_shards: int, num_lanes: int, arguments: Arguments) -> list
         return seconds_a_batch(batches, warm_up=1, timed=_CALLS) * 1e6
 
     contestants = [
+        Contestant(state_name("state_dict()", num_lanes), f"{label}, state_dict()", taking),
         Contestant(
-            name=state_name("state_dict()", num_lanes),
-            label=f"{label}, state_dict()",
-            measure=taking,
-        ),
-        Contestant(
-            name=state_name("batch", num_lanes),
-            label=f"{label}, a batch of 4 trivial samples",
-            measure=delivering,
+            state_name("batch", num_lanes), f"{label}, a batch of 4 trivial samples", delivering
         ),
     ]
     sized = Measurement(
-        name=state_name("bytes a lane", num_lanes),
-        label=f"{label}, state as JSON",
-        unit="bytes a lane",
-        values=[size],
+        state_name("bytes a lane", num_lanes), f"{label}, state as JSON", "bytes a lane", [size]
     )
     return [sized, *measured(contestants, arguments, title=label, unit="us")]
 
@@ -156,13 +144,13 @@ def measure_rates(paths: Sequence[str], arguments: Arguments) -> list[Measuremen
         for who in (OURS, PEER[work]):
             if work == IMAGES and num_workers == 0:
                 continue  # torch's own threads would determine the rate
-            if who == WEBDATASET and not has_webdataset():
+            if who == WEBDATASET and not is_installed("webdataset"):
                 continue
             contestants.append(
                 Contestant(
-                    name=rate_name(who, work, num_workers),
-                    label=f"{WORKS[work]}, {num_workers} workers, {LABELS[who]}",
-                    measure=functools.partial(
+                    rate_name(who, work, num_workers),
+                    f"{WORKS[work]}, {num_workers} workers, {LABELS[who]}",
+                    functools.partial(
                         _samples_a_second, who, work, num_workers, paths, arguments.quick
                     ),
                 )
@@ -189,12 +177,12 @@ def measure_resume(paths: Sequence[str], arguments: Arguments) -> list[Measureme
         batch = next(itertools.islice(loader, skipped[place], None))
         return _milliseconds(started, batch)
 
-    ways = {OURS: ours, WEBDATASET: webdataset} if has_webdataset() else {OURS: ours}
+    ways = {OURS: ours, WEBDATASET: webdataset} if is_installed("webdataset") else {OURS: ours}
     contestants = [
         Contestant(
-            name=resume_name(who, place),
-            label=f"first batch, {place:.0%} delivered, {LABELS[who]}",
-            measure=functools.partial(way, place),
+            resume_name(who, place),
+            f"first batch, {place:.0%} delivered, {LABELS[who]}",
+            functools.partial(way, place),
         )
         for who, way in ways.items()
         for place in PLACES
@@ -236,12 +224,12 @@ def _pairs() -> Iterator[tuple[str, str]]:
 
 
 def _state_aims(lanes: Sequence[int], measurements: Sequence[Measurement]) -> Iterator[Aim]:
-    medians = {found.name: summarise(found.values).median for found in measurements}
+    found = medians(measurements)
     for num_lanes in lanes:
-        size = medians[state_name("bytes a lane", num_lanes)]
+        size = found[state_name("bytes a lane", num_lanes)]
         what = f"size of the state as JSON, {num_lanes:,} lanes"
         yield Aim.at_most(what, size, BYTES_AIM, "bytes a lane")
-    taking = medians[state_name("state_dict()", max(lanes))]
+    taking = found[state_name("state_dict()", max(lanes))]
     yield Aim.at_most(f"state_dict() of {max(lanes):,} lanes", taking, STATE_AIM, "us")
 
 

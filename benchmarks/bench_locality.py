@@ -18,8 +18,7 @@ from unittest import mock
 
 from benchmarks.arguments import Arguments, parse
 from benchmarks.format_writers import PARQUET, TAR
-from benchmarks.harness import Contestant, measured
-from benchmarks.processes import run_apart
+from benchmarks.harness import Contestant, measured, run_apart
 from benchmarks.results import Aim, Measurement, compared
 from benchmarks.source_files import FORMATS, ROWS, photograph_files, under_more_names
 from stateful_gpu_loader.datasets.parquet.source import ParquetSource
@@ -92,19 +91,19 @@ def measure(name: str, paths: Sequence[str], arguments: Arguments) -> list[Measu
     """Return counts and rates of one format under all orders."""
     found = [
         Measurement(
-            name=measurement_name(what, name, order),
-            label=f"{FORMATS[name]}, {order}, {WHATS[what]}",
-            unit=WHATS[what],
-            values=[value],
+            measurement_name(what, name, order),
+            f"{FORMATS[name]}, {order}, {WHATS[what]}",
+            WHATS[what],
+            [value],
         )
         for order in ORDERS
         for what, value in _counted(name, paths, order).items()
     ]
     contestants = [
         Contestant(
-            name=measurement_name("rate", name, order),
-            label=f"{FORMATS[name]}, {order}",
-            measure=functools.partial(_samples_a_second, name, paths, order, arguments.quick),
+            measurement_name("rate", name, order),
+            f"{FORMATS[name]}, {order}",
+            functools.partial(_samples_a_second, name, paths, order, arguments.quick),
         )
         for order in ORDERS
     ]

@@ -9,7 +9,6 @@ the processor, so its latency is hidden if the rate does not fall. moto and s3fs
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 import tempfile
 import time
@@ -23,7 +22,7 @@ from benchmarks.format_writers import TAR, write
 from benchmarks.harness import Contestant, measured, quieten_peers
 from benchmarks.photograph_loaders import recipes
 from benchmarks.photographs import photograph_folder
-from benchmarks.results import Aim, Measurement, compared
+from benchmarks.results import Measurement, aims_at_least, compared, is_installed
 from benchmarks.s3_server import BUCKET, serving, set_latency
 from stateful_gpu_loader import ShuffledSampler, StatefulGPULoader, TarShards, TarSource
 from stateful_gpu_loader.samplers import Blocks
@@ -54,7 +53,7 @@ def rate_name(way: str, place: int | str) -> str:
 
 def main(given: Sequence[str] | None = None) -> None:
     arguments = parse(__doc__, rounds=3, given=given)
-    missing = [name for name in ("moto", "s3fs") if importlib.util.find_spec(name) is None]
+    missing = [name for name in ("moto", "s3fs") if not is_installed(name)]
     if missing:
         print(
             f"not run: {', '.join(missing)} is missing. "
@@ -92,12 +91,16 @@ def main(given: Sequence[str] | None = None) -> None:
         },
         measurements=measurements,
         comparisons=comparisons,
-        aims=[
-            Aim.at_least(f"{WAYS[way]}, {AIMED_AT} ms, beside local files", found.ratio, AIM)
-            for way in WAYS
-            for found in comparisons
-            if found.of == rate_name(way, AIMED_AT)
-        ],
+        aims=aims_at_least(
+            comparisons,
+            {
+                (rate_name(way, AIMED_AT), rate_name(way, LOCAL)): (
+                    f"{label}, {AIMED_AT} ms, beside local files",
+                    AIM,
+                )
+                for way, label in WAYS.items()
+            },
+        ),
         notes=["The loader and the server have one core each."],
     )
 
@@ -138,9 +141,9 @@ def _measured(tars: Path, indices: Path, port: int, arguments: Arguments) -> lis
             waits = 0 if place == LOCAL else int(place)
             contestants.append(
                 Contestant(
-                    name=name,
-                    label=f"{label}, {place if place == LOCAL else f'{place} ms'}",
-                    measure=functools.partial(rate, name, make, waits, timed),
+                    name,
+                    f"{label}, {place if place == LOCAL else f'{place} ms'}",
+                    functools.partial(rate, name, make, waits, timed),
                 )
             )
     measurements = measured(
@@ -154,14 +157,11 @@ def _measured(tars: Path, indices: Path, port: int, arguments: Arguments) -> lis
     make = functools.partial(_loader, SAMPLES, urls, indices, source=_AloneSource)
     values = [rate(alone, make, AIMED_AT, _TIMED_SLOW)]
     label = f"{ALONE}, {AIMED_AT} ms"
-    measurements.append(Measurement(name=alone, label=label, unit="images/s", values=values))
+    measurements.append(Measurement(alone, label, "images/s", values))
     units = {CPU: "ms an image", REQUESTS: "an image"}
     return measurements + [
         Measurement(
-            name=f"{what} {found.name}",
-            label=f"{found.label}, {what}",
-            unit=unit,
-            values=spent[f"{what} {found.name}"],
+            f"{what} {found.name}", f"{found.label}, {what}", unit, spent[f"{what} {found.name}"]
         )
         for what, unit in units.items()
         for found in measurements

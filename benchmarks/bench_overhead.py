@@ -124,7 +124,7 @@ def main(given: Sequence[str] | None = None) -> None:
         elif setting.num_workers == 0:
             timed.append((setting, DIGEST, functools.partial(_microseconds_of_digest, setting)))
     contestants = [
-        Contestant(name=setting.name(what), label=setting.label(what), measure=measure)
+        Contestant(setting.name(what), setting.label(what), measure)
         for setting, what, measure in timed
     ]
     measurements = measured(contestants, arguments, title="overhead", unit="us a batch")

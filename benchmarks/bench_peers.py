@@ -273,9 +273,9 @@ class PeersBenchmark:
             values = alternate(
                 [
                     Contestant(
-                        name=_name(found, IMAGES, workers),
-                        label=f"{found.entry.label}, {workers} workers",
-                        measure=self._timing(found, workers),
+                        _name(found, IMAGES, workers),
+                        f"{found.entry.label}, {workers} workers",
+                        self._timing(found, workers),
                     )
                     for found in able
                 ],
@@ -374,12 +374,10 @@ def _report(arguments: Arguments, benchmark: PeersBenchmark, every: Sequence[Fou
     sizes = benchmark.sizes
     measurements = [
         Measurement(
-            name=name,
-            label=f"{found.entry.label}, {name.partition(' ')[2]}",
-            unit=next(
-                unit for what, unit in UNITS.items() if name.split(" ", 1)[1].startswith(what)
-            ),
-            values=values,
+            name,
+            f"{found.entry.label}, {name.partition(' ')[2]}",
+            next(unit for what, unit in UNITS.items() if name.split(" ", 1)[1].startswith(what)),
+            values,
         )
         for found in every
         for name, values in found.values.items()

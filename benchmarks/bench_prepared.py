@@ -23,29 +23,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 from benchmarks.arguments import parse
 from benchmarks.harness import Contestant, measured, quieten_peers, seconds_a_batch
 from benchmarks.markdown import Content, aims_table, as_table, medians_of
-from benchmarks.photograph_loaders import (
-    Pass,
-    Photographs,
-    crop_and_flip,
-    ours_of,
-    read_with_pillow,
-    source_of,
-    to_float,
-)
-from benchmarks.photographs import photograph_folder
-from benchmarks.results import Aim, Measurement, compared
+from benchmarks.photograph_loaders import Pass, ours_of, source_of, torch_with_pillow, usual_pass
+from benchmarks.results import Measurement, aims_at_least, compared
 from stateful_gpu_loader import PreparedSource
 from stateful_gpu_loader import transforms as T
 
 RESIZED = 256
-WARM_UP_BATCHES = 4
-SPARE_BATCHES = 4
 PILLOW, EACH_TIME, FIRST, LATER = "torch_pillow", "each_time", "first_epoch", "later_epochs"
 WRITING = "writing_alone"
 LABELS = {
@@ -84,10 +72,7 @@ class _Passes:
 
     def torch(self) -> Iterator[Any]:
         """Start a pass in which processes decode and resize with Pillow."""
-        steps = [v2.Resize(RESIZED), *crop_and_flip(), v2.ToImage(), *to_float()]
-        work = self._work
-        dataset = Photographs(work.files, work.targets, read_with_pillow, v2.Compose(steps))
-        return iter(DataLoader(dataset, work.batch_size, shuffle=True, num_workers=2))
+        return torch_with_pillow(self._work, head=[v2.Resize(RESIZED)])
 
     def each_time(self) -> Iterator[Any]:
         return ours_of(source_of(self._work), self._work, head=[T.Resize(RESIZED)])
@@ -113,10 +98,9 @@ class _Passes:
     def measure(self, name: str, start: Callable[[], Iterator[Any]]) -> float:
         """Return images a second in the middle of a pass, which runs to its end."""
         work = self._work
-        timed = work.num_batches - WARM_UP_BATCHES - SPARE_BATCHES
         cpu, read = _cpu_seconds(), _bytes_read()
         batches = start()
-        seconds = seconds_a_batch(batches, warm_up=WARM_UP_BATCHES, timed=timed)
+        seconds = seconds_a_batch(batches, warm_up=work.warm_up, timed=work.timed)
         for _ in batches:
             pass
         del batches
@@ -133,13 +117,7 @@ class _Passes:
 def main(given: Sequence[str] | None = None) -> None:
     arguments = parse(__doc__, rounds=7, given=given)
     quieten_peers()
-    num_images, batch_size, timed = (24, 4, 4) if arguments.quick else (512, 64, 24)
-    work = Pass(
-        folder=photograph_folder(num_images, arguments.data),
-        batch_size=batch_size,
-        num_batches=WARM_UP_BATCHES + timed + SPARE_BATCHES,
-        num_workers=2,
-    )
+    work = usual_pass(arguments)
     with tempfile.TemporaryDirectory() as folder:
         passes = _Passes(work, Path(folder))
         starts = {
@@ -153,11 +131,7 @@ def main(given: Sequence[str] | None = None) -> None:
             pass
         measurements = measured(
             [
-                Contestant(
-                    name=name,
-                    label=LABELS[name],
-                    measure=functools.partial(passes.measure, name, start),
-                )
+                Contestant(name, LABELS[name], functools.partial(passes.measure, name, start))
                 for name, start in starts.items()
             ],
             arguments,
@@ -167,7 +141,7 @@ def main(given: Sequence[str] | None = None) -> None:
     aims = {(LATER, FIRST): 3.0, (LATER, PILLOW): 4.0, (FIRST, EACH_TIME): 0.95}
     comparisons = compared(measurements, [*aims, (LATER, EACH_TIME)])
     measurements += [
-        Measurement(name=f"{what} {name}", label=LABELS[name], unit=_UNITS[what], values=values)
+        Measurement(f"{what} {name}", LABELS[name], _UNITS[what], values)
         for (name, what), values in passes.costs.items()
     ]
     arguments.report(
@@ -180,11 +154,10 @@ def main(given: Sequence[str] | None = None) -> None:
         },
         measurements=measurements,
         comparisons=comparisons,
-        aims=[
-            Aim.at_least(f"{LABELS[found.of]} beside {LABELS[found.to]}", found.ratio, aim)
-            for found in comparisons
-            if (aim := aims.get((found.of, found.to))) is not None
-        ],
+        aims=aims_at_least(
+            comparisons,
+            {pair: (" beside ".join(LABELS[name] for name in pair), aims[pair]) for pair in aims},
+        ),
     )
 
 

@@ -52,7 +52,6 @@ INTAKE = {"uint8": "copied as uint8", "float32": "normalised to float32"}
 AIM = 0.9
 BYTES_AIM = 0.26
 """Largest share of a float32 image's bytes that an image may take in transfer."""
-_WARM_UP, _SPARE = 8, 8
 
 
 class _Counting(RayWorkers):
@@ -115,15 +114,17 @@ def main(given: Sequence[str] | None = None) -> None:
     work = Pass(
         folder=photograph_folder(num_images, arguments.data),
         batch_size=batch_size,
-        num_batches=_WARM_UP + timed + _SPARE,
-        num_workers=2,
+        timed=timed,
+        num_workers=1 if arguments.quick else 2,
+        warm_up=8,
+        spare=8,
     )
     node = _Node()
     starts = {
         TORCH: functools.partial(loaders.torch_with_torchvision, work, pin_memory=False),
-        PROCESSES: functools.partial(_ours, work, worker_type="process"),
-        ACTORS_HERE: functools.partial(_ours, work, worker_type=RayWorkers(resources=HERE)),
-        ACTORS: functools.partial(_ours, work, worker_type=_Counting(resources=AWAY)),
+        PROCESSES: functools.partial(loaders.ours, work, worker_type="process"),
+        ACTORS_HERE: functools.partial(loaders.ours, work, worker_type=RayWorkers(resources=HERE)),
+        ACTORS: functools.partial(loaders.ours, work, worker_type=_Counting(resources=AWAY)),
     }
     firsts: dict[str, list[float]] = {name: [] for name in starts}
 
@@ -132,14 +133,12 @@ def main(given: Sequence[str] | None = None) -> None:
         batches = start()
         next(batches)
         firsts[name].append((time.perf_counter() - began) * 1e3)
-        seconds = seconds_a_batch(batches, warm_up=_WARM_UP - 1, timed=timed)
+        seconds = seconds_a_batch(batches, warm_up=work.warm_up - 1, timed=timed)
         return work.batch_size / seconds
 
     measurements = measured(
         [
-            Contestant(
-                name=name, label=LABELS[name], measure=functools.partial(measure, name, start)
-            )
+            Contestant(name, LABELS[name], functools.partial(measure, name, start))
             for name, start in starts.items()
         ],
         arguments,
@@ -163,9 +162,7 @@ def main(given: Sequence[str] | None = None) -> None:
     )
     for key, label, unit, labels, found in more:
         measurements += [
-            Measurement(
-                name=key.format(name), label=label.format(labels[name]), unit=unit, values=values
-            )
+            Measurement(key.format(name), label.format(labels[name]), unit, values)
             for name, values in found.items()
         ]
     arguments.report(
@@ -192,16 +189,12 @@ def main(given: Sequence[str] | None = None) -> None:
     )
 
 
-def _ours(work: Pass, **given: Any) -> Iterator[Any]:
-    return loaders.ours_of(loaders.source_of(work), work, **given)
-
-
 def _recovery(work: Pass, lose: Callable[[], None]) -> float:
     """Return the seconds from the loss of the only worker to the next batch of its replacement."""
     import warnings
 
     workers = RayWorkers(max_in_flight=1, resources=AWAY)
-    batches = _ours(dataclasses.replace(work, num_workers=1), worker_type=workers)
+    batches = loaders.ours(dataclasses.replace(work, num_workers=1), worker_type=workers)
     next(batches)
     began = time.perf_counter()
     lose()

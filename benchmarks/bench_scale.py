@@ -8,7 +8,6 @@ effect. Each group has its own Python process, in which memory is measured first
 from __future__ import annotations
 
 import gc
-import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,10 +20,9 @@ import torch
 
 from benchmarks.arguments import Arguments, parse
 from benchmarks.datasets import Numbers
+from benchmarks.harness import run_apart
 from benchmarks.memory import PeakGrowth
-from benchmarks.processes import run_apart
-from benchmarks.results import Aim, Measurement
-from benchmarks.summary import summarise
+from benchmarks.results import Aim, Measurement, medians
 from stateful_gpu_loader import (
     DistributedShuffledSampler,
     MixedDataset,
@@ -43,7 +41,6 @@ NUMS_RANKS = (1, 64, RANKS)
 NUMS_DATASETS = (10, 100, DATASETS)
 NUMS_WEIGHTS = (10**5, 10**6, 10**7)
 NUMS_SHARDS = (8192, 32_768, SHARDS)
-LANES_A_RANK = (1, 8)
 AT_ONCE = 1 << 14
 """Number of positions in one call of an order, as in a loader's largest calls."""
 
@@ -144,15 +141,22 @@ class Shards(ShardedDataset):
         return _SAMPLES_A_SHARD
 
 
+def cases_of(kind: str) -> list[Case]:
+    """Return the cases of a kind, in the order of the table's rows."""
+    if kind == MIXTURE:
+        found = [Case(kind=kind, parts=parts) for parts in NUMS_DATASETS]
+        return found + [Case(kind=kind, parts=DATASETS, ranks=n) for n in NUMS_RANKS[:-1]]
+    if kind == WEIGHTED:
+        return [Case(kind=kind, n=n) for n in NUMS_WEIGHTS]
+    if kind == LANES:
+        found = [Case(kind=kind, n=n) for n in NUMS_SHARDS]
+        return found + [Case(kind=kind, n=SHARDS, ranks=n, parts=8) for n in NUMS_RANKS]
+    found = [Case(kind=kind, n=n) for n in LENGTHS]
+    return found + [Case(kind=kind, ranks=n) for n in NUMS_RANKS[:-1]]
+
+
 def cases() -> list[Case]:
-    found = [Case(kind=kind, n=n) for kind in ORDERS for n in LENGTHS]
-    found += [Case(kind=kind, ranks=ranks) for kind in ORDERS for ranks in NUMS_RANKS[:-1]]
-    found += [Case(kind=MIXTURE, parts=parts) for parts in NUMS_DATASETS]
-    found += [Case(kind=MIXTURE, parts=DATASETS, ranks=ranks) for ranks in NUMS_RANKS[:-1]]
-    found += [Case(kind=WEIGHTED, n=n) for n in NUMS_WEIGHTS]
-    found += [Case(kind=LANES, n=n) for n in NUMS_SHARDS]
-    found += [Case(kind=LANES, n=SHARDS, ranks=ranks, parts=8) for ranks in NUMS_RANKS]
-    return found
+    return [case for kind in (*ORDERS, MIXTURE, WEIGHTED, LANES) for case in cases_of(kind)]
 
 
 def states_name(what: str, whose: str, ranks: int) -> str:
@@ -180,7 +184,7 @@ def main(given: Sequence[str] | None = None) -> None:
             "samples_a_shard": _SAMPLES_A_SHARD,
         },
         measurements=measurements,
-        aims=list(_aims({found.name: found for found in measurements})),
+        aims=list(_aims(medians(measurements))),
         notes=["Times are CPU time."],
     )
 
@@ -210,9 +214,9 @@ def measure(case: Case, arguments: Arguments) -> list[Measurement]:
         batches = iter(loader)
         timed(FIRST, partial(next, batches))
         left = min(steps, _whole_steps(case)) - 1
-        timed(STEP, partial(_read, batches, left), per=left)
+        timed(STEP, partial(_repeat, partial(next, batches), left), per=left)
         state = loader.state_dict()
-        timed(TAKING, partial(_take, loader, _CALLS), per=_CALLS)
+        timed(TAKING, partial(_repeat, loader.state_dict, _CALLS), per=_CALLS)
         fresh = case.make()
         timed(LOADING, partial(fresh.load_state_dict, state))
         values[SIZE] = [len(json.dumps(state))]
@@ -220,9 +224,10 @@ def measure(case: Case, arguments: Arguments) -> list[Measurement]:
             order, positions = _order_of(case), _positions(case)
             order(positions)
             calls = 1 if arguments.quick else _CALLS
-            timed(INDEX, partial(_call, order, positions, calls), per=len(positions) * calls)
+            repeat = partial(_repeat, partial(order, positions), calls)
+            timed(INDEX, repeat, per=len(positions) * calls)
     return [
-        Measurement(name=case.name(what), label=case.name(what), unit=UNITS[what], values=found)
+        Measurement(case.name(what), case.name(what), UNITS[what], found)
         for what, found in values.items()
     ]
 
@@ -247,10 +252,10 @@ def measure_states(ranks: int, arguments: Arguments) -> list[Measurement]:
             values[LOADING_MERGED].append((time.process_time() - started) * 1e3)
         found += [
             Measurement(
-                name=states_name(what, whose, ranks),
-                label=f"{what}, {STATES_OF[whose]}, {ranks:,} ranks",
-                unit=UNITS[what],
-                values=values[what],
+                states_name(what, whose, ranks),
+                f"{what}, {STATES_OF[whose]}, {ranks:,} ranks",
+                UNITS[what],
+                values[what],
             )
             for what in values
         ]
@@ -289,19 +294,9 @@ def _whole_steps(case: Case) -> int:
     return int(case.n if case.kind != WEIGHTED else SAMPLES) // (BATCH_SIZE * case.ranks)
 
 
-def _read(batches: Iterator[Any], number: int) -> None:
-    for _ in itertools.islice(batches, number):
-        pass
-
-
-def _take(loader: StatefulGPULoader[Any], calls: int) -> None:
-    for _ in range(calls):
-        loader.state_dict()
-
-
-def _call(order: Any, positions: Any, calls: int) -> None:
-    for _ in range(calls):
-        order(positions)
+def _repeat(call: Callable[[], Any], times: int) -> None:
+    for _ in range(times):
+        call()
 
 
 def _order_of(case: Case) -> Any:
@@ -317,14 +312,14 @@ def _positions(case: Case) -> Any:
     return (n // 2 + case.ranks * np.arange(AT_ONCE, dtype=np.int64)) % n
 
 
-def _aims(by_name: dict[str, Measurement]) -> Iterator[Aim]:
+def _aims(by_name: dict[str, float]) -> Iterator[Aim]:
     def worst(what: str, kinds: Sequence[str]) -> float | None:
-        medians = [
-            summarise(found.values).median
-            for name, found in by_name.items()
+        found = [
+            median
+            for name, median in by_name.items()
             if name.startswith(f"{what}, ") and name.split()[len(what.split())] in kinds
         ]
-        return max(medians, default=None)
+        return max(found, default=None)
 
     everything = (*ORDERS, MIXTURE, LANES)
     limits = (

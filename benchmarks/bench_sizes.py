@@ -14,36 +14,26 @@ them.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from PIL import Image
-from torch.utils.data import DataLoader
-from torchvision.transforms import v2
 
 from benchmarks import photograph_loaders as loaders
 from benchmarks.arguments import Arguments, parse
-from benchmarks.harness import (
-    Contestant,
-    in_fresh_process,
-    measured,
-    quieten_peers,
-    seconds_a_batch,
-)
+from benchmarks.harness import Contestant, measured, quieten_peers, run_apart
 from benchmarks.markdown import Content, aims_table, as_table, medians_of, short
 from benchmarks.memory import mebibytes_of_all_processes
 from benchmarks.photograph_loaders import Pass
 from benchmarks.photograph_sizes import enlarged_folder
 from benchmarks.photographs import HEIGHT, WIDTH, photograph_folder
-from benchmarks.results import Aim, Measurement, compared
+from benchmarks.results import Measurement, aims_at_least, compared, is_installed
 
 SIZES = {"0.2": (WIDTH, HEIGHT), "0.8": (1024, 768), "3": (2048, 1536), "12": (4000, 3000)}
 WORK = {"0.2": (512, 64, 24), "0.8": (64, 32, 12), "3": (24, 16, 8), "12": (16, 8, 4)}
 """Files, batch size and timed batches by megapixels."""
 QUICK = {"0.2": (8, 4, 4), "3": (4, 2, 2)}
-WARM_UP_BATCHES, SPARE_BATCHES, NUM_WORKERS = 4, 4, 2
 
 PILLOW, DRAFT, TORCHVISION, DALI = "torch_pillow", "torch_draft", "torchdata_torchvision", "dali"
 WHOLE, PARTS, SCALED = "ours_whole", "ours_parts", "ours_scaled"
@@ -80,13 +70,14 @@ def main(given: Sequence[str] | None = None) -> None:
     arguments = parse(__doc__, rounds=5, given=given)
     quieten_peers()
     works = {size: _work(size, arguments) for size in (QUICK if arguments.quick else WORK)}
-    names = [name for name in LABELS if _is_installed(name)]
+    needed = {DALI: "nvidia.dali", PARTS: "nvidia.nvimgcodec"}
+    names = [name for name in LABELS if is_installed(needed.get(name, "torch"))]
     measurements = measured(
         [
             Contestant(
-                name=f"{name}_{size}",
-                label=f"{LABELS[name]}, {size} megapixels",
-                measure=functools.partial(_images_a_second, name, work),
+                f"{name}_{size}",
+                f"{LABELS[name]}, {size} megapixels",
+                functools.partial(work.images_a_second, functools.partial(_start, name, work)),
             )
             for size, work in works.items()
             for name in names
@@ -106,16 +97,15 @@ def main(given: Sequence[str] | None = None) -> None:
             if one != other
         ],
     )
-    ratios = {(each.of, each.to): each.ratio for each in comparisons}
     aims = [(PARTS, *_AIM_OF_PARTS)] + [
         (SCALED, size, peer, limit) for size, limit in _AIMS_OF_SCALED.items() for peer in PEERS
     ]
     memory = [
         Measurement(
-            name=f"{MEMORY}_{name}_{size}",
-            label=f"peak memory of {LABELS[name]}, {size} megapixels",
-            unit="MiB",
-            values=[in_fresh_process(peak_mebibytes, name, work)],
+            f"{MEMORY}_{name}_{size}",
+            f"peak memory of {LABELS[name]}, {size} megapixels",
+            "MiB",
+            [run_apart(arguments.quick, peak_mebibytes, name, work)],
         )
         for size, work in works.items()
         for name in names
@@ -129,11 +119,16 @@ def main(given: Sequence[str] | None = None) -> None:
         },
         measurements=[*measurements, *memory],
         comparisons=comparisons,
-        aims=[
-            Aim.at_least(f"{size} megapixels: {LABELS[name]} beside {LABELS[peer]}", ratio, limit)
-            for name, size, peer, limit in aims
-            if (ratio := ratios.get((f"{name}_{size}", f"{peer}_{size}"))) is not None
-        ],
+        aims=aims_at_least(
+            comparisons,
+            {
+                (f"{name}_{size}", f"{peer}_{size}"): (
+                    f"{size} megapixels: {LABELS[name]} beside {LABELS[peer]}",
+                    limit,
+                )
+                for name, size, peer, limit in aims
+            },
+        ),
     )
 
 
@@ -145,49 +140,20 @@ def _work(size: str, arguments: Arguments) -> Pass:
         if (width, height) == (WIDTH, HEIGHT)
         else enlarged_folder(num_images, width, height, arguments.data)
     )
-    return Pass(
-        folder=folder,
-        batch_size=batch_size,
-        num_batches=WARM_UP_BATCHES + timed + SPARE_BATCHES,
-        num_workers=NUM_WORKERS,
-    )
-
-
-def _is_installed(name: str) -> bool:
-    package = {DALI: "nvidia.dali", PARTS: "nvidia.nvimgcodec"}.get(name)
-    return package is None or importlib.util.find_spec(package) is not None
+    return Pass(folder=folder, batch_size=batch_size, timed=timed)
 
 
 def _start(name: str, work: Pass) -> Iterator[Any]:
     starts: dict[str, Callable[[], Iterator[Any]]] = {
-        PILLOW: functools.partial(loaders.torch_with_pillow, work),
-        DRAFT: functools.partial(_torch_with_draft, work),
-        TORCHVISION: functools.partial(loaders.torchdata_with_torchvision, work),
-        DALI: functools.partial(loaders.dali, work),
-        WHOLE: functools.partial(loaders.ours, work, decoder="torchvision"),
-        PARTS: functools.partial(loaders.ours, work, decoder="nvimgcodec"),
-        SCALED: functools.partial(
-            loaders.ours_of,
-            loaders.source_of(work),
-            work,
-            decoder="torchvision",
-            scaled_decoding=True,
-        ),
+        PILLOW: lambda: loaders.torch_with_pillow(work),
+        DRAFT: lambda: loaders.torch_with_pillow(work, ReadWithDraft()),
+        TORCHVISION: lambda: loaders.torchdata_with_torchvision(work),
+        DALI: lambda: loaders.dali(work),
+        WHOLE: lambda: loaders.ours(work, decoder="torchvision"),
+        PARTS: lambda: loaders.ours(work, decoder="nvimgcodec"),
+        SCALED: lambda: loaders.ours(work, decoder="torchvision", scaled_decoding=True),
     }
     return starts[name]()
-
-
-def _torch_with_draft(work: Pass) -> Iterator[Any]:
-    steps = v2.Compose([*loaders.crop_and_flip(), v2.ToImage(), *loaders.to_float()])
-    dataset = loaders.Photographs(work.files, work.targets, ReadWithDraft(), steps)
-    return iter(DataLoader(dataset, work.batch_size, shuffle=True, num_workers=work.num_workers))
-
-
-def _images_a_second(name: str, work: Pass) -> float:
-    timed = work.num_batches - WARM_UP_BATCHES - SPARE_BATCHES
-    return work.batch_size / seconds_a_batch(
-        _start(name, work), warm_up=WARM_UP_BATCHES, timed=timed
-    )
 
 
 def peak_mebibytes(name: str, work: Pass) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from benchmarks.arguments import parse
-from benchmarks.processes import run_apart
+from benchmarks.harness import run_apart
 from benchmarks.results import Aim, Comparison, compared
 from benchmarks.source_files import (
     FORMATS,

@@ -20,7 +20,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from benchmarks.arguments import Arguments, parse
 from benchmarks.datasets import Numbers
-from benchmarks.harness import Contestant, measured
+from benchmarks.harness import Contestant, measured, run_apart
 from benchmarks.markdown import (
     Content,
     aims_table,
@@ -30,9 +30,7 @@ from benchmarks.markdown import (
     short,
 )
 from benchmarks.memory import PeakGrowth
-from benchmarks.processes import run_apart
-from benchmarks.results import Aim, Measurement, compared
-from benchmarks.summary import summarise
+from benchmarks.results import Aim, Measurement, compared, medians
 from stateful_gpu_loader import StatefulGPULoader
 
 BATCH_SIZE = 256
@@ -91,7 +89,7 @@ def main(given: Sequence[str] | None = None) -> None:
         for case in cases
         for measurement in run_apart(arguments.quick, measure, case, arguments)
     ]
-    medians = {found.name: summarise(found.values).median for found in measurements}
+    found = medians(measurements)
     ours = [case for case in cases if case.loader == OURS]
     first = "first batch, {} workers, {:.0%}"
     comparisons = compared(
@@ -104,10 +102,10 @@ def main(given: Sequence[str] | None = None) -> None:
         ],
     )
     size, taking = (
-        max(medians[case.name(what)] for case in ours) for what in ("JSON size", "state_dict()")
+        max(found[case.name(what)] for case in ours) for what in ("JSON size", "state_dict()")
     )
-    growth = medians[ours[-1].name("peak memory growth")]
-    begun = max(medians[ours[-1].name(first.format(0, place))] for place in PLACES)
+    growth = found[ours[-1].name("peak memory growth")]
+    begun = max(found[ours[-1].name(first.format(0, place))] for place in PLACES)
     spread = max(abs(comparison.ratio.median - 1) for comparison in comparisons)
     longest = f"n = {ours[-1].n:,}"
     arguments.report(
@@ -153,10 +151,10 @@ def _memory(case: Case) -> Measurement:
         next(batches)
     loader.state_dict()
     return Measurement(
-        name=case.name("peak memory growth"),
-        label=case.label("peak memory growth"),
-        unit="MiB",
-        values=[growth.mebibytes()],
+        case.name("peak memory growth"),
+        case.label("peak memory growth"),
+        "MiB",
+        [growth.mebibytes()],
     )
 
 
@@ -173,21 +171,21 @@ def _state(case: Case, arguments: Arguments) -> list[Measurement]:
         return (time.perf_counter() - started) / calls * 1e6
 
     label = case.label("state_dict()")
-    contestant = Contestant(name=case.name("state_dict()"), label=label, measure=microseconds)
+    contestant = Contestant(case.name("state_dict()"), label, microseconds)
     taken = measured([contestant], arguments, title=label, unit="us", warm_up_rounds=1)
     saved = Measurement(
-        name=case.name("saved size"),
-        label=case.label("size as torch.save writes it"),
-        unit="bytes",
-        values=[_saved_size(loader.state_dict())],
+        case.name("saved size"),
+        case.label("size as torch.save writes it"),
+        "bytes",
+        [_saved_size(loader.state_dict())],
     )
     if case.loader != OURS:
         return [saved, *taken]
     as_json = Measurement(
-        name=case.name("JSON size"),
-        label=case.label("size as JSON"),
-        unit="bytes",
-        values=[len(json.dumps(loader.state_dict()))],
+        case.name("JSON size"),
+        case.label("size as JSON"),
+        "bytes",
+        [len(json.dumps(loader.state_dict()))],
     )
     return [as_json, saved, *taken]
 
@@ -209,9 +207,9 @@ def _first_batch(case: Case, num_workers: int, arguments: Arguments) -> list[Mea
 
     contestants = [
         Contestant(
-            name=case.name(f"{what}, {place:.0%}"),
-            label=case.label(f"{what}, {place:.0%} delivered"),
-            measure=functools.partial(milliseconds, state),
+            case.name(f"{what}, {place:.0%}"),
+            case.label(f"{what}, {place:.0%} delivered"),
+            functools.partial(milliseconds, state),
         )
         for place, state in zip(PLACES, _states(case, num_workers), strict=True)
     ]
@@ -220,14 +218,9 @@ def _first_batch(case: Case, num_workers: int, arguments: Arguments) -> list[Mea
         arguments,
         title=case.label(what),
         unit="ms",
-        rounds=_rounds_of_first_batch(case, arguments),
+        # More rounds for our loader, which takes only milliseconds.
+        rounds=arguments.rounds * (5 if case.loader == OURS and not arguments.quick else 1),
     )
-
-
-def _rounds_of_first_batch(case: Case, arguments: Arguments) -> int:
-    """Return more rounds for our loader, which takes only milliseconds."""
-    more = 5 if case.loader == OURS and not arguments.quick else 1
-    return arguments.rounds * more
 
 
 def _states(case: Case, num_workers: int) -> list[dict[str, Any]]:

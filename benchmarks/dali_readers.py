@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,12 +15,6 @@ SHUFFLE_BUFFER = 1024
 """DALI's default of ``initial_fill``."""
 
 _READER = "reader"
-
-
-def is_installed() -> bool:
-    return importlib.util.find_spec("nvidia") is not None and (
-        importlib.util.find_spec("nvidia.dali") is not None
-    )
 
 
 def pipeline(

@@ -10,16 +10,22 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.arguments import Arguments
 from benchmarks.progress import progress_bar
 from benchmarks.results import Measurement
 
+ROOT = Path(__file__).parent.parent
+"""Folder in which processes start, so that they import this checkout, installed or not."""
+COMPILED = {"PYTHONDONTWRITEBYTECODE": ""}
+"""Variable of started processes: a start without compiled files would measure Python's compiler."""
+
 _Result = TypeVar("_Result")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Contestant:
     """A repeatable measurement."""
 
@@ -93,10 +99,7 @@ def measured(
         title=title,
         warm_up_rounds=arguments.warm_up_rounds if warm_up_rounds is None else warm_up_rounds,
     )
-    return [
-        Measurement(name=each.name, label=each.label, unit=unit, values=values[each.name])
-        for each in contestants
-    ]
+    return [Measurement(each.name, each.label, unit, values[each.name]) for each in contestants]
 
 
 def seconds_a_batch(batches: Iterator[Any], *, warm_up: int, timed: int) -> float:
@@ -126,6 +129,15 @@ def in_fresh_process(function: Callable[..., _Result], /, *arguments: Any) -> _R
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
         return pool.submit(_as_by_default, function, *arguments).result()
+
+
+def run_apart(is_quick: bool, function: Callable[..., _Result], /, *arguments: Any) -> _Result:
+    """Run the function in a new process; a smoke run stays in this one to save time.
+
+    >>> run_apart(True, max, 3, 7)
+    7
+    """
+    return function(*arguments) if is_quick else in_fresh_process(function, *arguments)
 
 
 def quieten_peers() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,8 +18,10 @@ from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchvision.transforms import v2
 
-from benchmarks.photographs import PhotographFolder
-from stateful_gpu_loader import FolderSource, PreparedSource, StatefulGPULoader
+from benchmarks.arguments import Arguments
+from benchmarks.harness import seconds_a_batch
+from benchmarks.photographs import PhotographFolder, photograph_folder
+from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.datasets import Source
 
@@ -34,9 +35,22 @@ class Pass:
 
     folder: PhotographFolder
     batch_size: int
-    num_batches: int
-    num_workers: int
+    timed: int
+    """Number of batches while the clock runs, in the middle of the pass: neither the start of
+    workers nor the first batches count."""
+    num_workers: int = 2
     """Number of processes or threads."""
+    warm_up: int = 4
+    spare: int = 4
+    """Number of batches at the end of the pass, so that no worker idles while the clock runs."""
+
+    @property
+    def num_batches(self) -> int:
+        return self.warm_up + self.timed + self.spare
+
+    def images_a_second(self, start: Callable[[], Iterator[Any]]) -> float:
+        """Return the rate in the middle of a new pass."""
+        return self.batch_size / seconds_a_batch(start(), warm_up=self.warm_up, timed=self.timed)
 
     @property
     def files(self) -> list[str]:
@@ -52,10 +66,40 @@ class Pass:
         return (values * (num_images // len(values) + 1))[:num_images]
 
 
-def torch_with_pillow(work: Pass) -> Iterator[Any]:
-    """Start torch's DataLoader as in most code: Pillow decodes and crops, v2 does the rest."""
-    steps = [*crop_and_flip(), v2.ToImage(), *to_float()]
-    dataset = Photographs(work.files, work.targets, read_with_pillow, v2.Compose(steps))
+def usual_pass(arguments: Arguments) -> Pass:
+    """Return 24 timed batches of 64 images of 512 files."""
+    num_images, batch_size, timed = (24, 4, 4) if arguments.quick else (512, 64, 24)
+    folder = photograph_folder(num_images, arguments.data)
+    return Pass(folder=folder, batch_size=batch_size, timed=timed)
+
+
+def check_batch(name: str, batch: Any, num_images: int, side: int = SIZE) -> None:
+    """Refuse to time a contestant that makes other batches.
+
+    Raises:
+        ValueError: not float32 [num_images, 3, side, side] normalised, and int64 [num_images].
+    """
+    images, targets = batch
+    shape = (num_images, 3, side, side)
+    if tuple(images.shape) != shape or images.dtype != torch.float32 or not images.is_contiguous():
+        raise ValueError(f"{name} gives {images.dtype} {list(images.shape)} instead of {shape}")
+    if tuple(targets.shape) != shape[:1] or targets.dtype != torch.int64:
+        raise ValueError(f"{name} gives classes of {targets.dtype} {list(targets.shape)}")
+    if not (0.5 < images.std() < 2.5 and images.min() < 0 < images.max()):
+        raise ValueError(f"{name} gives pixels that are not normalised: {images.std() = }")
+
+
+def torch_with_pillow(
+    work: Pass, read: Callable[[str], Image.Image] | None = None, head: Sequence[Any] = ()
+) -> Iterator[Any]:
+    """Start torch's DataLoader as in most code: Pillow decodes and crops, v2 does the rest.
+
+    Args:
+        read: replaces :func:`read_with_pillow`.
+        head: transforms before the crop.
+    """
+    steps = v2.Compose([*head, *crop_and_flip(), v2.ToImage(), *to_float()])
+    dataset = Photographs(work.files, work.targets, read or read_with_pillow, steps)
     return iter(DataLoader(dataset, work.batch_size, shuffle=True, num_workers=work.num_workers))
 
 
@@ -87,9 +131,8 @@ def _torchvision_photographs(work: Pass) -> Photographs:
 
 def dali(work: Pass, *, on_gpu: bool = False) -> Iterator[Any]:
     """Start DALI's pipeline, as in its ImageNet example, in its default execution mode."""
-    pipeline = dali_pipeline(
-        work.files, work.targets, work.batch_size, work.num_workers, on_gpu=on_gpu
-    )
+    given = work.files, work.targets, work.batch_size, work.num_workers
+    pipeline = dali_pipeline(*given, on_gpu=on_gpu)
     for images, targets in dali_batches(dali_iterator(pipeline)):
         yield [images, targets]
 
@@ -151,14 +194,9 @@ def dali_iterator(pipeline: Any) -> Any:
     return DALIGenericIterator(pipeline, ["images", "targets"], reader_name="reader")
 
 
-def ours(work: Pass, *, decoder: str, worker_type: str = "auto") -> Iterator[Any]:
+def ours(work: Pass, **more: Any) -> Iterator[Any]:
     """Start this package's loader."""
-    return ours_of(source_of(work), work, decoder=decoder, worker_type=worker_type)
-
-
-def ours_prepared(work: Pass, folder: Path) -> Iterator[Any]:
-    """Start the same over images kept in a folder, which the first pass fills."""
-    return ours_of(PreparedSource(source_of(work), folder), work)
+    return ours_of(source_of(work), work, **more)
 
 
 def source_of(work: Pass) -> FolderSource:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib import metadata
@@ -48,7 +49,7 @@ _PACKAGES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Measurement:
     """Values of one contestant, one a round."""
 
@@ -67,7 +68,7 @@ class Measurement:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Comparison:
     """Ratio of one contestant to another."""
 
@@ -84,13 +85,17 @@ def compared(
     """Compare each pair of names if both were measured."""
     values = {found.name: found.values for found in measurements}
     return [
-        Comparison(of=of, to=to, ratio=ratio(values[of], values[to]))
+        Comparison(of, to, ratio(values[of], values[to]))
         for of, to in pairs
         if of in values and to in values
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
+def medians(measurements: Iterable[Measurement]) -> dict[str, float]:
+    return {found.name: summarise(found.values).median for found in measurements}
+
+
+@dataclass(frozen=True)
 class Aim:
     what: str
     aim: str
@@ -104,12 +109,8 @@ class Aim:
         >>> Aim.at_most("a state", 2048, 1024, "bytes")
         Aim(what='a state', aim='<= 1,024 bytes', reached='2,048 bytes', met=False)
         """
-        return cls(
-            what=what,
-            aim=f"<= {limit:,g} {unit}",
-            reached=_shown(reached, unit),
-            met=_value(reached) <= limit,
-        )
+        met = _value(reached) <= limit
+        return cls(what, f"<= {limit:,g} {unit}", _shown(reached, unit), met)
 
     @classmethod
     def at_least(cls, what: str, reached: Ratio | float, limit: float) -> Aim:
@@ -118,12 +119,25 @@ class Aim:
         >>> Aim.at_least("a rate", Ratio(2.5, 2.25, 3.0), 2)
         Aim(what='a rate', aim='>= 2 times', reached='2.50 [2.25, 3.00]', met=True)
         """
-        return cls(
-            what=what,
-            aim=f">= {limit:g} times",
-            reached=_shown(reached, "times"),
-            met=_value(reached) >= limit,
-        )
+        met = _value(reached) >= limit
+        return cls(what, f">= {limit:g} times", _shown(reached, "times"), met)
+
+
+def aims_at_least(
+    comparisons: Iterable[Comparison], limits: Mapping[tuple[str, str], tuple[str, float]]
+) -> list[Aim]:
+    """Return the aim of each pair of names that was compared.
+
+    Args:
+        comparisons: all comparisons.
+        limits: description of the aim and smallest ratio of each pair.
+    """
+    ratios = {(found.of, found.to): found.ratio for found in comparisons}
+    return [
+        Aim.at_least(what, ratios[pair], limit)
+        for pair, (what, limit) in limits.items()
+        if pair in ratios
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +217,13 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of its parent
+        return False
 
 
 def load_average() -> float:

@@ -47,10 +47,7 @@ def scale_section(content: Content) -> str:
             [
                 (f"{label}, {power_of_ten(case.n)} samples, {_ranks(case.ranks)}", case)
                 for kind, label in scale.ORDERS.items()
-                for case in [
-                    *(Case(kind=kind, n=n) for n in scale.LENGTHS),
-                    *(Case(kind=kind, ranks=ranks) for ranks in scale.NUMS_RANKS[:-1]),
-                ]
+                for case in scale.cases_of(kind)
             ],
         ),
         f"**Mixtures** of {samples} samples.",
@@ -58,35 +55,20 @@ def scale_section(content: Content) -> str:
             found,
             [
                 (f"{case.parts:,} datasets, {_ranks(case.ranks)}", case)
-                for case in [
-                    *(Case(kind=scale.MIXTURE, parts=parts) for parts in scale.NUMS_DATASETS),
-                    *(
-                        Case(kind=scale.MIXTURE, parts=scale.DATASETS, ranks=ranks)
-                        for ranks in scale.NUMS_RANKS[:-1]
-                    ),
-                ]
+                for case in scale.cases_of(scale.MIXTURE)
             ],
         ),
         f"**Weights**, {ranks} ranks.",
         _table(
             found,
-            [
-                (f"{power_of_ten(n)} weights", Case(kind=scale.WEIGHTED, n=n))
-                for n in scale.NUMS_WEIGHTS
-            ],
+            [(f"{power_of_ten(case.n)} weights", case) for case in scale.cases_of(scale.WEIGHTED)],
         ),
         f"**Lanes**: shards of {content['settings']['samples_a_shard']:,} samples.",
         _table(
             found,
             [
                 (f"{case.n:,} shards, {_ranks(case.ranks)} with {_lanes(case.parts)}", case)
-                for case in [
-                    *(Case(kind=scale.LANES, n=n) for n in scale.NUMS_SHARDS),
-                    *(
-                        Case(kind=scale.LANES, n=scale.SHARDS, ranks=ranks, parts=8)
-                        for ranks in scale.NUMS_RANKS
-                    ),
-                ]
+                for case in scale.cases_of(scale.LANES)
             ],
         ),
         "**The states of all ranks**: `merge_state_dicts`, and `load_state_dict` of what it "

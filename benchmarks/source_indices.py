@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import importlib.util
 import io
 import runpy
 import shutil
@@ -18,7 +17,7 @@ from pathlib import Path
 from benchmarks.arguments import Arguments
 from benchmarks.format_writers import RECORDIO, TAR, TFRECORD
 from benchmarks.harness import Contestant, measured
-from benchmarks.results import Measurement
+from benchmarks.results import Measurement, is_installed
 from benchmarks.source_files import FORMATS, SourceFiles
 from benchmarks.source_readers import open_source
 
@@ -37,18 +36,18 @@ def measure_indices(files: SourceFiles, arguments: Arguments) -> list[Measuremen
     """Measure the indexing of tars, TFRecord and RecordIO in turn."""
     contestants = [
         Contestant(
-            name=index_name(name, "ours"),
-            label=f"indexing {FORMATS[name]}, ours",
-            measure=functools.partial(_seconds_a_gigabyte, _index, name, files),
+            index_name(name, "ours"),
+            f"indexing {FORMATS[name]}, ours",
+            functools.partial(_seconds_a_gigabyte, _index, name, files),
         )
         for name in INDEXED
     ]
     for name, make in _scripts().items():
         contestants.append(
             Contestant(
-                name=index_name(name, SCRIPTS[name]),
-                label=f"indexing {FORMATS[name]}, {SCRIPTS[name]}",
-                measure=functools.partial(_seconds_a_gigabyte, make, name, files),
+                index_name(name, SCRIPTS[name]),
+                f"indexing {FORMATS[name]}, {SCRIPTS[name]}",
+                functools.partial(_seconds_a_gigabyte, make, name, files),
             )
         )
     return measured(contestants, arguments, title="indices", unit=UNIT)
@@ -71,13 +70,11 @@ def _index(name: str, files: SourceFiles, folder: str) -> None:
 def _scripts() -> dict[str, Callable[[str, SourceFiles, str], object]]:
     """Return the installed scripts, run in this process to exclude the start of another Python."""
     found: dict[str, Callable[[str, SourceFiles, str], object]] = {}
-    if importlib.util.find_spec("wds2idx") is not None:
+    if is_installed("wds2idx"):
         found[TAR] = _wds2idx
     script = Path(sys.executable).with_name("tfrecord2idx")
-    if script.is_file() or shutil.which("tfrecord2idx"):
-        found[TFRECORD] = functools.partial(
-            _tfrecord2idx, str(script) if script.is_file() else str(shutil.which("tfrecord2idx"))
-        )
+    if path := (str(script) if script.is_file() else shutil.which("tfrecord2idx")):
+        found[TFRECORD] = functools.partial(_tfrecord2idx, path)
     return found
 
 

@@ -53,9 +53,9 @@ def measure_rates(name: str, files: SourceFiles, arguments: Arguments) -> list[M
     rates = measured(
         [
             Contestant(
-                name=measurement_name(name, reader.name),
-                label=f"{FORMATS[name]}, {reader.label}",
-                measure=functools.partial(samples_a_second, reader),
+                measurement_name(name, reader.name),
+                f"{FORMATS[name]}, {reader.label}",
+                functools.partial(samples_a_second, reader),
             )
             for reader in readers
         ],
@@ -65,10 +65,10 @@ def measure_rates(name: str, files: SourceFiles, arguments: Arguments) -> list[M
     )
     return rates + [
         Measurement(
-            name=cpu_name(name, reader.name),
-            label=f"{FORMATS[name]}, {reader.label}, CPU time",
-            unit=CPU_UNIT,
-            values=cpu[reader.name][-arguments.rounds :],  # warm-up rounds come first
+            cpu_name(name, reader.name),
+            f"{FORMATS[name]}, {reader.label}, CPU time",
+            CPU_UNIT,
+            cpu[reader.name][-arguments.rounds :],  # warm-up rounds come first
         )
         for reader in readers
     ]

@@ -7,7 +7,6 @@ int. Nothing is decoded.
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +18,7 @@ import numpy as np
 
 from benchmarks import dali_readers
 from benchmarks.format_writers import CAFFE, FOLDER, PARQUET, RECORDIO, TAR, TFRECORD
+from benchmarks.results import is_installed
 from benchmarks.source_files import SourceFiles
 from stateful_gpu_loader.datasets.caffe2_lmdb import Caffe2LMDBSource
 from stateful_gpu_loader.datasets.caffe_lmdb import CaffeLMDBSource
@@ -118,20 +118,16 @@ def our_readers(name: str, files: SourceFiles) -> list[Reader]:
 def references(name: str, files: SourceFiles) -> list[Reader]:
     """Return the installed readers that the format's own users use."""
     found = []
-    if name == FOLDER and _has("torchvision"):
+    if name == FOLDER and is_installed("torchvision"):
         found += _both("torchvision", "torchvision's ImageFolder", _image_folder, name, files)
-    if name == TAR and has_webdataset():
+    if name == TAR and is_installed("webdataset"):
         found += _both("webdataset", "webdataset", _webdataset, name, files)
-    if name == PARQUET and _has("pyarrow"):
+    if name == PARQUET and is_installed("pyarrow"):
         begin = functools.partial(_pyarrow, files)
         found.append(Reader(name="pyarrow", label="pyarrow", begin=begin, is_reference=True))
-    if name not in (FOLDER, PARQUET) and dali_readers.is_installed():
+    if name not in (FOLDER, PARQUET) and is_installed("nvidia.dali"):
         found += _both("dali", "DALI", dali_readers.read, name, files)
     return found
-
-
-def has_webdataset() -> bool:
-    return _has("webdataset")
 
 
 def webdataset_samples(paths: Sequence[str], shuffle_buffer: int = 0) -> Any:
@@ -226,7 +222,3 @@ def _pyarrow(files: SourceFiles) -> Iterator[Sample]:
 
 def _bytes_of(path: str) -> bytes:
     return Path(path).read_bytes()
-
-
-def _has(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None

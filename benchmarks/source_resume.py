@@ -22,9 +22,9 @@ from benchmarks.arguments import Arguments
 from benchmarks.datasets import Numbers
 from benchmarks.format_writers import CAFFE, RECORDIO, TAR, TFRECORD
 from benchmarks.harness import Contestant, measured
-from benchmarks.results import Measurement
+from benchmarks.results import Measurement, is_installed
 from benchmarks.source_files import FORMATS, SourceFiles
-from benchmarks.source_readers import has_webdataset, open_source, webdataset_samples
+from benchmarks.source_readers import open_source, webdataset_samples
 from stateful_gpu_loader import StatefulGPULoader
 from stateful_gpu_loader.datasets.source import Source
 
@@ -61,14 +61,14 @@ def measure_resume(name: str, files: SourceFiles, arguments: Arguments) -> list[
     source = open_source(name, files)
     source.fingerprint()
     peers = [TORCHDATA]
-    if name in (CAFFE, TFRECORD, RECORDIO) and dali_readers.is_installed():
+    if name in (CAFFE, TFRECORD, RECORDIO) and is_installed("nvidia.dali"):
         peers.append(DALI)
     several = arguments.rounds if arguments.quick else 5 * arguments.rounds
     ways = {TORCHDATA: lambda: _torchdata(source), DALI: lambda: _dali(name, files)}
     found = _measured(name, OURS, _ours(source), several, arguments)
     for peer in peers:
         found += _measured(name, peer, ways[peer](), arguments.rounds, arguments)
-    if name == TAR and has_webdataset():
+    if name == TAR and is_installed("webdataset"):
         rounds = min(arguments.rounds, _MOST_ROUNDS_OF_READING)
         found += _measured(name, WEBDATASET, _webdataset(files), rounds, arguments, warm_up=0)
     return found + _opening(name, files, arguments)
@@ -96,9 +96,9 @@ def _measured(
     return measured(
         [
             Contestant(
-                name=resume_name(peer, name, place),
-                label=f"{FORMATS[name]}, {PEERS[peer]}, {place:.0%} delivered",
-                measure=functools.partial(milliseconds, resume),
+                resume_name(peer, name, place),
+                f"{FORMATS[name]}, {PEERS[peer]}, {place:.0%} delivered",
+                functools.partial(milliseconds, resume),
             )
             for place, resume in zip(PLACES, resumes, strict=True)
         ],
@@ -206,5 +206,5 @@ def _opening(name: str, files: SourceFiles, arguments: Arguments) -> list[Measur
         return (time.perf_counter() - started) * 1e3
 
     label = f"{FORMATS[name]}, opening the source"
-    contestant = Contestant(name=opening_name(name), label=label, measure=milliseconds)
+    contestant = Contestant(opening_name(name), label, milliseconds)
     return measured([contestant], arguments, title=label, unit=UNIT)

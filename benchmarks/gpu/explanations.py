@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 
@@ -21,7 +22,7 @@ from benchmarks.gpu.launch import (
 from benchmarks.gpu.phases import a_batch, phases_timed
 from benchmarks.gpu.reading_alone import ReadingAlone
 from benchmarks.gpu.results import GpuResults
-from benchmarks.gpu.throughput import SPARE_BATCHES, TIMED_BATCHES, WARM_UP_BATCHES
+from benchmarks.gpu.throughput import TIMED_BATCHES, WARM_UP_BATCHES
 from benchmarks.gpu.training import Training, the_same_batch
 from benchmarks.photograph_loaders import Pass
 from stateful_gpu_loader.transforms import Compose
@@ -125,13 +126,7 @@ def measure_training(work: Pass, results: GpuResults) -> None:
     training = Training()
     steps = 4 if results.arguments.quick else _STEPS
     host, stream, slower, images = [], [], [], []
-    num_batches = WARM_UP_BATCHES + steps + SPARE_BATCHES
-    short = Pass(
-        folder=work.folder,
-        batch_size=work.batch_size,
-        num_batches=num_batches,
-        num_workers=work.num_workers,
-    )
+    short = dataclasses.replace(work, timed=steps)
     training.measure(the_same_batch(work.batch_size), warm_up=5, timed=2)
     for _ in range(_TRAINING_ROUNDS):
         alone = training.measure(the_same_batch(work.batch_size), warm_up=2, timed=steps)

@@ -11,7 +11,7 @@ import torch
 from benchmarks.arguments import Arguments
 from benchmarks.markdown import Content, aims_table, as_table
 from benchmarks.photograph_loaders import Pass
-from benchmarks.results import Aim, Comparison, Measurement, Results
+from benchmarks.results import Aim, Comparison, Measurement, Results, compared
 from benchmarks.summary import ratio, summarise
 
 DECODING, OURS = "decoding", "ours"
@@ -60,10 +60,6 @@ class GpuResults:
     def note(self, name: str, label: str, unit: str, values: Sequence[float]) -> None:
         self.labels[name], self.units[name], self.values[name] = label, unit, list(values)
 
-    def median(self, name: str) -> float | None:
-        """Return the median; None if it was not measured."""
-        return summarise(self.values[name]).median if self.values.get(name) else None
-
     def best(self, of: str) -> str | None:
         """Return the backend with the most images a second; ``of`` is ``decoding`` or ``ours``."""
         found = {
@@ -105,11 +101,7 @@ class GpuResults:
                 "missing": self.missing,
                 **self.details,
             },
-            measurements=[
-                Measurement(name=name, label=self.labels[name], unit=self.units[name], values=found)
-                for name, found in self.values.items()
-                if found
-            ],
+            measurements=self._measurements(),
             comparisons=self._comparisons(),
             aims=aims_of(self),
             notes=self.notes,
@@ -130,10 +122,13 @@ class GpuResults:
         ]
         for backend in self.backends[:1]:
             pairs += [(name, ours(backend)) for name in VARIANTS]
+        return compared(self._measurements(), pairs)
+
+    def _measurements(self) -> list[Measurement]:
         return [
-            Comparison(of=of, to=to, ratio=ratio(self.values[of], self.values[to]))
-            for of, to in pairs
-            if self.values.get(of) and self.values.get(to)
+            Measurement(name, self.labels[name], self.units[name], found)
+            for name, found in self.values.items()
+            if found
         ]
 
 
@@ -199,9 +194,7 @@ def _aim(what: str, reached: float, aim: float, unit: str) -> Aim:
         return f"{value:.2%}" if is_share else f"{value:,.4g}"
 
     met = reached >= aim if at_least else reached < aim
-    return Aim(
-        what=what, aim=f"{'>=' if at_least else '<'} {text(aim)}", reached=text(reached), met=met
-    )
+    return Aim(what, f"{'>=' if at_least else '<'} {text(aim)}", text(reached), met)
 
 
 def _median(values: Sequence[float]) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import importlib.util
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +16,7 @@ from benchmarks.gpu.decoding import DecodingAlone, read_batches
 from benchmarks.gpu.results import GpuResults
 from benchmarks.harness import Contestant, alternate
 from benchmarks.photograph_loaders import SIZE, Pass, dali
+from benchmarks.results import is_installed
 
 WARM_UP_BATCHES, TIMED_BATCHES = 8, 40
 SPARE_BATCHES = 48
@@ -36,11 +36,7 @@ def measure_throughput(work: Pass, results: GpuResults) -> None:
     """
     passes = _passes(work, results)
     contestants = [
-        Contestant(
-            name=name,
-            label=label,
-            measure=functools.partial(images_a_second, start, work.batch_size, timed),
-        )
+        Contestant(name, label, functools.partial(images_a_second, start, work.batch_size, timed))
         for name, (label, start, timed) in passes.items()
         if _takes_part(name, start, work, results)
     ]
@@ -49,9 +45,9 @@ def measure_throughput(work: Pass, results: GpuResults) -> None:
         alone = DecodingAlone(backend, encoded)
         contestants.append(
             Contestant(
-                name=names.decoding(backend),
-                label=f"decoding alone, {backend}",
-                measure=functools.partial(
+                names.decoding(backend),
+                f"decoding alone, {backend}",
+                functools.partial(
                     alone.images_a_second, warm_up=WARM_UP_BATCHES, timed=TIMED_BATCHES
                 ),
             )
@@ -146,7 +142,7 @@ def _passes(work: Pass, results: GpuResults) -> dict[str, tuple[str, Start, int]
             TIMED_BATCHES,
         ),
     }
-    if importlib.util.find_spec("nvidia.dali") is None:
+    if not is_installed("nvidia.dali"):
         results.missing["DALI's own pipeline"] = "nvidia.dali is not installed"
     else:
         peers[names.DALI] = (

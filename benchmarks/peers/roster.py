@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from dataclasses import dataclass
 
 from benchmarks.peers.adapter import Peer
+from benchmarks.results import is_installed
 
 OURS = "ours"
 
@@ -39,10 +39,7 @@ class Entry:
 
     @property
     def is_installed(self) -> bool:
-        try:
-            return importlib.util.find_spec(self.module) is not None
-        except ModuleNotFoundError:
-            return False
+        return is_installed(self.module)
 
     def load(self) -> Peer:
         module, _, name = self.adapter.partition(":")

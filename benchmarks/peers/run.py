@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import COMPILED
 from benchmarks.peers.process import Order
 from benchmarks.peers.tree import memory_bytes, processes
 
@@ -53,13 +54,11 @@ def carry_out(
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "benchmarks.peers.process"]
-        # A start without compiled files would measure Python's compiler.
-        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
         started = time.monotonic()
         with (Path(folder) / "errors").open("w+b") as errors:
             process = subprocess.Popen(
                 [*command, replace(order, report=str(report)).to_json()],
-                env=environment,
+                env={**os.environ, **COMPILED},
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
                 start_new_session=True,

@@ -34,7 +34,7 @@ def results(tmp_path: Path) -> GpuResults:
     file.write_bytes(b"0" * 1000)
     folder = PhotographFolder(tmp_path, (file,), (0,), "photographs")
     arguments = Arguments(rounds=3, quick=False, output=tmp_path, data=tmp_path)
-    work = Pass(folder=folder, batch_size=4, num_batches=2, num_workers=1)
+    work = Pass(folder=folder, batch_size=4, timed=2, num_workers=1)
     return GpuResults(arguments, work, "gpu", ["torchcodec", "torchvision"])
 
 

@@ -59,7 +59,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS)
-def test_results_hold_raw_values_versions_and_machine(output: Path, benchmark: str) -> None:
+def test_results_hold_values_and_versions_and_name_no_place(output: Path, benchmark: str) -> None:
     content = read_results(output, benchmark)
     assert content is not None
     assert content["command"] == f"python -m benchmarks.bench_{benchmark} --quick"
@@ -71,10 +71,6 @@ def test_results_hold_raw_values_versions_and_machine(output: Path, benchmark: s
     for measurement in content["measurements"]:
         assert measurement["values"]
         assert min(measurement["values"]) >= 0
-
-
-@pytest.mark.parametrize("benchmark", BENCHMARKS)
-def test_results_name_no_place(output: Path, benchmark: str) -> None:
     text = (output / f"{benchmark}.json").read_text(encoding="utf-8")
     for place in (str(output), str(ROOT), str(Path.home()), socket.gethostname()):
         assert place not in text
@@ -216,9 +212,7 @@ def test_rounds_are_interleaved_in_every_order(monkeypatch: pytest.MonkeyPatch) 
         ran.append(name)
         return float(len(ran))
 
-    contestants = [
-        Contestant(name=name, label=name, measure=partial(measure, name)) for name in "abc"
-    ]
+    contestants = [Contestant(name, name, partial(measure, name)) for name in "abc"]
     values = alternate(contestants, rounds=6, title="test", warm_up_rounds=1)
     orders = ["".join(ran[start : start + 3]) for start in range(0, len(ran), 3)]
     assert all(sorted(order) == ["a", "b", "c"] for order in orders)

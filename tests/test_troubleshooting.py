@@ -19,7 +19,11 @@ from stateful_gpu_loader import CaffeLMDBSource, FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 from tests.documents import ROOT
 from tests.images import kept_photos, write_photo_folder
+from tests.map_datasets import Indices
 from tests.patience import seconds
+from tests.prepared_processes import run_until_exit
+from tests.torchdata_objects import Stream
+from tests.user_objects import StatefulDataset
 
 PAGE = ROOT / "docs" / "troubleshooting.md"
 HEADINGS = re.findall(r"^### `(.+)`$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
@@ -46,42 +50,15 @@ def other_files(folder: Path) -> None:
     refused(photos(), loader)
 
 
-class Numbers(torch.utils.data.Dataset[int]):
-    """The numbers up to n, without a description of the content."""
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-    def __len__(self) -> int:
-        return self.n
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
 def other_length(folder: Path) -> None:
-    refused(StatefulGPULoader(Numbers(12), 4, seed=1), StatefulGPULoader(Numbers(13), 4, seed=1))
-
-
-class Counting(torch.utils.data.Dataset[int]):
-    """A dataset with state, which lives in the workers."""
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-    def state_dict(self) -> dict[str, int]:
-        return {"count": 1}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None: ...
+    refused(StatefulGPULoader(Indices(12), 4, seed=1), StatefulGPULoader(Indices(13), 4, seed=1))
 
 
 def other_workers(folder: Path) -> None:
+    """The state of the dataset lives in the workers."""
     refused(
-        StatefulGPULoader(Counting(), 4, seed=1, num_workers=1),
-        StatefulGPULoader(Counting(), 4, seed=1, num_workers=2),
+        StatefulGPULoader(StatefulDataset(12), 4, seed=1, num_workers=1),
+        StatefulGPULoader(StatefulDataset(12), 4, seed=1, num_workers=2),
     )
 
 
@@ -96,18 +73,16 @@ class Unseeded(torch.utils.data.Sampler[int]):
 
 
 def other_indices(folder: Path) -> None:
-    loaders = [StatefulGPULoader(Numbers(1000), 100, sampler=Unseeded(), seed=1) for _ in "ab"]
+    loaders = [StatefulGPULoader(Indices(1000), 100, sampler=Unseeded(), seed=1) for _ in "ab"]
     refused(*loaders)
 
 
-class Ended(torch.utils.data.Dataset[int]):
+class Ended(Indices):
     """A dataset whose worker is ended by a signal."""
 
     def __init__(self, number: int) -> None:
+        super().__init__(12)
         self.number = number
-
-    def __len__(self) -> int:
-        return 12
 
     def __getitem__(self, index: int) -> int:
         os.kill(os.getpid(), self.number)
@@ -129,7 +104,7 @@ def damaged_file(folder: Path) -> None:
     list(StatefulGPULoader(FolderSource(folder / "damaged"), 4, seed=1, transform=recipes))
 
 
-class OwnGenerator(Numbers):
+class OwnGenerator(Indices):
     def __init__(self) -> None:
         super().__init__(12)
         self.rng = np.random.default_rng(0)
@@ -138,13 +113,8 @@ class OwnGenerator(Numbers):
         return index + int(self.rng.integers(2))
 
 
-class Stream(torch.utils.data.IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(12))
-
-
 def read_again(folder: Path) -> None:
-    refused(StatefulGPULoader(Stream(), 4, seed=1), StatefulGPULoader(Stream(), 4, seed=1))
+    refused(StatefulGPULoader(Stream(12), 4, seed=1), StatefulGPULoader(Stream(12), 4, seed=1))
 
 
 def without_lmdb(folder: Path) -> None:
@@ -194,13 +164,19 @@ class Numbers(torch.utils.data.Dataset):
 list(StatefulGPULoader(Numbers(), 4, num_workers=1, multiprocessing_context="spawn", seed=1))
 """
 
-FEW_FILES = """
-import resource
+FEW_FILES = """import resource
 from stateful_gpu_loader import StatefulGPULoader
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))
 list(StatefulGPULoader(range(800), 4, num_workers=40, worker_type="process", seed=1))
 """
+
+
+def too_many_files(folder: Path) -> None:
+    code, errors = run_until_exit(FEW_FILES)
+    assert code != 0
+    raise RuntimeError(errors)
+
 
 CAUSES: dict[str, Cause] = {
     "dataset differs": other_files,
@@ -224,7 +200,7 @@ CAUSES: dict[str, Cause] = {
     "cannot be used": without_a_gpu,
     "imported the main script": program(SPAWNING),
     "could not unpickle": program("", "-c", SPAWNING),
-    "Too many open files": program(FEW_FILES),
+    "Too many open files": too_many_files,
 }
 """Cause of the error in each heading, by words of the heading."""
 

@@ -17,10 +17,10 @@ import ray.train.torch
 import torch
 from ray.train import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from torch.utils.data import Dataset
 
 from stateful_gpu_loader import StatefulGPULoader, gather_state_dict
 from stateful_gpu_loader.integrations.ray import RayWorkers
+from tests.map_datasets import Indices
 from tests.trainer_data import Brightness, image_loader, seen
 
 KINDS = ("photographs", "lanes")
@@ -149,19 +149,11 @@ def prepared_loaders(config: dict[str, Any]) -> dict[str, Any]:
         if ahead.state_dict() in states
     ]
     found["after the last"] = ahead.state_dict()["epoch"], ahead.state_dict()["position"]
-    undivided = StatefulGPULoader(Numbers(), batch_size=2, shuffle=True, seed=1)
+    undivided = StatefulGPULoader(Indices(12), batch_size=2, shuffle=True, seed=1)
     rebuilt = prepare(undivided, move_to_device=False)
     found["undivided"] = type(rebuilt).__name__, type(rebuilt.sampler).__name__
     found["undivided has a state"] = hasattr(rebuilt, "state_dict")
     return found
-
-
-class Numbers(Dataset[int]):
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> int:
-        return index
 
 
 def _bare(model: torch.nn.Module) -> torch.nn.Module:

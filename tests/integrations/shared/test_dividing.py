@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-)
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from stateful_gpu_loader import (
     DistributedShuffledSampler,
@@ -24,12 +18,8 @@ from stateful_gpu_loader import (
 )
 from stateful_gpu_loader.integrations.shared.dividing import check_divides_itself, divided
 from tests.conformance import differing
+from tests.torchdata_objects import Stream
 from tests.trainer_data import image_loader, photos, seen, tars
-
-
-class Numbers(IterableDataset[int]):
-    def __iter__(self) -> Any:
-        return iter(range(8))
 
 
 class WithExtra(StatefulGPULoader[Any]):
@@ -97,7 +87,7 @@ def test_loader_of_one_rank_and_divided_ones_stay_themselves() -> None:
         StatefulGPULoader(
             range(8), batch_sampler=BatchSampler(DistributedSampler(range(8), 2, 0), 2, False)
         ),
-        StatefulGPULoader(Numbers()),
+        StatefulGPULoader(Stream(8)),
     ):
         assert divided(loader, num_replicas=2, rank=0) is loader
     alone = StatefulGPULoader(range(8), sampler=RandomSampler(range(8)))
@@ -233,9 +223,9 @@ def test_constructor_that_cannot_be_called_again_is_reported(loader: Any, lackin
 def test_an_iterable_must_say_that_it_divides_itself() -> None:
     """Otherwise each process would get all of it."""
 
-    loader = StatefulGPULoader(Numbers(), batch_size=2)
+    loader = StatefulGPULoader(Stream(8), batch_size=2)
     check_divides_itself(loader, 1)
-    with pytest.raises(ValueError, match="Numbers"):
+    with pytest.raises(ValueError, match="Stream"):
         check_divides_itself(loader, 2)
     loader.dataset.num_replicas = 2
     check_divides_itself(loader, 2)

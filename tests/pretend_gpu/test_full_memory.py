@@ -26,8 +26,7 @@ def take_all_that_is_free() -> torch.Tensor:
     return torch.empty(torch.cuda.mem_get_info()[0], dtype=torch.uint8, device="cuda")
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("delivered", [0, 5])
+@pytest.mark.parametrize(("num_workers", "delivered"), [(0, 0), (2, 5)])
 def test_a_batch_is_made_once_its_memory_is_free(
     photos: Path,
     decoder: EagerDecoder,

@@ -36,16 +36,18 @@ from tests.pretend_gpu.loaders import (
 __all__ = ["decoder", "photos"]
 
 
-@pytest.mark.parametrize("own_stream", [False, True], ids=["default stream", "own stream"])
 @pytest.mark.parametrize(
-    "changes",
+    ("own_stream", "changes"),
     [
-        {"num_workers": 0, "prefetch_factor": None},
-        {"num_workers": 1, "prefetch_factor": 1},
-        {"num_workers": 2, "prefetch_factor": 2, "cpu_share": 0.5},
-        {"num_workers": 3, "prefetch_factor": 8},
-        {"num_workers": 2, "prefetch_factor": 4, "worker_type": "process"},
-        {"num_workers": 1, "prefetch_factor": 3, "cpu_share": 0.3, "worker_type": "process"},
+        (False, {"num_workers": 0, "prefetch_factor": None}),
+        (True, {"num_workers": 1, "prefetch_factor": 1}),
+        (False, {"num_workers": 2, "prefetch_factor": 2, "cpu_share": 0.5}),
+        (True, {"num_workers": 3, "prefetch_factor": 8}),
+        (False, {"num_workers": 2, "prefetch_factor": 4, "worker_type": "process"}),
+        (
+            True,
+            {"num_workers": 1, "prefetch_factor": 3, "cpu_share": 0.3, "worker_type": "process"},
+        ),
     ],
     ids=str,
 )

@@ -56,16 +56,15 @@ def make(source: Any, /, *, seed: int = 5, pipeline: Arguments | None = None, **
 
 @pytest.mark.dali
 @pytest.mark.parametrize(
-    ("source", "given"),
+    ("source", "given", "prefetch_queue_depth"),
     [
-        (of_sample, {"batch": False}),
-        (of_batch, {"batch_info": True}),
-        (of_number, {}),
-        (of_number, {"cycle": None}),
+        (of_sample, {"batch": False}, 1),
+        (of_batch, {"batch_info": True}, 3),
+        (of_number, {}, 1),
+        (of_number, {"cycle": None}, 3),
     ],
     ids=["sample", "batch info", "batch number", "cycle"],
 )
-@pytest.mark.parametrize("prefetch_queue_depth", [1, 3])
 def test_sources_of_one_argument_resume(
     source: Source, given: Arguments, prefetch_queue_depth: int
 ) -> None:

@@ -31,7 +31,8 @@ def test_a_save_in_the_loop_resumes(kind: str, tmp_path: Path) -> None:
     length = {"map": 7, "lanes": 6, "iterable": 4}[kind]
     whole = train(make, accumulated=3)
     assert [len(epoch) for epoch in whole.batches] == [length] * 2
-    for step in (1, 3, length - 1, length, length + 1, length + 3, 2 * length):
+    steps = (1, 3, length, length + 3) if kind == "map" else (length - 1, length, length + 1)
+    for step in (*steps, 2 * length):
         folder = tmp_path / f"{step}"
         part = train(make, accumulated=3, save=(step, folder))
         rest = train(make, accumulated=3, resume=folder)

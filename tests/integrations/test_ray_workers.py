@@ -73,9 +73,9 @@ def make_photos(folder: Path, **arguments: Any) -> StatefulGPULoader[Any]:
     )
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_pixels_are_those_of_one_machine(cluster: Any, tmp_path: Path, threads: int) -> None:
-    workers = RayWorkers(num_cpus=0.5, threads=threads)
+def test_pixels_are_those_of_one_machine(cluster: Any, tmp_path: Path) -> None:
+    """From several threads of each actor."""
+    workers = RayWorkers(num_cpus=0.5, threads=2)
     expected, states = uninterrupted(make_photos(tmp_path), 1)
     found, of_found = uninterrupted(make_photos(tmp_path, num_workers=2, worker_type=workers), 1)
     assert same(found, expected)

@@ -42,7 +42,7 @@ def on_ranks(
     """
     with tempfile.TemporaryDirectory() as folder:
         receivers, ranks = [], []
-        port = _free_port()
+        port = free_port()
         for rank in range(num_ranks):
             receiver, sender = CONTEXT.Pipe(duplex=False)
             place = {"folder": folder, "rank": rank, "num_ranks": num_ranks, "port": port}
@@ -115,7 +115,7 @@ def _serve(
         torch.distributed.destroy_process_group()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Return a port for a framework that opens a store beside the group's."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -16,7 +16,7 @@ PROSE := stateful_gpu_loader tests benchmarks examples scripts docs README.md CH
 MARKS := processes ranks trainers dali ray fuzz benchmarks pretend_gpu gpu
 ANY_MARK := ($(shell echo $(MARKS) | sed 's/ / or /g'))
 
-.PHONY: demo test test-all $(MARKS:%=test-%) check docs bench bench-peers dist format clean
+.PHONY: demo test test-all $(MARKS:%=test-%) check docs bench bench-quick bench-peers dist format clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/python -m examples.demo --output demo-output
@@ -51,6 +51,10 @@ dist: $(VENV)/.ready
 format: $(VENV)/.ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Two minutes: ratios to torch's DataLoader; `python -m benchmarks.compare A.json B.json` compares two.
+bench-quick: $(VENV)/.ready
+	$(BIN)/python -m benchmarks.bench_quick --output build/bench
 
 bench: $(VENV)/.ready-bench
 	$(BIN)/python -m benchmarks

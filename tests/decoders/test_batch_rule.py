@@ -10,7 +10,14 @@ import torch
 from stateful_gpu_loader.decoders import probe
 from stateful_gpu_loader.decoders.batch_rule import decode_batch_by_rule
 from stateful_gpu_loader.errors import LoaderError
-from tests.decoders.cuda_stub import CudaStub, damaged, decode_as_stored, is_damaged, tensors
+from tests.decoders.cuda_stub import (
+    CudaStub,
+    damaged,
+    decode_as_stored,
+    is_damaged,
+    same,
+    tensors,
+)
 from tests.decoders.variants import NO_MEMORY, WITHOUT_CAUSE, by_rule, exif, photo
 from tests.images import encode
 
@@ -42,37 +49,26 @@ HEADERS = [probe(data) for data in FILES]
 
 
 @pytest.mark.parametrize("backend", [AllOrNothing, OneByOne])
-def test_a_good_batch_is_one_call_with_orientations_applied(backend: type[AllOrNothing]) -> None:
-    decode = backend()
-    images = tensors(decode_batch_by_rule(decode, FILES, HEADERS))
-    assert decode.sizes == [8]
-    for image, data in zip(images, FILES, strict=True):
-        assert isinstance(image, torch.Tensor)
-        assert torch.equal(image, by_rule(data))
+@pytest.mark.parametrize("bad", [set(), {0}, {7}, {2, 3, 5}, set(range(8))], ids=str)
+def test_an_image_gets_the_same_answer_in_any_batch(
+    backend: type[AllOrNothing], bad: set[int]
+) -> None:
+    """With other images or alone, with good ones or bad ones; orientations are applied.
 
-
-@pytest.mark.parametrize("backend", [AllOrNothing, OneByOne])
-@pytest.mark.parametrize("bad", [{0}, {7}, {2, 3, 5}, set(range(8))])
-def test_bad_images_cost_none_of_the_others(backend: type[AllOrNothing], bad: set[int]) -> None:
+    A good batch is one call.
+    """
     files = [damaged(data) if i in bad else data for i, data in enumerate(FILES)]
-    images = tensors(decode_batch_by_rule(backend(), files, HEADERS))
-    assert {i for i, image in enumerate(images) if isinstance(image, ValueError)} == bad
-    for image, data in zip(images, FILES, strict=True):
-        assert isinstance(image, ValueError) or torch.equal(image, by_rule(data))
-
-
-@pytest.mark.parametrize("backend", [AllOrNothing, OneByOne])
-def test_an_image_gets_the_same_answer_in_any_batch(backend: type[AllOrNothing]) -> None:
-    """With other images or alone, with good ones or bad ones."""
-    files = [damaged(data) if i == 4 else data for i, data in enumerate(FILES)]
-    together = tensors(decode_batch_by_rule(backend(), files, HEADERS))
-    for image, data, header in zip(together, files, HEADERS, strict=True):
-        (alone,) = tensors(decode_batch_by_rule(backend(), [data], [header]))
-        if isinstance(alone, torch.Tensor):
-            assert isinstance(image, torch.Tensor)
-            assert torch.equal(image, alone)
-        else:
+    decode = backend()
+    images = tensors(decode_batch_by_rule(decode, files, HEADERS))
+    assert bad or decode.sizes == [8]
+    for i, (image, header) in enumerate(zip(images, HEADERS, strict=True)):
+        (alone,) = tensors(decode_batch_by_rule(backend(), [files[i]], [header]))
+        if i in bad:
+            assert isinstance(image, ValueError)
             assert str(image) == str(alone)
+        else:
+            assert same(image, by_rule(FILES[i]))
+            assert same(image, alone)
 
 
 def test_a_refusal_in_company_is_tried_again_alone() -> None:
@@ -91,42 +87,6 @@ def test_a_refusal_in_company_is_tried_again_alone() -> None:
     assert all(isinstance(image, torch.Tensor) for image in images)
 
 
-def test_a_single_image_is_judged_once() -> None:
-    decode = AllOrNothing()
-    (answer,) = tensors(decode_batch_by_rule(decode, [damaged(FILES[0])], HEADERS[:1]))
-    assert decode.sizes == [1]
-    assert isinstance(answer, ValueError)
-    assert str(answer).startswith("JPEG cannot be decoded")
-
-
-def test_an_empty_batch_asks_nobody() -> None:
-    decode = AllOrNothing()
-    assert decode_batch_by_rule(decode, [], []) == []
-    assert decode.sizes == []
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        "Failed to get image info: 5",
-        "Error while decoding JPEG images: Failed to decode batch: 5",
-        "CUDA out of memory. Tried to allocate 2.00 GiB",
-        "CUDA runtime API error cudaErrorMemoryAllocation (2)",
-        *NO_MEMORY,
-    ],
-)
-def test_want_of_memory_is_no_fault_of_the_bytes(message: str) -> None:
-    with pytest.raises(torch.OutOfMemoryError):
-        decode_batch_by_rule(AllOrNothing(message), [damaged(FILES[0])], HEADERS[:1])
-
-
-@pytest.mark.parametrize("message", WITHOUT_CAUSE)
-def test_a_failure_without_a_cause_is_no_fault_of_the_bytes(message: str) -> None:
-    """torch 2.11 says no more than this when an allocation fails."""
-    with pytest.raises(LoaderError, match=r"does not say why: .*ops\.h"):
-        decode_batch_by_rule(AllOrNothing(message), [*FILES, damaged(FILES[0])], [*HEADERS] * 2)
-
-
 def test_torchs_own_want_of_memory_is_raised_as_it_is() -> None:
     def exhausted(data: list[torch.Tensor]) -> list[torch.Tensor]:
         raise torch.OutOfMemoryError("tried to allocate 2 GiB")
@@ -136,22 +96,48 @@ def test_torchs_own_want_of_memory_is_raised_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    "message",
+    ("messages", "error", "text"),
     [
-        "decode_jpegs_cuda: torchvision not compiled with nvJPEG support",
-        "CUDA error: an illegal memory access was encountered",
-        "CUDA driver version is insufficient for CUDA runtime version",
-        "Failed to initialize nvjpeg with hardware backend: 6",
-        "Failed to create nvjpeg state: 8",
-        "Failed to synchronize CUDA stream: 700",
-        "Failed to decode batch: 1",
-        "/src/decode_jpegs_cuda.cpp, nvjpeg.cpp:12, Failed to decode batch: 7",
+        (
+            (
+                "Failed to get image info: 5",
+                "Error while decoding JPEG images: Failed to decode batch: 5",
+                "CUDA out of memory. Tried to allocate 2.00 GiB",
+                "CUDA runtime API error cudaErrorMemoryAllocation (2)",
+                *NO_MEMORY,
+            ),
+            torch.OutOfMemoryError,
+            None,
+        ),
+        # torch 2.11 says no more than this when an allocation fails.
+        (WITHOUT_CAUSE, LoaderError, r"does not say why: .*ops\.h"),
+        (
+            (
+                "decode_jpegs_cuda: torchvision not compiled with nvJPEG support",
+                "CUDA error: an illegal memory access was encountered",
+                "CUDA driver version is insufficient for CUDA runtime version",
+                "Failed to initialize nvjpeg with hardware backend: 6",
+                "Failed to create nvjpeg state: 8",
+                "Failed to synchronize CUDA stream: 700",
+                "Failed to decode batch: 1",
+                "/src/decode_jpegs_cuda.cpp, nvjpeg.cpp:12, Failed to decode batch: 7",
+            ),
+            LoaderError,
+            r"on this GPU: .*\. Remedy: pass another decoder=",
+        ),
     ],
+    ids=["want of memory", "without a cause", "a broken machine"],
 )
-def test_a_broken_machine_is_no_fault_of_the_bytes(message: str) -> None:
+def test_faults_of_the_machine_are_no_faults_of_the_bytes(
+    messages: Sequence[str], error: type[Exception], text: str | None
+) -> None:
     """Decoding on the CPU instead would change pixels silently."""
-    with pytest.raises(LoaderError, match=r"on this GPU: .*\. Remedy: pass another decoder="):
-        decode_batch_by_rule(AllOrNothing(message), [damaged(FILES[0])], HEADERS[:1])
+    for message in messages:
+        for good in ([], FILES):
+            files = [*good, damaged(FILES[0])]
+            headers = [probe(data) for data in [*good, FILES[0]]]
+            with pytest.raises(error, match=text):
+                decode_batch_by_rule(AllOrNothing(message), files, headers)
 
 
 def test_what_nvjpeg_says_of_bytes_is_a_refusal() -> None:
@@ -161,14 +147,12 @@ def test_what_nvjpeg_says_of_bytes_is_a_refusal() -> None:
         assert isinstance(answer, ValueError)
 
 
-def test_pixels_of_another_size_than_the_header_says_are_refused() -> None:
+def test_pixels_of_another_shape_than_the_header_says_are_refused() -> None:
     images = tensors(decode_batch_by_rule(AllOrNothing(), FILES[:2], [HEADERS[0], HEADERS[0]]))
     assert isinstance(images[0], torch.Tensor)
     assert isinstance(images[1], ValueError)
     assert "its header says [3, 40, 50]" in str(images[1])
 
-
-def test_grey_that_stays_one_channel_is_refused() -> None:
     def grey(data: list[torch.Tensor]) -> list[torch.Tensor]:
         return [decode_as_stored(each)[:1] for each in data]
 
@@ -193,10 +177,15 @@ def test_a_refusal_on_a_full_gpu_is_want_of_memory(
         decode_batch_by_rule(backend(), bad, HEADERS[:4])
 
 
-def test_one_bad_image_of_a_large_batch_costs_few_calls() -> None:
+def test_a_bad_image_costs_few_calls() -> None:
+    """One of itself if it is alone, some of a large batch; an empty batch costs none."""
     decode = AllOrNothing()
-    files = [FILES[i % 8] for i in range(256)]
+    assert decode_batch_by_rule(decode, [], []) == []
+    (answer,) = tensors(decode_batch_by_rule(decode, [damaged(FILES[0])], HEADERS[:1]))
+    assert decode.sizes == [1]
+    assert str(answer).startswith("JPEG cannot be decoded")
+    decode, files = AllOrNothing(), FILES * 32
     files[77] = damaged(files[77])
-    images = tensors(decode_batch_by_rule(decode, files, [HEADERS[i % 8] for i in range(256)]))
+    images = tensors(decode_batch_by_rule(decode, files, HEADERS * 32))
     assert [i for i, image in enumerate(images) if isinstance(image, ValueError)] == [77]
     assert len(decode.sizes) == 1 + 2 * 8

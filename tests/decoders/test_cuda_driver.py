@@ -59,6 +59,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> PlayedDriver:
 
 
 def test_a_threads_mode_is_relaxed_and_put_back(driver: PlayedDriver) -> None:
+    """Before CUDA has begun nothing is exchanged."""
     with suppress(KeyError), beside_captures():
         assert driver.mode == RELAXED
         with beside_captures():
@@ -66,9 +67,6 @@ def test_a_threads_mode_is_relaxed_and_put_back(driver: PlayedDriver) -> None:
         assert driver.mode == RELAXED
         raise KeyError
     assert driver.mode == GLOBAL
-
-
-def test_before_cuda_has_begun_nothing_is_exchanged(driver: PlayedDriver) -> None:
     driver.status = 3
     with beside_captures():
         driver.status = 0
@@ -92,19 +90,14 @@ def test_without_a_driver_no_stream_is_created_and_nothing_else_happens(
         cuda_driver._driver.cache_clear()
 
 
-def test_the_pools_threshold_is_set(driver: PlayedDriver) -> None:
-    keep_freed_memory(1, 2**28)
-    assert driver.thresholds == [(1001, 4, 2**28)]
-    driver.status = 1
-    keep_freed_memory(1, 2**28)
-    assert len(driver.thresholds) == 1
-
-
-def test_a_pool_that_keeps_more_already_is_left_alone(driver: PlayedDriver) -> None:
+def test_the_pools_threshold_is_set_unless_it_keeps_more_already(driver: PlayedDriver) -> None:
     """Another loader or library of the process may need the memory."""
     for num_bytes in (2**28, 2**27, 2**28, 2**29):
         keep_freed_memory(1, num_bytes)
-    assert [kept for _, _, kept in driver.thresholds] == [2**28, 2**29]
+    assert driver.thresholds == [(1001, 4, 2**28), (1001, 4, 2**29)]
+    driver.status = 1
+    keep_freed_memory(1, 2**30)
+    assert len(driver.thresholds) == 2
 
 
 def test_a_driver_without_the_call_is_named(driver: PlayedDriver) -> None:

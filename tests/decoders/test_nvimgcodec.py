@@ -48,26 +48,17 @@ def stage(library: FakeNvimgcodec, kind: BackendKind) -> FakeDecoder:
 
 
 def test_engines_decode_baseline_and_cuda_the_progressive(library: FakeNvimgcodec) -> None:
+    """CUDA gets what an engine refuses. A batch that the engines lose is not given to CUDA.
+
+    The neighbours of a bad image keep the pixels that they have without it.
+    """
+    lost, refused = [data for name, data in FILES.items() if name not in PROGRESSIVE][1:3]
+    library.engines_refuse, library.lose_batches_with = [refused], [lost]
     images = decode(NvimgcodecBatchDecoder(DEVICE), list(FILES.values()))
     for (name, data), image in zip(FILES.items(), images, strict=True):
-        assert same(image, by_rule(data) if name in PROGRESSIVE else by_engines(data)), name
-    assert stage(library, BackendKind.HYBRID_CPU_GPU).calls[0][0] == len(PROGRESSIVE)
-
-
-def test_what_an_engine_refuses_goes_to_cuda(library: FakeNvimgcodec) -> None:
-    files = list(FILES.values())[:4]
-    library.engines_refuse = [files[1]]
-    images = decode(NvimgcodecBatchDecoder(DEVICE), files)
-    assert same(images[1], by_rule(files[1]))
-    assert same(images[0], by_engines(files[0]))
-
-
-def test_a_batch_that_the_engines_lose_is_not_given_to_cuda(library: FakeNvimgcodec) -> None:
-    """The neighbours of a bad image keep the pixels that they have without it."""
-    files = [data for name, data in FILES.items() if name not in PROGRESSIVE][:4]
-    library.lose_batches_with = [files[2]]
-    images = decode(NvimgcodecBatchDecoder(DEVICE), files)
-    assert all(same(image, by_engines(data)) for image, data in zip(images, files, strict=True))
+        is_for_cuda = name in PROGRESSIVE or data is refused
+        assert same(image, by_rule(data) if is_for_cuda else by_engines(data)), name
+    assert stage(library, BackendKind.HYBRID_CPU_GPU).calls[0][0] == len(PROGRESSIVE) + 1
 
 
 def test_the_lengths_of_batches_decide_nothing(library: FakeNvimgcodec) -> None:
@@ -103,25 +94,22 @@ def test_a_bad_image_is_refused_alone(library: FakeNvimgcodec) -> None:
 def test_the_rule_is_left_to_us_and_the_stream_is_the_current_one(
     library: FakeNvimgcodec, stub: CudaStub
 ) -> None:
-    decode(NvimgcodecBatchDecoder(DEVICE), list(FILES.values()))
-    decode(NvimgcodecBatchDecoder(torch.device("cuda")), [FILES["jpeg 4:2:0"]])
-    assert [decoder.device_id for decoder in library.decoders] == [0, 0, 3, 3]
-    for decoder in library.decoders:
-        assert decoder.options == ":fancy_upsampling=1"
-        for _, params, cuda_stream in decoder.calls:
-            assert params == {"exif": False, "color": "srgb", "depth": False}
-            assert cuda_stream == 77
-    assert stub.events == ["wait", "wait"]
-
-
-def test_nothing_is_made_before_the_first_batch(library: FakeNvimgcodec) -> None:
+    """Nothing is made before the first batch."""
     decoder = NvimgcodecBatchDecoder(DEVICE)
     assert decoder.version() is not None
     assert not library.decoders
-    decode(decoder, [FILES["jpeg 4:2:0"]])
+    decode(decoder, list(FILES.values()))
     decode(decoder, [FILES["jpeg 4:2:0"]])
     assert len(library.decoders) == 2
     assert len(pickle.dumps(decoder)) < 500
+    decode(NvimgcodecBatchDecoder(torch.device("cuda")), [FILES["jpeg 4:2:0"]])
+    assert [decoder.device_id for decoder in library.decoders] == [0, 0, 3, 3]
+    for made in library.decoders:
+        assert made.options == ":fancy_upsampling=1"
+        for _, params, cuda_stream in made.calls:
+            assert params == {"exif": False, "color": "srgb", "depth": False}
+            assert cuda_stream == 77
+    assert stub.events == ["wait"] * 3
 
 
 def test_the_pool_keeps_the_memory_of_two_batches_of_each_decoder(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import pickle
-import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +29,7 @@ from stateful_gpu_loader.decoders.registry import CPU_FAMILIES, FAMILIES
 from stateful_gpu_loader.errors import LoaderError, MissingDependency
 from stateful_gpu_loader.integrations.dali import DALILoader
 from tests.decoders.variants import pillow_variants
+from tests.prepared_processes import run_until_exit
 
 DEVICE = torch.device("cuda")
 
@@ -54,22 +54,17 @@ def missing(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     forget()
 
 
-@pytest.fixture
-def with_broken_torchcodec(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken:
-        def __getattr__(self, name: str) -> Any:
-            raise OSError(f"libavutil.so.60: cannot open shared object file ({name})\nand more")
-
-    monkeypatch.setattr(torch.ops, "torchcodec_ns", Broken(), raising=False)
-
-
 def test_every_available_decoder_can_be_made_by_name() -> None:
+    """A pickled decoder decodes the same."""
+    data = pillow_variants()["jpeg 4:2:0"]
     for name in available():
         decoder = make_decoder(name)
         assert isinstance(decoder, Decoder)
         assert CPU_FAMILIES[decoder.family] == name
         assert decoder.version()[0].isdigit()
         assert repr(decoder)
+        copy = pickle.loads(pickle.dumps(decoder))
+        assert torch.equal(copy.decode(data, probe(data)), decoder.decode(data, probe(data)))
 
 
 def test_auto_is_the_first_available_unless_another_is_preferred() -> None:
@@ -83,43 +78,33 @@ def test_auto_is_the_first_available_unless_another_is_preferred() -> None:
     assert make_decoder("torchvision", prefer="torchcodec").family == "torchvision"
 
 
-def test_an_unknown_name_lists_the_choices() -> None:
-    with pytest.raises(ValueError, match=r"unknown decoder 'pillow'.*'auto', 'torchcodec'"):
-        make_decoder("pillow")
-
-
-def test_auto_prefers_what_decodes_parts() -> None:
+def test_auto_prefers_what_decodes_parts_then_torchvision(missing: set[str]) -> None:
     pytest.importorskip("nvidia.nvimgcodec")
     assert available()[0] == "nvimgcodec"
-
-
-def test_without_torchcodec_auto_is_torchvision(missing: set[str]) -> None:
+    forget()
     missing |= {"torchcodec", "nvidia.nvimgcodec"}
     assert available()[0] == "torchvision"
     assert "torchcodec" not in available()
     assert make_decoder("auto", prefer="torchcodec").family == "torchvision"
 
 
-@pytest.mark.usefixtures("with_broken_torchcodec")
 def test_a_torchcodec_that_cannot_be_loaded_is_not_available_and_says_why(
-    missing: set[str],
+    missing: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is installed, but its libraries do not fit, which is no ImportError."""
+
+    class Broken:
+        def __getattr__(self, name: str) -> Any:
+            raise OSError(f"libavutil.so.60: cannot open shared object file ({name})\nand more")
+
     pytest.importorskip("torchcodec")
+    monkeypatch.setattr(torch.ops, "torchcodec_ns", Broken(), raising=False)
     missing.add("nvidia.nvimgcodec")
     assert available()[0] == "torchvision"
     assert "torchcodec" not in available()
     assert make_decoder("auto").family == "torchvision"
     with pytest.raises(LoaderError, match=r"failed with OSError: libavutil.so.60.*\. Remedy"):
         make_decoder("torchcodec")
-
-
-@pytest.mark.parametrize("name", available())
-def test_a_pickled_decoder_decodes_the_same(name: str) -> None:
-    data = pillow_variants()["jpeg 4:2:0"]
-    decoder = make_decoder(name)
-    copy = pickle.loads(pickle.dumps(decoder))
-    assert torch.equal(copy.decode(data, probe(data)), decoder.decode(data, probe(data)))
 
 
 @pytest.mark.fuzz
@@ -141,28 +126,18 @@ def test_threads_decode_what_one_thread_decodes(name: str) -> None:
 PACKAGES = {"dali": "nvidia.dali", "torchcodec": "torchcodec"}
 
 
-@pytest.mark.parametrize("name", BATCH_DECODERS)
-def test_making_a_decoder_starts_nothing(name: str) -> None:
-    if name in PACKAGES:
-        pytest.importorskip(PACKAGES[name])
-    decoder = make_batch_decoder(name, DEVICE)
-    assert FAMILIES[decoder.family] == name
-    assert decoder.family not in CPU_FAMILIES
-    assert decoder.version()
-    assert repr(decoder).endswith("(cuda)")
-    assert not torch.cuda.is_initialized()
-
-
-def test_the_cpu_decoder_of_a_family_is_fixed() -> None:
+def test_making_a_decoder_starts_nothing() -> None:
+    """The CPU decoder of a family is fixed."""
     for package in PACKAGES.values():
         pytest.importorskip(package)
-    cpu = {name: make_batch_decoder(name, DEVICE).cpu.family for name in BATCH_DECODERS}
-    assert cpu == {
-        "torchcodec": "torchcodec",
-        "torchvision": "torchvision",
-        "nvimgcodec": "torchvision",
-        "dali": "torchvision",
-    }
+    for name in BATCH_DECODERS:
+        decoder = make_batch_decoder(name, DEVICE)
+        assert FAMILIES[decoder.family] == name
+        assert decoder.family not in CPU_FAMILIES
+        assert decoder.cpu.family == ("torchcodec" if name == "torchcodec" else "torchvision")
+        assert decoder.version()
+        assert repr(decoder).endswith("(cuda)")
+    assert not torch.cuda.is_initialized()
 
 
 def test_auto_takes_the_family_that_was_saved() -> None:
@@ -223,16 +198,13 @@ def test_a_package_that_cannot_be_loaded_says_why(
         make_batch_decoder(name, DEVICE)
 
 
-def test_what_needs_dali_is_named_where_it_is_missing(missing: set[str]) -> None:
+def test_what_needs_dali_is_named_where_it_is_missing_or_broken(
+    missing: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is not always a decoder."""
     missing.add("nvidia.dali")
     with pytest.raises(MissingDependency, match=r"^DALILoader needs .*stateful_gpu_loader\[dali\]"):
         DALILoader(3, ["images"])
-
-
-def test_a_dali_that_cannot_be_loaded_is_not_replaced_by_a_decoder(
-    missing: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: "found")
     with pytest.raises(LoaderError, match=r"^DALILoader cannot be used: .*Remedy") as caught:
@@ -240,28 +212,24 @@ def test_a_dali_that_cannot_be_loaded_is_not_replaced_by_a_decoder(
     assert "decoder" not in str(caught.value)
 
 
-def test_an_unknown_batch_decoder_lists_the_choices() -> None:
+def test_an_unknown_decoder_lists_the_choices() -> None:
+    with pytest.raises(ValueError, match=r"unknown decoder 'pillow'.*'auto', 'torchcodec'"):
+        make_decoder("pillow")
     with pytest.raises(ValueError, match=r"unknown decoder 'pillow'.*'nvimgcodec', 'dali'"):
         make_batch_decoder("pillow", DEVICE)
-    assert ("auto", *BATCH_DECODERS) == DECODER_NAMES
-    assert set(DECODERS) == set(BATCH_DECODERS) == set(CPU_FAMILIES.values())
-
-
-def test_a_batch_decoder_of_the_cpu_is_refused() -> None:
     with pytest.raises(ValueError, match=r"device='cpu'.*make_decoder\('dali'\)"):
         make_batch_decoder("dali", torch.device("cpu"))
+    assert ("auto", *BATCH_DECODERS) == DECODER_NAMES
+    assert set(DECODERS) == set(BATCH_DECODERS) == set(CPU_FAMILIES.values())
 
 
 @pytest.mark.processes
 def test_no_backend_is_imported_before_it_is_needed() -> None:
     """torchcodec takes a second, DALI starts with the CUDA that it finds."""
-    code = (
-        "import sys, torch, stateful_gpu_loader.decoders as d;"
-        "print('torchcodec' in sys.modules);"
-        "d.make_decoder('auto'); d.make_batch_decoder('auto', torch.device('cuda'));"
-        "print([name for name in sys.modules if name.startswith('nvidia.dali')])"
+    code, errors = run_until_exit(
+        "import sys, torch, stateful_gpu_loader.decoders as d\n"
+        "assert 'torchcodec' not in sys.modules\n"
+        "d.make_decoder('auto'); d.make_batch_decoder('auto', torch.device('cuda'))\n"
+        "assert not [name for name in sys.modules if name.startswith('nvidia.dali')]\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert result.stdout == "False\n[]\n"
+    assert code == 0, errors

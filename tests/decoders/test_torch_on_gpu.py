@@ -72,28 +72,36 @@ def decoder(request: pytest.FixtureRequest) -> BatchDecoder:
 def test_every_common_variant_shows_the_pixels_of_the_rule(
     decoder: BatchDecoder, operator: Operator
 ) -> None:
-    images = decode(decoder, list(COMMON.values()))
+    """The operator gets RGB and the device; a pickled decoder decodes the same."""
+    assert decoder.family == f"{decoder.cpu.family}-cuda"
+    images = decode(pickle.loads(pickle.dumps(decoder)), list(COMMON.values()))
     assert len(operator.calls) == (1 if decoder.family == "torchvision-cuda" else 1 + len(FOR_CUDA))
+    assert {(mode, device) for _, mode, device in operator.calls} == {(3, DEVICE)}
     for (name, data), image in zip(COMMON.items(), images, strict=True):
         assert same(image, by_rule(data)), name
 
 
 @pytest.mark.parametrize("capability", [(9, 0), (8, 9)], ids=["with engines", "without"])
-def test_torchcodec_gets_images_for_cuda_one_a_call(
+def test_torchcodec_gets_images_for_cuda_one_a_call_and_no_exif(
     operator: Operator, stub: CudaStub, capability: tuple[int, int]
 ) -> None:
-    """It may mix the coefficients of two images in one call (seen with 0.17 on an H100)."""
+    """It may mix the coefficients of two images in one call (seen with 0.17 on an H100).
+
+    It would apply the orientation by its own reading, and the package again.
+    """
     pytest.importorskip("torchcodec")
     stub.capability = capability
     decode(make_batch_decoder("torchcodec", DEVICE), list(COMMON.values()))
-    sizes = sorted(len(data) for data, _, _ in operator.calls)
+    calls = sorted((data for data, _, _ in operator.calls), key=len)
+    assert not any(b"Exif" in data.numpy().tobytes() for call in calls for data in call)
+    assert b"Exif" in COMMON["jpeg orientation 6"].numpy().tobytes()
     if capability == (9, 0):
-        assert sizes == [1, 1, 1, len(FOR_ENGINES)]
-        (largest,) = [data for data, _, _ in operator.calls if len(data) > 1]
+        *single, largest = calls
+        assert [len(call) for call in single] == [1] * len(FOR_CUDA)
         expected = [probe(data).without_exif().stored_size for data in FOR_ENGINES.values()]
         assert [probe(data).stored_size for data in largest] == expected
     else:
-        assert sizes == [1] * len(COMMON)
+        assert [len(call) for call in calls] == [1] * len(COMMON)
 
 
 def test_the_host_waits_for_the_stream_before_nvjpeg_writes(
@@ -104,42 +112,24 @@ def test_the_host_waits_for_the_stream_before_nvjpeg_writes(
     assert operator.events == ["wait", "decode"]
 
 
-def test_the_operator_gets_rgb_and_the_device(decoder: BatchDecoder, operator: Operator) -> None:
-    decode(decoder, [COMMON["jpeg grey"]])
-    ((_, mode, device),) = operator.calls
-    assert (mode, device) == (3, DEVICE)
-
-
-def test_the_operator_always_gets_an_index(operator: Operator) -> None:
-    """torchvision rebuilds its one decoder for another device, as "cuda" is after "cuda:3"."""
-    decode(make_batch_decoder("torchvision", torch.device("cuda")), [COMMON["jpeg grey"]])
-    ((_, _, device),) = operator.calls
-    assert device == torch.device("cuda", 3)
-
-
 def test_torchvision_on_two_gpus_of_a_process_warns_once(
     operator: Operator, recwarn: pytest.WarningsRecorder
 ) -> None:
-    first, second = (
-        make_batch_decoder("torchvision", torch.device("cuda", index)) for index in (0, 1)
+    """It rebuilds its one decoder for another device, so the operator always gets an index."""
+    first, second, current = (
+        make_batch_decoder("torchvision", torch.device(name))
+        for name in ("cuda:0", "cuda:1", "cuda")
     )
-    decode(first, [COMMON["jpeg grey"]])
-    decode(first, [COMMON["jpeg grey"]])
+    for decoder in (first, first):
+        decode(decoder, [COMMON["jpeg grey"]])
     assert not recwarn
     for decoder in (second, first, second):
         decode(decoder, [COMMON["jpeg grey"]])
     (warning,) = recwarn
     text = r"has decoded on cuda:0 in this process, and now decodes on cuda:1.*decoder='torchcodec'"
     assert re.search(text, str(warning.message))
-
-
-def test_torchcodec_is_given_no_exif(operator: Operator) -> None:
-    pytest.importorskip("torchcodec")
-    """torchcodec would apply the orientation by its own reading, and the package again."""
-    decode(make_batch_decoder("torchcodec", DEVICE), [COMMON["jpeg orientation 6"]])
-    (((data,), _, _),) = operator.calls
-    assert b"Exif" not in data.numpy().tobytes()
-    assert b"Exif" in COMMON["jpeg orientation 6"].numpy().tobytes()
+    decode(current, [COMMON["jpeg grey"]])
+    assert operator.calls[-1][2] == torch.device("cuda", 3)
 
 
 def test_a_torchcodec_that_decodes_on_the_cpu_alone_is_refused(
@@ -156,13 +146,3 @@ def test_a_torchcodec_that_decodes_on_the_cpu_alone_is_refused(
     ):
         make_batch_decoder("torchcodec", DEVICE)
     assert make_batch_decoder("auto", DEVICE).family == "torchvision-cuda"
-
-
-def test_what_the_gpu_refuses_is_decoded_by_the_familys_cpu_decoder(decoder: BatchDecoder) -> None:
-    assert decoder.family == f"{decoder.cpu.family}-cuda"
-
-
-def test_a_pickled_decoder_decodes_the_same(decoder: BatchDecoder, operator: Operator) -> None:
-    copy = pickle.loads(pickle.dumps(decoder))
-    (image,) = decode(copy, [COMMON["jpeg 4:2:0"]])
-    assert same(image, decode(decoder, [COMMON["jpeg 4:2:0"]])[0])

@@ -68,12 +68,10 @@ def test_two_loaders_that_decode_at_once_leave_the_users_setting(filled: bool) -
 
 
 def test_a_decoder_that_fails_leaves_the_users_setting() -> None:
+    """A setting that the user makes meanwhile stays."""
     with pytest.raises(KeyError), unfilled_memory(), unfilled_memory():
         raise KeyError
     assert SETTING.fill_uninitialized_memory
-
-
-def test_a_setting_that_the_user_makes_meanwhile_stays() -> None:
     SETTING.fill_uninitialized_memory = False
     with unfilled_memory():
         SETTING.fill_uninitialized_memory = True

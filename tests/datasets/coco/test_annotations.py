@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from stateful_gpu_loader.datasets.coco_annotations import read_annotations
 from tests.datasets.coco.coco_files import CATEGORIES, SIZES, annotations, write_annotations
 
-CONTENT = annotations()
+CONTENT, NAN = annotations(), float("nan")
 
 
 def test_images_are_sorted_and_objects_keep_their_order(tmp_path: Path) -> None:
@@ -81,86 +80,82 @@ def test_every_truncation_is_named(tmp_path: Path) -> None:
         read_annotations(str(tmp_path / "absent.json"))
 
 
-def _changed(change: Callable[[Any], Any]) -> Any:
-    content = copy.deepcopy(CONTENT)
-    change(content)
-    return content
-
-
 @pytest.mark.parametrize(
-    ("change", "text"),
+    ("place", "change", "text"),
     [
-        (lambda c: c.pop("images"), "no list 'images'"),
-        (lambda c: c.update(annotations={}), "no list 'annotations'"),
-        (lambda c: c["images"][2].pop("id"), r"images\[2\]': it has no 'id'"),
+        ((), {"images": None}, "no list 'images'"),
+        ((), {"annotations": {}}, "no list 'annotations'"),
+        (("images", 2), {"id": None}, r"images\[2\]': it has no 'id'"),
+        (("images", 2), {"file_name": None}, r"images\[2\] \(id 11\)': it has no 'file_name'"),
+        (("images", 1), {"id": 7}, "two images have the id 7"),
+        (("images", 1), {"id": "x"}, r"images\[1\].*its id is 'x', and no integer"),
+        (("images", 1), {"height": 0}, r"images\[1\].*its height is 0"),
+        (("images", 2), {"height": None}, r"annotations\[0\].*no height and width"),
         (
-            lambda c: c["images"][2].pop("file_name"),
-            r"images\[2\] \(id 11\)': it has no 'file_name'",
+            ("images", 2),
+            {"file_name": "\ud800.jpg"},
+            r"images\[2\].*its file_name is '\\ud800.jpg', and no name",
         ),
-        (lambda c: c["images"][1].update(id=7), "two images have the id 7"),
-        (lambda c: c["images"][1].update(id="x"), r"images\[1\].*its id is 'x', and no integer"),
-        (lambda c: c["images"][1].update(height=0), r"images\[1\].*its height is 0"),
-        (lambda c: c["images"].append(None), r"images\[5\]"),
+        (("images", 2), {"file_name": "a\0.jpg"}, r"images\[2\].*and no name"),
+        (("annotations", 3), {"image_id": None}, r"annotations\[3\] \(id 97\)': .*'image_id'"),
+        (("annotations", 3), {"bbox": None}, r"annotations\[3\] \(id 97\).*no 'bbox'"),
+        (("annotations", 3), {"bbox": [1, 2, 3]}, r"annotations\[3\] \(id 97\)"),
+        (("annotations", 3), {"bbox": [1, 2, 3, "x"]}, r"annotations\[3\] \(id 97\)"),
+        (("annotations", 3), {"bbox": [1, 2, 3, NAN]}, r"annotations\[3\].*not four numbers"),
+        (("annotations", 3), {"bbox": [1, 2, 3, 1e308]}, r"annotations\[3\].*not four numbers"),
+        (("annotations", 3), {"area": 1e308}, r"annotations\[3\].*its area is 1e\+308"),
+        (("annotations", 0), {"category_id": None}, r"annotations\[0\] .*'category_id'"),
+        (("annotations", 0), {"segmentation": None}, r"annotations\[0\].*'segmentation'"),
         (
-            lambda c: c["annotations"][3].pop("image_id"),
-            r"annotations\[3\] \(id 97\)': .*'image_id'",
-        ),
-        (lambda c: c["annotations"][3].pop("bbox"), r"annotations\[3\] \(id 97\).*no 'bbox'"),
-        (lambda c: c["annotations"][3].update(bbox=[1, 2, 3]), r"annotations\[3\] \(id 97\)"),
-        (lambda c: c["annotations"][3].update(bbox=[1, 2, 3, "x"]), r"annotations\[3\] \(id 97\)"),
-        (
-            lambda c: c["annotations"][3].update(bbox=[1, 2, 3, float("nan")]),
-            r"annotations\[3\].*not four numbers",
-        ),
-        (lambda c: c["annotations"][0].pop("category_id"), r"annotations\[0\] .*'category_id'"),
-        (lambda c: c["annotations"][0].pop("segmentation"), r"annotations\[0\].*'segmentation'"),
-        (
-            lambda c: c["annotations"][0].update(segmentation=[[1, 2, 3, 4]]),
+            ("annotations", 0),
+            {"segmentation": [[1, 2, 3, 4]]},
             r"annotations\[0\].*a polygon has 4 numbers",
         ),
         (
-            lambda c: c["annotations"][1]["segmentation"].update(size=[1, 2]),
-            r"annotations\[1\].*its mask is for \[1, 2\] pixels",
-        ),
-        (
-            lambda c: c["annotations"][1]["segmentation"].update(size="\ud800"),
-            r"annotations\[1\].*its mask is for '\\ud800' pixels",
-        ),
-        (lambda c: c["annotations"][1].update(segmentation=7), r"annotations\[1\].*is a int"),
-        (lambda c: c["images"][2].pop("height"), r"annotations\[0\].*no height and width"),
-        (
-            lambda c: c["annotations"][3].update(bbox=[1, 2, 3, 1e308]),
-            r"annotations\[3\].*not four numbers",
-        ),
-        (
-            lambda c: c["annotations"][3].update(area=1e308),
-            r"annotations\[3\].*its area is 1e\+308",
-        ),
-        (
-            lambda c: c["annotations"][0].update(segmentation=[[1, 2, 3, 4, 5, 1e308]]),
+            ("annotations", 0),
+            {"segmentation": [[1, 2, 3, 4, 5, 1e308]]},
             r"annotations\[0\].*a corner of a polygon",
         ),
         (
-            lambda c: c["images"][2].update(file_name="\ud800.jpg"),
-            r"images\[2\].*its file_name is '\\ud800.jpg', and no name",
+            ("annotations", 1, "segmentation"),
+            {"size": [1, 2]},
+            r"annotations\[1\].*its mask is for \[1, 2\] pixels",
         ),
-        (lambda c: c["images"][2].update(file_name="a\0.jpg"), r"images\[2\].*and no name"),
-        (lambda c: c["categories"][1].pop("id"), r"categories\[1\].*'id'"),
+        (
+            ("annotations", 1, "segmentation"),
+            {"size": "\ud800"},
+            r"annotations\[1\].*its mask is for '\\ud800' pixels",
+        ),
+        (("annotations", 1), {"segmentation": 7}, r"annotations\[1\].*is a int"),
+        (("categories", 1), {"id": None}, r"categories\[1\].*'id'"),
     ],
 )
 def test_what_is_malformed_is_named(
-    tmp_path: Path, change: Callable[[Any], Any], text: str
+    tmp_path: Path, place: tuple[Any, ...], change: dict[str, Any], text: str
 ) -> None:
-    """The error names file, entry and field."""
-    path = write_annotations(tmp_path / "a.json", _changed(change))
+    """The error names file, entry and field. A field that becomes None is left out."""
+    content = copy.deepcopy(CONTENT)
+    entry: Any = content
+    for part in place:
+        entry = entry[part]
+    entry.update(change)
+    for name in [name for name, value in change.items() if value is None]:
+        del entry[name]
+    path = write_annotations(tmp_path / "a.json", content)
     with pytest.raises(ValueError, match=rf"a\.json'.*{text}"):
         read_annotations(str(path), masks=True)
 
 
-@pytest.mark.parametrize(
-    "text", [b"[]", b"7", b"9" * 5000, b"\xff\xfe\xfd", b"[" * 100_000, b'{"images": 3}']
-)
-def test_what_is_no_annotation_file_is_named(tmp_path: Path, text: bytes) -> None:
-    (tmp_path / "a.json").write_bytes(text)
-    with pytest.raises(ValueError, match=r"a\.json'"):
-        read_annotations(str(tmp_path / "a.json"))
+def test_an_entry_that_is_no_object_is_named(tmp_path: Path) -> None:
+    content = {**CONTENT, "images": [*CONTENT["images"], None]}
+    path = write_annotations(tmp_path / "a.json", content)
+    with pytest.raises(ValueError, match=r"a\.json'.*images\[5\]"):
+        read_annotations(str(path), masks=True)
+
+
+def test_what_is_no_annotation_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    for text in (b"[]", b"7", b"9" * 5000, b"\xff\xfe\xfd", b"[" * 100_000, b'{"images": 3}'):
+        file.write_bytes(text)
+        with pytest.raises(ValueError, match=r"a\.json'"):
+            read_annotations(str(file))

@@ -39,18 +39,26 @@ def targets(source: CocoSource) -> list[dict[str, Any]]:
 
 
 def test_samples_are_those_of_torchvision(files: tuple[Path, Path]) -> None:
-    """Order, boxes, labels and masks equal those of CocoDetection, wrapped for its transforms."""
+    """Order, boxes, labels and masks equal those of CocoDetection, wrapped for its transforms.
+
+    Boxes come in other formats, and as parts of the image.
+    """
     keys = ("image_id", "boxes", "labels", "masks")
     theirs = wrap_dataset_for_transforms_v2(CocoDetection(*map(str, files)), target_keys=keys)
     source = CocoSource(*files, masks=True)
+    sides, parts = CocoSource(*files, box_format="xywh"), CocoSource(*files, ratio=True)
     assert len(source) == len(theirs)
     for index, target in enumerate(targets(source)):
-        _, expected = theirs[index]
+        expected, boxes = theirs[index][1], target["boxes"]
         assert target["image_id"] == expected["image_id"]
+        xywh, part = sides[index][1]["boxes"], parts[index][1]["boxes"]
+        assert torch.equal(boxes, torch.cat((xywh[:, :2], xywh[:, :2] + xywh[:, 2:]), dim=1))
+        height, width = SIZES[target["image_id"]]
+        assert same(part, boxes / torch.tensor([width, height] * 2, dtype=torch.float32))
         if "boxes" not in expected:
-            assert target["boxes"].shape == (0, 4)
+            assert boxes.shape == (0, 4)
             continue
-        assert same(target["boxes"], expected["boxes"].as_subclass(torch.Tensor))
+        assert same(boxes, expected["boxes"].as_subclass(torch.Tensor))
         assert same(target["labels"], expected["labels"])
         assert torch.equal(target["masks"], expected["masks"].as_subclass(torch.Tensor))
 
@@ -67,17 +75,6 @@ def test_a_target_has_the_types_that_detection_models_take(files: tuple[Path, Pa
     image = source[3][0]
     assert image.numpy().tobytes() == (files[0] / "00007.jpg").read_bytes()
     assert source.read(3).name == str(files[0] / "00007.jpg")
-
-
-def test_box_formats_and_parts_of_the_image(files: tuple[Path, Path]) -> None:
-    corners, sides = CocoSource(*files), CocoSource(*files, box_format="xywh")
-    parts = CocoSource(*files, ratio=True)
-    for one, other, part in zip(targets(corners), targets(sides), targets(parts), strict=True):
-        assert torch.equal(one["boxes"][:, :2], other["boxes"][:, :2])
-        assert torch.equal(one["boxes"][:, 2:], other["boxes"][:, :2] + other["boxes"][:, 2:])
-        height, width = SIZES[one["image_id"]]
-        scale = torch.tensor([width, height, width, height], dtype=torch.float32)
-        assert same(part["boxes"], one["boxes"] / scale)
 
 
 def test_objects_and_images_are_left_out_if_asked_for(tmp_path: Path) -> None:
@@ -184,28 +181,23 @@ def test_records_are_as_in_the_file(files: tuple[Path, Path]) -> None:
 
 @pytest.mark.parametrize("orientation", [3, 6])
 def test_an_image_that_its_annotations_do_not_fit_is_a_bad_sample(
-    tmp_path: Path, orientation: int
+    files: tuple[Path, Path], orientation: int
 ) -> None:
     """The decoder turns the image upright, so boxes of the stored pixels would be wrong."""
-    root, file = write_coco(tmp_path)
-    name = next(iter(sorted(root.glob("*.jpg"))))
+    name = min(files[0].glob("*.jpg"))
     with Image.open(name) as image:
         exif = image.getexif()
         exif[0x0112] = orientation
         image.save(name, exif=exif)
-    recipes = [T.Resize((16, 16))]
-    source = CocoSource(root, file)
-    number = int(np.flatnonzero(source.image_ids == int(name.stem))[0])
-    loader = StatefulGPULoader(source, collate_fn=ragged_collate, transform=recipes)
-    batches = iter(loader)
-    for _ in range(number):
-        next(batches)
+    source = CocoSource(*files)
+    number = source.image_ids.tolist().index(int(name.stem))
+    loader = StatefulGPULoader(source, sampler=[number], transform=[T.Resize((16, 16))])
     with pytest.raises(BadSample, match="EXIF orientation"):
-        next(batches)
+        next(iter(loader))
 
 
 def test_targets_of_different_numbers_are_not_stacked(tmp_path: Path) -> None:
-    """torch's default_collate would fail in the middle of an epoch."""
+    """torch's default_collate would fail in the middle of an epoch. Others are stacked."""
     source = CocoSource(*write_coco(tmp_path))
     recipes = [T.Resize((16, 16))]
     assert [len(each["labels"]) for each in targets(source)] == [2, 2, 0, 2, 3]
@@ -222,13 +214,8 @@ def test_targets_of_different_numbers_are_not_stacked(tmp_path: Path) -> None:
         ):
             loader = StatefulGPULoader(dataset, transform=recipes, **arguments)
             next(iter(loader))
-
-
-def test_targets_of_one_number_are_stacked(tmp_path: Path) -> None:
-    source = CocoSource(*write_coco(tmp_path))
-    alike = Subset(source, [0, 1, -2])
-    loader = StatefulGPULoader(alike, batch_size=3, transform=[T.Resize((16, 16))])
-    _, target = next(iter(loader))
+    alike = StatefulGPULoader(Subset(source, [0, 1, -2]), batch_size=3, transform=recipes)
+    _, target = next(iter(alike))
     assert target["boxes"].shape == (3, 2, 4)
 
 

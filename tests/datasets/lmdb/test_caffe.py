@@ -41,13 +41,10 @@ def test_a_file_without_a_flag_is_a_file() -> None:
 
 
 def test_later_fields_win_and_unknown_ones_are_left_out() -> None:
-    """The wire format demands this of fields that are not repeated."""
+    """The wire format demands this of fields that are not repeated. A label may be missing."""
     record = message((5, 1), (99, 7), (98, b"?"), (4, b"a"), (4, b"b"), (5, 2), (7, 1))
     datum = parse_datum(record)
     assert (bytes(datum.data), datum.label, datum.encoded) == (b"b", 2, True)
-
-
-def test_a_label_may_be_missing() -> None:
     assert parse_datum(message((4, b"a"), (7, 1))).label is None
 
 

@@ -15,6 +15,7 @@ from stateful_gpu_loader.datasets.caffe2_lmdb import (
     parse_tensors,
     read_targets,
 )
+from tests.conformance import same
 from tests.datasets.lmdb.lmdb_files import message, pixels_of, tensor, tensors
 from tests.images import photograph
 
@@ -31,14 +32,11 @@ def stored(pixels: npt.NDArray[np.uint8], kind: str, dims: tuple[int, ...] | Non
     return tensors(tensor(kind, values, dims=pixels.shape if dims is None else dims))
 
 
-def test_an_encoded_image_is_handed_on() -> None:
-    [image, _] = parse_tensors(tensors(IMAGE, tensor("int32", [4])))
-    assert image_file(image).tobytes() == b"\xff\xd8\xff"
-
-
 @pytest.mark.parametrize("kind", ["byte", "uint8", "int32"])
 def test_pixels_become_a_file_of_the_same_pixels(kind: str) -> None:
-    """Blue comes first, as OpenCV gave it to Caffe2."""
+    """Blue comes first, as OpenCV gave it to Caffe2. An encoded image is handed on."""
+    [image, _] = parse_tensors(tensors(IMAGE, tensor("int32", [4])))
+    assert image_file(image).tobytes() == b"\xff\xd8\xff"
     for pixels in (PIXELS, PIXELS[:, :, :1], PIXELS[:, :, 0], PIXELS[:1, :1]):
         turned = pixels[:, :, ::-1] if pixels.ndim == 3 else pixels
         [image] = parse_tensors(stored(turned, kind))
@@ -69,7 +67,6 @@ def test_what_is_no_image_says_what_it_holds(record: bytes, reason: str) -> None
         image_file(image)
 
 
-@pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize(
     ("kind", "numbers", "dtype"),
     [
@@ -79,13 +76,10 @@ def test_what_is_no_image_says_what_it_holds(record: bytes, reason: str) -> None
         ("uint8", [0, 255], np.uint8),
     ],
 )
-def test_numbers_are_read_packed_and_single(
-    kind: str, numbers: list[float], dtype: Any, packed: bool
-) -> None:
-    [found] = parse_tensors(tensors(tensor(kind, numbers, packed=packed)))
-    values = found.values()
-    assert values.dtype == dtype
-    assert np.array_equal(values, np.array(numbers, dtype=dtype))
+def test_numbers_are_read_packed_and_single(kind: str, numbers: list[float], dtype: Any) -> None:
+    for packed in (True, False):
+        [found] = parse_tensors(tensors(tensor(kind, numbers, packed=packed)))
+        assert same(found.values(), np.array(numbers, dtype=dtype))
 
 
 def test_doubles_and_packed_dims() -> None:
@@ -147,13 +141,11 @@ def test_what_the_layout_does_not_say_is_named(
         targets(*protos, **layout)
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), 3e38])
-def test_labels_that_are_no_numbers_are_refused_without_a_warning(number: float) -> None:
-    with pytest.raises(ValueError, match=r"0.*4"):
-        targets(tensor("float", [number]), label_type=LabelType(1), num_labels=5)
-
-
-def test_a_layout_checks_itself() -> None:
+def test_layouts_and_labels_that_cannot_be_are_refused() -> None:
+    """Labels that are no numbers without a warning."""
+    for number in (float("nan"), float("inf"), 3e38):
+        with pytest.raises(ValueError, match=r"0.*4"):
+            targets(tensor("float", [number]), label_type=LabelType(1), num_labels=5)
     for label_type in (LabelType(1), LabelType(3)):
         for num_labels in (None, 0):
             with pytest.raises(ValueError, match="num_labels"):

@@ -24,12 +24,14 @@ def source_of(path: Path, *records: bytes, **arguments: Any) -> Caffe2LMDBSource
 
 @pytest.mark.parametrize("channel_order", ["BGR", "RGB"])
 def test_pixels_are_decoded_as_they_were(tmp_path: Path, channel_order: Any) -> None:
+    """Records without labels are numbered."""
     pixels = np.asarray(photograph("coffee"))[:90, :120]
     stored = pixels[:, :, ::-1] if channel_order == "BGR" else pixels
     image = tensor("byte", stored.tobytes(), dims=stored.shape)
-    source = source_of(tmp_path, tensors(image, LABEL), channel_order=channel_order)
+    arguments: dict[str, Any] = {"channel_order": channel_order, "label_type": 4}
+    source = source_of(tmp_path, *[tensors(image)] * 3, **arguments)
     assert np.array_equal(decoded(source), pixels)
-    assert source[0][1] == 3
+    assert [source[index][1] for index in range(3)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -70,11 +72,6 @@ def test_targets_are_of_the_kind_asked_for_and_make_a_batch(
     torch.testing.assert_close(batch, default_collate([expected, expected]), rtol=0, atol=0)
 
 
-def test_records_without_labels_are_numbered(tmp_path: Path) -> None:
-    source = source_of(tmp_path, *[tensors(IMAGE)] * 3, label_type=4)
-    assert [source[index][1] for index in range(3)] == [0, 1, 2]
-
-
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
@@ -93,21 +90,18 @@ def test_a_corrupt_record_is_named(tmp_path: Path, record: bytes, reason: str) -
     assert source[0][1] == 3
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
+def test_arguments_that_mean_nothing_are_named(tmp_path: Path) -> None:
+    path = write_lmdb(tmp_path / "db", [tensors(IMAGE, LABEL)])
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"label_type": 5}, "label_type is 5. Remedy: pass 0 to 4"),
         ({"label_type": -1}, "label_type is -1"),
         ({"label_type": 1}, "Remedy: pass num_labels"),
         ({"additional_inputs": -1}, "additional_inputs is -1"),
         ({"channel_order": "rgb"}, "channel_order is 'rgb'"),
-    ],
-)
-def test_arguments_that_mean_nothing_are_named(
-    tmp_path: Path, arguments: dict[str, Any], reason: str
-) -> None:
-    with pytest.raises(ValueError, match=reason):
-        source_of(tmp_path, tensors(IMAGE, LABEL), **arguments)
+    ]
+    for arguments, reason in wrong:
+        with pytest.raises(ValueError, match=reason):
+            Caffe2LMDBSource(path, **arguments)
 
 
 def test_the_fingerprint_holds_every_argument(tmp_path: Path) -> None:

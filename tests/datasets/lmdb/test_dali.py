@@ -65,16 +65,15 @@ def test_caffe_agrees_over_several_paths(tmp_path: Path) -> None:
     assert_agree(as_we_read(CaffeLMDBSource(paths)), as_dali_reads("caffe", paths))
 
 
-def test_caffe_agrees_on_labels_of_any_sign_and_on_missing_flags(tmp_path: Path) -> None:
+def test_caffe_agrees_on_labels_of_any_sign_on_missing_flags_and_without_labels(
+    tmp_path: Path,
+) -> None:
     labels = (0, 1, -1, 2**31 - 1, -(2**31))
     records = [encoded_datum(b"abc", label, flag=None) for label in labels]
     records += [message((5, 3), (99, b"?"), (7, 1), (4, b"x"), (4, b"later"))]
     path = write_lmdb(tmp_path / "db", records)
     assert_agree(as_we_read(CaffeLMDBSource(path)), as_dali_reads("caffe", [path]))
-
-
-def test_caffe_agrees_without_labels(tmp_path: Path) -> None:
-    path = write_lmdb(tmp_path / "db", [message((4, b"ab"), (7, 1)), message((4, b"c"), (7, 1))])
+    path = write_lmdb(tmp_path / "bare", [message((4, each), (7, 1)) for each in (b"ab", b"c")])
     theirs = as_dali_reads("caffe", [path], label_available=False)
     ours = as_we_read(CaffeLMDBSource(path, label_available=False))
     assert_agree([sample[:1] for sample in ours], theirs)
@@ -105,6 +104,7 @@ def test_caffe2s_pixels_are_dalis(tmp_path: Path) -> None:
         (0, [tensor("int32", [-7])], 0, False),
         (0, [tensor("float", [0.5])], 1, True),
         (2, [tensor("float", [0.5, -2.5, 3.0])], 3, False),
+        (2, [tensor("float", [1.5, 2.5], packed=False)], 1, False),
         (2, [tensor("int32", [4, -5])], 0, True),
         (4, [], 0, False),
         (4, [], 3, True),
@@ -113,10 +113,14 @@ def test_caffe2s_pixels_are_dalis(tmp_path: Path) -> None:
 def test_caffe2_agrees_on_labels_additional_tensors_and_boxes(
     tmp_path: Path, label_type: int, label: list[bytes], additional_inputs: int, bbox: bool
 ) -> None:
-    """Values and dtypes of all outputs after the image."""
-    further = [tensor("float", [1.5, 2]), tensor("int64", [2**40, -1]), tensor("int32", [3])]
+    """Values and dtypes of all outputs after the image. Older writers packed no numbers."""
+    further = [
+        tensor("int64", [2**40, -1], packed=False),
+        tensor("float", [1.5, 2]),
+        tensor("int32", [3]),
+    ]
     protos = [*label, *further[:additional_inputs], *[BOX] * bbox]
-    path = write_lmdb(tmp_path / "db", [tensors(IMAGE, *protos), tensors(IMAGE, *protos)])
+    path = write_lmdb(tmp_path / "db", [tensors(IMAGE, *protos)] * 2)
     arguments: dict[str, Any] = {
         "label_type": label_type,
         "additional_inputs": additional_inputs,
@@ -160,13 +164,3 @@ def test_caffe2_agrees_on_weighted_labels(tmp_path: Path, kind: str) -> None:
     theirs = as_dali_reads("caffe2", [path], **layout, additional_inputs=1)
     ours = as_we_read(Caffe2LMDBSource(path, label_type=3, num_labels=5))
     assert_agree(ours, [sample[:2] for sample in theirs], dtypes=True)
-
-
-def test_caffe2_agrees_on_numbers_that_are_not_packed(tmp_path: Path) -> None:
-    """Older proto2 writers wrote them so."""
-    label = tensor("float", [1.5, 2.5], packed=False)
-    further = tensor("int64", [-3, 2**50], packed=False)
-    path = write_lmdb(tmp_path / "db", [tensors(IMAGE, label, further)])
-    arguments: dict[str, Any] = {"label_type": 2, "additional_inputs": 1}
-    theirs = as_dali_reads("caffe2", [path], **arguments)
-    assert_agree(as_we_read(Caffe2LMDBSource(path, **arguments)), theirs, dtypes=True)

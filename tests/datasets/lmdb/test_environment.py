@@ -23,6 +23,7 @@ from stateful_gpu_loader.datasets.caffe_lmdb import CaffeLMDBSource
 from stateful_gpu_loader.datasets.lmdb import environment_at
 from tests import interrupts
 from tests.datasets.lmdb.lmdb_files import encoded_datum, write_lmdb
+from tests.datasets.storage.processes import in_a_fork
 from tests.patience import seconds
 
 
@@ -55,12 +56,6 @@ def test_a_file_is_closed_when_its_last_source_goes(path: Path) -> None:
     lmdb.open(str(path)).close()
 
 
-def test_making_an_environment_opens_nothing(tmp_path: Path) -> None:
-    environment = environment_at(tmp_path / "nowhere")
-    assert pickle.loads(pickle.dumps(environment)) is environment
-    assert "nowhere" in repr(environment)
-
-
 def test_a_file_that_another_has_open_is_refused(path: Path) -> None:
     with lmdb.open(str(path)), pytest.raises(OSError, match=r"already open in this process.*close"):
         CaffeLMDBSource(path)
@@ -82,62 +77,47 @@ def test_a_source_made_anew_reads_the_database_that_is_there_now(tmp_path: Path)
         pickle.loads(pickled).read(0)
 
 
-def truncated(file: Path) -> None:
-    os.truncate(file, os.path.getsize(file) - 4096)
-
-
-def half(file: Path) -> None:
-    os.truncate(file, os.path.getsize(file) // 2)
-
-
-def header_alone(file: Path) -> None:
-    os.truncate(file, 8192)
-
-
-def stump(file: Path) -> None:
-    os.truncate(file, 100)
-
-
-def nothing(file: Path) -> None:
-    os.truncate(file, 0)
-
-
-def garbage(file: Path) -> None:
-    file.write_bytes(b"\xff\xd8\xff" * 9999)
-
-
 @pytest.mark.parametrize(
     ("damage", "text"),
     [
-        (truncated, r"truncated LMDB: the file has \d+ bytes, and says that it has \d+.*Remedy"),
-        (half, "truncated LMDB"),
-        (header_alone, "truncated LMDB: the file has 8192 bytes"),
-        (stump, r"cannot open this file of 100 bytes .*not an LMDB file.*Remedy"),
-        (nothing, "cannot open this file of 0 bytes"),
-        (garbage, "cannot open this file of 29997 bytes .*not an LMDB file"),
+        (
+            lambda data: data[:-4096],
+            r"truncated LMDB: the file has \d+ bytes, and says that it has \d+.*Remedy",
+        ),
+        (lambda data: data[: len(data) // 2], "truncated LMDB"),
+        (lambda data: data[:8192], "truncated LMDB: the file has 8192 bytes"),
+        (lambda data: data[:100], r"open this file of 100 bytes .*not an LMDB file.*Remedy"),
+        (lambda data: b"", "cannot open this file of 0 bytes"),
+        (lambda data: b"\xff\xd8\xff" * 9999, "this file of 29997 bytes .*not an LMDB file"),
     ],
 )
 def test_a_damaged_file_is_refused_before_it_is_read(
-    path: Path, damage: Callable[[Path], None], text: str
+    path: Path, damage: Callable[[bytes], bytes], text: str
 ) -> None:
     """Reading a mapped file beyond its end kills the process.
 
     Tested before and after the keys are read. The error is an OSError: the file is bad, not a
     sample.
     """
-    pickled = pickle.dumps(CaffeLMDBSource(path))
-    damage(path / "data.mdb")
-    with pytest.raises(OSError, match=rf"{text}.*data\.mdb'$"):
-        CaffeLMDBSource(path)
-    with pytest.raises(OSError, match=rf"{text}.*data\.mdb'$"):
-        pickle.loads(pickled)[0]
+    pickled, file = pickle.dumps(CaffeLMDBSource(path)), path / "data.mdb"
+    damaged = damage(file.read_bytes())
+    with open(file, "r+b") as opened:
+        opened.write(damaged)
+        opened.truncate()
+    for open_source in (lambda: CaffeLMDBSource(path), lambda: pickle.loads(pickled)[0]):
+        with pytest.raises(OSError, match=rf"{text}.*data\.mdb'$"):
+            open_source()
 
 
-@pytest.mark.parametrize("name", ["absent", "absent.mdb", "empty"])
-def test_a_missing_file_is_named_and_not_made(tmp_path: Path, name: str) -> None:
+def test_a_missing_file_is_named_and_not_made(tmp_path: Path) -> None:
+    """Making an environment opens nothing."""
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match=rf"no LMDB is here. Remedy: check.*{name}"):
-        CaffeLMDBSource(tmp_path / name)
+    for name in ("absent", "absent.mdb", "empty"):
+        with pytest.raises(FileNotFoundError, match=rf"no LMDB is here. Remedy: check.*{name}"):
+            CaffeLMDBSource(tmp_path / name)
+    environment = environment_at(tmp_path / "nowhere")
+    assert pickle.loads(pickle.dumps(environment)) is environment
+    assert "nowhere" in repr(environment)
     assert list(tmp_path.rglob("*")) == [tmp_path / "empty"]
 
 
@@ -200,16 +180,13 @@ def in_process(source: CaffeLMDBSource, method: Any) -> Any:
     return found
 
 
-def test_nothing_is_open_across_a_fork(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_open_across_a_fork(path: Path) -> None:
     """The child opens the file itself, and only once."""
     source = CaffeLMDBSource(path)
     [environment] = source._environments
     source[0]
     assert environment._opened is not None
-    child = os.fork()
-    if not child:
-        os._exit(7 if environment._opened is None else 8)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert in_a_fork(lambda: environment._opened is None) == 0
     assert environment._opened is None
     assert labels(source) == list(range(50))
 
@@ -229,12 +206,12 @@ def test_forks_while_threads_read_lose_nothing(path: Path) -> None:
     for thread in threads:
         thread.start()
     try:
-        found = [in_process(source, "fork") for _ in range(5)]
+        found = [in_process(source, "fork") for _ in range(3)]
     finally:
         done.set()
         for thread in threads:
             thread.join(seconds(6))
-    assert found == [list(range(50))] * 5
+    assert found == [list(range(50))] * 3
     assert not errors
 
 

@@ -27,13 +27,21 @@ def test_what_was_used_last_is_kept() -> None:
 
 
 def test_a_value_above_the_limit_is_kept_alone() -> None:
-    """A row group larger than the cache is decoded once, not once for each row."""
+    """A row group larger than the cache is decoded once, not once for each row.
+
+    What is dropped is made again.
+    """
     cache: BoundedCache[str] = BoundedCache(10, len)
     for key in (1, 50):
         cache.get(key, lambda key=key: "x" * key)  # type: ignore[misc]
     assert cache.keys() == [50]
-    cache.get(1, lambda: "x")
+    cache.get(1, lambda: "old")
     assert cache.keys() == [1]
+    cache.drop(1)
+    cache.drop(7)
+    assert cache.get(1, lambda: "new") == "new"
+    cache.get(2, lambda: "x" * 7)
+    assert cache.keys() == [1, 2]
 
 
 def test_threads_that_ask_for_the_same_wait_for_one() -> None:
@@ -58,18 +66,7 @@ def test_threads_that_ask_for_the_same_wait_for_one() -> None:
 
 
 def test_a_failure_is_raised_and_not_kept() -> None:
-    cache: BoundedCache[str] = BoundedCache(10, len)
-
-    def fail() -> str:
-        raise OSError("lost")
-
-    for _ in range(2):
-        with pytest.raises(OSError, match="lost"):
-            cache.get(1, fail)
-    assert cache.get(1, lambda: "found") == "found"
-
-
-def test_who_waits_for_a_failure_tries_for_itself() -> None:
+    """A thread that waits for a failure tries for itself."""
     entered, go_on = threading.Event(), threading.Event()
 
     def fail() -> str:
@@ -85,16 +82,10 @@ def test_who_waits_for_a_failure_tries_for_itself() -> None:
         go_on.set()
         assert isinstance(first.exception(), OSError)
         assert second.result() == "found"
-
-
-def test_what_is_dropped_is_made_again() -> None:
-    cache: BoundedCache[str] = BoundedCache(10, len)
-    cache.get(1, lambda: "old")
-    cache.drop(1)
-    cache.drop(7)
-    assert cache.get(1, lambda: "new") == "new"
-    cache.get(2, lambda: "x" * 7)
-    assert cache.keys() == [1, 2]
+    for _ in range(2):
+        with pytest.raises(OSError, match="lost"):
+            cache.get(2, fail)
+    assert cache.get(2, lambda: "found") == "found"
 
 
 def test_copies_and_forked_children_begin_with_nothing() -> None:

@@ -7,6 +7,7 @@ import io
 import sys
 from pathlib import Path
 
+import fsspec
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -57,27 +58,24 @@ def test_a_footer_counts_rows_without_reading_data(
 
 
 def test_a_long_footer_is_read_whole(tmp_path: Path) -> None:
-    path = write_table(tmp_path / "wide.parquet", {f"c{i}": [i] for i in range(900)})
-    assert Path(path).stat().st_size > 1 << 16
+    path = write_table(tmp_path / "wide.parquet", {f"c{i}": [i] for i in range(600)})
     footer = read_footer(path)
+    assert footer.metadata.serialized_size > 1 << 16
     assert footer.num_rows == 1
     assert read_row_group(footer, 0, ["c17"]).to_pydict() == {"c17": [17]}
 
 
-def test_only_the_columns_asked_for_are_read(path: str) -> None:
-    footer = read_footer(path)
+def test_only_the_columns_asked_for_are_read_and_at_once(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row group by URL is one request."""
+    footer, whole = read_footer(path), pyarrow.parquet.ParquetFile(path)
+    read = recorded_reads(monkeypatch)
     table = read_row_group(footer, 1, ["image.bytes"])
     assert table.to_pylist() == [{"image": {"bytes": data}} for data in images(4, 4)]
-    whole = pyarrow.parquet.ParquetFile(path)
     assert read_row_group(footer, 2, None) == whole.read_row_group(2)
-
-
-def test_columns_are_fetched_at_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row group by URL is one request."""
-    footer = read_footer(path)
-    read = recorded_reads(monkeypatch)
     read_row_group(footer, 0, ["image", "label"])
-    assert len(read) == 1
+    assert len(read) == 3
 
 
 def test_rows_are_read_from_any_row_on(path: str) -> None:
@@ -89,13 +87,13 @@ def test_rows_are_read_from_any_row_on(path: str) -> None:
 
 
 def test_rows_are_decoded_a_few_at_a_time(tmp_path: Path) -> None:
-    """A row group of 40 MB is never decoded as a whole."""
-    columns = {"image": [bytes(1 << 20)] * 40}
+    """A row group of 20 MB is never decoded as a whole."""
+    columns = {"image": [bytes(1 << 20)] * 20}
     path = write_table(
-        tmp_path / "a.parquet", columns, 40, compression="none", use_dictionary=False
+        tmp_path / "a.parquet", columns, 20, compression="none", use_dictionary=False
     )
     sizes = [batch.num_rows for _, _, batch in iterate_rows(read_footer(path), 0, ["image"])]
-    assert sum(sizes) == 40
+    assert sum(sizes) == 20
     assert max(sizes) <= 8
 
 
@@ -109,18 +107,15 @@ def test_every_truncation_is_named(path: str) -> None:
 
 def test_what_is_no_parquet_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "a.parquet"
-    file.write_bytes(b"x" * 100)
-    with pytest.raises(ValueError, match=r"byte 96.*b'xxxx'.*Parquet"):
-        read_footer(str(file))
-    file.write_bytes(b"x" * 100 + (1000).to_bytes(4, "little") + b"PAR1")
-    with pytest.raises(ValueError, match=r"1000.*108"):
-        read_footer(str(file))
-    file.write_bytes(b"x" * 100 + (90).to_bytes(4, "little") + b"PAR1")
-    with pytest.raises(ValueError, match="byte 10: its footer cannot be decoded"):
-        read_footer(str(file))
-    file.write_bytes(b"x" * 100 + (90).to_bytes(4, "little") + b"PARE")
-    with pytest.raises(ValueError, match="encrypted"):
-        read_footer(str(file))
+    for end, text in (
+        (b"", r"byte 96.*b'xxxx'.*Parquet"),
+        ((1000).to_bytes(4, "little") + b"PAR1", r"1000.*108"),
+        ((90).to_bytes(4, "little") + b"PAR1", "byte 10: its footer cannot be decoded"),
+        ((90).to_bytes(4, "little") + b"PARE", "encrypted"),
+    ):
+        file.write_bytes(b"x" * 100 + end)
+        with pytest.raises(ValueError, match=text):
+            read_footer(str(file))
     with pytest.raises(FileNotFoundError):
         read_footer(str(tmp_path / "absent.parquet"))
 
@@ -148,7 +143,7 @@ def test_a_damaged_footer_is_refused_or_read(path: str) -> None:
     content = Path(path).read_bytes()
     length = int.from_bytes(content[-8:-4], "little")
     reasons = []
-    for at in range(len(content) - 8 - length, len(content) - 8):
+    for at in range(len(content) - 8 - length, len(content) - 8, 2):
         Path(path).write_bytes(content[:at] + bytes([content[at] ^ 0x10]) + content[at + 1 :])
         try:
             footer = read_footer(path)
@@ -178,15 +173,13 @@ def test_storage_that_fails_keeps_its_error(path: str, monkeypatch: pytest.Monke
         assert caught.value.errno == errno.EIO
 
 
-@pytest.mark.parametrize("url", ["file://{}", "memory://a.parquet"])
-def test_urls_are_read(path: str, url: str) -> None:
-    import fsspec
-
+def test_urls_are_read(path: str) -> None:
     fsspec.filesystem("memory").pipe("/a.parquet", Path(path).read_bytes())
-    footers = read_footers([url.format(path), url.format(path)])
-    assert footers[0].digest == read_footer(path).digest
-    assert read_row_group(footers[1], 1, None) == read_row_group(read_footer(path), 1, None)
-    assert labels(footers[0], 5) == list(range(5, ROWS))
+    local = read_footer(path)
+    for footer in read_footers([f"file://{path}", "memory://a.parquet"]):
+        assert footer.digest == local.digest
+        assert read_row_group(footer, 1, None) == read_row_group(local, 1, None)
+        assert labels(footer, 5) == list(range(5, ROWS))
 
 
 def test_the_package_is_asked_for_where_it_is_missing(

@@ -40,23 +40,16 @@ def read(shards: ParquetShards, shard: str, cursor: int = 0) -> list[tuple[bytes
     ]
 
 
-def test_shards_are_named_after_their_files(folder: Path) -> None:
-    assert list(ParquetShards(folder / "*.parquet").shards()) == [
-        "0.parquet",
-        "1.parquet",
-        "2.parquet",
-    ]
-    with pytest.raises(ValueError, match=r"'3\.parquet'.*0\.parquet, 1\.parquet"):
-        read(ParquetShards(folder / "*.parquet"), "3.parquet")
-
-
 def test_a_cursor_is_the_number_of_a_row(folder: Path) -> None:
-    """With shards of different lengths, one of them without rows."""
+    """Shards are named after their files; one of them has no rows."""
     shards = ParquetShards(folder / "*.parquet")
+    assert list(shards.shards()) == ["0.parquet", "1.parquet", "2.parquet"]
     for shard, count in zip(shards.shards(), COUNTS, strict=True):
         assert [after for _, _, after in read(shards, shard)] == list(range(1, count + 1))
         with pytest.raises(ValueError, match=f"has {count} rows, and the cursor is {count + 1}"):
             read(shards, shard, count + 1)
+    with pytest.raises(ValueError, match=r"'3\.parquet'.*0\.parquet, 1\.parquet"):
+        read(shards, "3.parquet")
 
 
 @pytest.mark.parametrize("target", ["label", None, {"y": "label"}])
@@ -109,19 +102,15 @@ def test_the_fingerprint_depends_on_content_and_not_on_place(folder: Path, tmp_p
     assert len(seen) == 5
 
 
-def _truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def _empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def _rename_column(path: Path) -> None:
-    write_table(path, {"jpeg": images(3), "label": [1, 2, 3]})
-
-
-@pytest.mark.parametrize("damage", [_truncate, _empty, _rename_column])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:-1]),
+        lambda path: path.write_bytes(b""),
+        lambda path: write_table(path, {"jpeg": images(3), "label": [1, 2, 3]}),
+    ],
+    ids=["cut", "empty", "another column"],
+)
 def test_a_damaged_shard_is_named(folder: Path, damage: Callable[[Path], None]) -> None:
     """The other shards are read."""
     shards = ParquetShards(folder / "*.parquet")
@@ -138,16 +127,11 @@ def test_damage_within_a_shard_comes_after_the_rows_before_it(tmp_path: Path) ->
     content = bytearray(path.read_bytes())
     content[column.dictionary_page_offset + column.total_compressed_size - 2] ^= 1
     path.write_bytes(content)
-    found = []
+    shards, found = ParquetShards(path), []
     with pytest.raises(ValueError, match=r"a\.parquet'.*'row group 1'.*row 4"):
-        found.extend(sample.target for sample, _ in ParquetShards(path).read_shard("a.parquet", 0))
+        found.extend(sample.target for sample, _ in shards.read_shard("a.parquet", 0))
     assert found == [0, 1, 2, 3]
-    assert [sample.target for sample, _ in ParquetShards(path).read_shard("a.parquet", 8)] == [
-        8,
-        9,
-        10,
-        11,
-    ]
+    assert [target for _, target, _ in read(shards, "a.parquet", 8)] == [8, 9, 10, 11]
 
 
 def test_a_null_image_is_named(tmp_path: Path) -> None:

@@ -45,12 +45,8 @@ def test_plain_values_are_pythons_own(kind: Any, given_values: list[Any], type_:
     assert {type(each) for each in found} == {type_}
 
 
-def test_half_floats_are_floats() -> None:
-    array = pyarrow.array(np.array([0.5, 2.0], dtype=np.float16))
-    assert values(array) == [0.5, 2.0]
-
-
-def test_nan_is_kept_and_is_not_null() -> None:
+def test_half_floats_are_floats_and_nan_is_not_null() -> None:
+    assert values(pyarrow.array(np.array([0.5, 2.0], dtype=np.float16))) == [0.5, 2.0]
     assert math.isnan(values(pyarrow.array([math.nan]))[0])
 
 
@@ -74,32 +70,20 @@ def test_lists_of_numbers_are_arrays_of_their_own(kind: Any) -> None:
     torch.from_numpy(found[0])
 
 
-def test_fixed_lists_are_arrays() -> None:
-    array = pyarrow.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], pyarrow.list_(pyarrow.float32(), 2))
+def test_fixed_lists_are_arrays_and_lists_of_boxes_are_stacked() -> None:
+    """Uneven lists stay lists; lists of texts and structs are lists and dicts."""
+    pairs = pyarrow.list_(pyarrow.float32(), 2)
+    array = pyarrow.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], pairs)
     assert same(values(array.slice(1))[0], np.array([3, 4], dtype=np.float32))
-
-
-def test_lists_of_boxes_are_stacked() -> None:
     boxes = pyarrow.list_(pyarrow.list_(pyarrow.float32(), 4))
     found = values(pyarrow.array([[[1, 2, 3, 4], [5, 6, 7, 8]], []], boxes))
     assert found[0].shape == (2, 4)
     assert same(found[1], np.empty((0, 4), dtype=np.float32))
-
-
-def test_uneven_lists_stay_lists() -> None:
     found = values(pyarrow.array([[[1], [2, 3]], [["x"]][:0]]))
     assert [each.tolist() for each in found[0]] == [[1], [2, 3]]
     assert found[1].shape == (0, 0)
-
-
-def test_lists_of_texts_and_structs_are_lists_and_dicts() -> None:
-    array = pyarrow.array(
-        [{"names": ["a", "b"], "size": {"h": 1}}, {"names": [], "size": {"h": 2}}]
-    )
-    assert values(array) == [
-        {"names": ["a", "b"], "size": {"h": 1}},
-        {"names": [], "size": {"h": 2}},
-    ]
+    rows = [{"names": ["a", "b"], "size": {"h": 1}}, {"names": [], "size": {"h": 2}}]
+    assert values(pyarrow.array(rows)) == rows
 
 
 @pytest.mark.parametrize(

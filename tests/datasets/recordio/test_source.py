@@ -89,21 +89,17 @@ def test_the_magic_in_the_header_of_an_image_is_no_damage(tmp_path: Path) -> Non
 
 
 def test_a_class_is_an_int(tmp_path: Path) -> None:
+    """A label that is no class is named."""
     path = tmp_path / "a.rec"
     write_recordio(path, [b"a", b"b", b"c"], [0, 7.0, [9.0]])
-    source = RecordIOSource(path)
-    targets = [target for _, target in items(source)]
+    targets = [target for _, target in items(RecordIOSource(path))]
     assert targets == [0, 7, 9]
     assert {type(target) for target in targets} == {int}
-
-
-@pytest.mark.parametrize("label", [0.5, float("nan"), float("inf"), [1.0, 2.0]])
-def test_a_label_that_is_no_class_is_named(tmp_path: Path, label: Any) -> None:
-    path = tmp_path / "a.rec"
-    write_recordio(path, [b"a"], [label])
-    with pytest.raises(ValueError, match=r"a.rec', record 0, byte 0"):
-        RecordIOSource(path).read(0)
-    assert RecordIOSource(path, target=None)[0][1] == 0
+    for label in (0.5, float("nan"), float("inf"), [1.0, 2.0]):
+        write_recordio(path, [b"a"], [label])
+        with pytest.raises(ValueError, match=r"a.rec', record 0, byte 0"):
+            RecordIOSource(path).read(0)
+        assert RecordIOSource(path, target=None)[0][1] == 0
 
 
 def test_targets_come_in_the_shape_that_was_asked_for(tmp_path: Path) -> None:
@@ -118,11 +114,16 @@ def test_targets_come_in_the_shape_that_was_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_whole_record_comes_in_plain_types(tmp_path: Path) -> None:
+    """A record without the header of an image is named."""
     path = tmp_path / "a.rec"
     write_recordio(path, [b"jpeg"], [[1.0, 2.0]])
     record = RecordIOSource(path).record(0)
     assert record.pop("label").tolist() == [1.0, 2.0]
     assert record == {"id": 1000, "id2": 0, "image": b"jpeg"}
+    write_records(path, [recordio_frame(b"just text")])
+    for read in (RecordIOSource(path).read, RecordIOSource(path).record):
+        with pytest.raises(ValueError, match=r"a.rec', record 0, byte 0.*9"):
+            read(0)
 
 
 def test_an_index_that_does_not_begin_at_the_beginning_is_refused(tmp_path: Path) -> None:
@@ -137,22 +138,11 @@ def test_an_index_that_does_not_begin_at_the_beginning_is_refused(tmp_path: Path
         RecordIOSource(path, index_paths=index)
 
 
-@pytest.mark.parametrize("offset", [1, 7, 20])
-def test_an_index_of_records_shorter_than_their_header_is_refused(
-    tmp_path: Path, offset: int
-) -> None:
-    path = tmp_path / "train.rec"
+def test_an_index_of_records_shorter_than_their_header_is_refused(tmp_path: Path) -> None:
+    path, index = tmp_path / "train.rec", tmp_path / "bad.idx"
     write_records(path, [recordio_frame(image_record(b"", 1.0)) for _ in range(2)])
     size = path.stat().st_size
-    for last in (offset, size - offset):
-        (tmp_path / "bad.idx").write_text(f"0\t0\n1\t{last}\n")
+    for last in (1, 7, 20, size - 1, size - 7, size - 20):
+        index.write_text(f"0\t0\n1\t{last}\n")
         with pytest.raises(ValueError, match=r"train\.rec', record \d.*Remedy: |begin at byte"):
-            RecordIOSource(path, index_paths=tmp_path / "bad.idx")
-
-
-def test_a_record_without_the_header_of_an_image_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "a.rec"
-    write_records(path, [recordio_frame(b"just text")])
-    for read in (RecordIOSource(path).read, RecordIOSource(path).record):
-        with pytest.raises(ValueError, match=r"a.rec', record 0, byte 0.*9"):
-            read(0)
+            RecordIOSource(path, index_paths=index)

@@ -79,26 +79,6 @@ def test_a_listing_is_kept_beside_the_folder_and_taken(root: Path, listed: list[
     assert second.classes == theirs.classes
 
 
-def _add(root: Path) -> None:
-    _write(root / "cat" / "a" / "b" / "10.jpg")
-
-
-def _remove(root: Path) -> None:
-    (root / "dog" / "rex.jpg").unlink()
-
-
-def _rename(root: Path) -> None:
-    (root / "Äpfel" / "日本.jpg").rename(root / "Äpfel" / "中国.jpg")
-
-
-def _add_class(root: Path) -> None:
-    _write(root / "ape" / "1.jpg")
-
-
-def _remove_class(root: Path) -> None:
-    (root / "eel").rmdir()
-
-
 def _unpack(root: Path) -> None:
     """Unpack more of the folders' archive: tar resets their times."""
     before = os.stat(root / "dog").st_mtime_ns
@@ -112,8 +92,18 @@ def _unpack(root: Path) -> None:
     assert os.stat(root / "dog").st_mtime_ns == before
 
 
-@pytest.mark.parametrize("change", [_add, _remove, _rename, _add_class, _remove_class, _unpack])
-def test_a_changed_folder_is_listed_anew(root: Path, change: Callable[[Path], None]) -> None:
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "a file is added": lambda root: _write(root / "cat" / "a" / "b" / "10.jpg"),
+    "a file is removed": lambda root: (root / "dog" / "rex.jpg").unlink(),
+    "a file is renamed": lambda root: (root / NAMES[-1]).rename(root / "Äpfel" / "中国.jpg"),
+    "a class is added": lambda root: _write(root / "ape" / "1.jpg"),
+    "a class is removed": lambda root: (root / "eel").rmdir(),
+    "an archive is unpacked": _unpack,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_changed_folder_is_listed_anew(root: Path, change: Callable[[Path], object]) -> None:
     before = _said(_source(root))
     assert _kept(root.parent)
     change(root)
@@ -146,12 +136,6 @@ def test_extensions_have_listings_of_their_own(root: Path, listed: list[str]) ->
     assert len(_source(root)) == 5
     assert len(listed) == 14
     assert len(_kept(root.parent)) == 2
-
-
-def test_a_kept_listing_refuses_what_a_new_one_does(root: Path) -> None:
-    _source(root)
-    with pytest.raises(FileNotFoundError, match="no image in 1 of the 4 class folders"):
-        FolderSource(root)
 
 
 def test_few_images_and_young_folders_are_listed_each_time(
@@ -204,7 +188,10 @@ def test_a_change_while_it_is_listed_is_seen(root: Path, monkeypatch: pytest.Mon
 
 
 def test_a_given_directory_is_where_it_is_kept(root: Path, tmp_path: Path) -> None:
+    """A kept listing refuses what a new one does."""
     source = _source(root, cache_dir=tmp_path / "cache")
     assert not _kept(root.parent)
     assert len(_kept(tmp_path / "cache")) == 1
     assert _said(_source(root, cache_dir=str(tmp_path / "cache"))) == _said(source)
+    with pytest.raises(FileNotFoundError, match="no image in 1 of the 4 class folders"):
+        FolderSource(root, cache_dir=tmp_path / "cache")

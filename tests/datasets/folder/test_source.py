@@ -53,28 +53,24 @@ def paths(source: FolderSource) -> list[str]:
     return [source.path(index) for index in range(len(source))]
 
 
-def test_class_folders_are_those_of_torchvision(root: Path) -> None:
-    """A model trained with ImageFolder keeps its classes and their order."""
+def test_class_folders_are_those_of_torchvision(root: Path, tmp_path: Path) -> None:
+    """A model trained with ImageFolder keeps its classes and their order.
+
+    The tests' write_photo_folder is compared with ImageFolder too.
+    """
     source, theirs = FolderSource(root), ImageFolder(str(root))
     assert source.classes == theirs.classes
     assert source.class_to_idx == theirs.class_to_idx
     assert source.targets.tolist() == theirs.targets
     assert list(zip(paths(source), source.targets, strict=True)) == theirs.samples
     assert len(source) == 11
-
-
-def test_photographs_are_those_of_torchvision(tmp_path: Path) -> None:
-    """The tests' write_photo_folder is compared with ImageFolder too."""
-    written = write_photo_folder(tmp_path, num_classes=3, per_class=5, seed=1)
-    source = FolderSource(str(tmp_path))
-    assert paths(source) == [path for path, _ in ImageFolder(tmp_path).samples]
+    for extensions in ([".PNG"], ".png"):
+        assert len(FolderSource(root / "..", extensions=extensions)) == 2
+    written = write_photo_folder(tmp_path / "more", num_classes=3, per_class=5, seed=1)
+    source = FolderSource(str(tmp_path / "more"))
+    assert paths(source) == [path for path, _ in ImageFolder(tmp_path / "more").samples]
     assert paths(source) == [str(path) for path in written]
     assert len({data for data, _ in items(source)}) == 15
-
-
-def test_extensions_are_those_asked_for(root: Path) -> None:
-    assert len(FolderSource(root / "..", extensions=[".PNG"])) == 2
-    assert len(FolderSource(root / "..", extensions=".png")) == 2
 
 
 def test_the_files_of_macos_beside_images_are_no_images(root: Path) -> None:
@@ -145,17 +141,12 @@ def test_file_list_keeps_its_order_and_its_labels(root: Path) -> None:
     assert items(FolderSource.from_file_list(moved, root=root)) == items(source)
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["cat/a.jpg", "cat/a.jpg one", "cat/a.jpg 1.0", "7", "a.jpg --1", "a.jpg 9999999999999999999"],
-)
-def test_a_line_without_a_label_is_named(tmp_path: Path, line: str) -> None:
-    file = write(tmp_path / "list.txt", f"# first\n\nb.jpg 1\n{line}\n".encode())
-    with pytest.raises(ValueError, match=rf"list.txt', line 4: '{line}'"):
-        FolderSource.from_file_list(file)
-
-
-def test_a_file_list_of_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_line_without_a_label_and_a_file_list_of_nothing_are_named(tmp_path: Path) -> None:
+    bad = ("a.jpg", "a.jpg one", "a.jpg 1.0", "7", "a.jpg --1", "a.jpg 9999999999999999999")
+    for line in bad:
+        file = write(tmp_path / "list.txt", f"# first\n\nb.jpg 1\n{line}\n".encode())
+        with pytest.raises(ValueError, match=rf"list.txt', line 4: '{line}'"):
+            FolderSource.from_file_list(file)
     with pytest.raises(ValueError, match=r"list.txt'"):
         FolderSource.from_file_list(write(tmp_path / "list.txt", b"# nothing\n"))
     with pytest.raises(FileNotFoundError, match="absent"):
@@ -176,45 +167,31 @@ def test_paths_given_in_python_keep_their_order(root: Path) -> None:
 def test_relative_paths_are_of_the_folder_where_the_source_was_made(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Absolute paths need no working directory."""
     monkeypatch.chdir(root)
     source = FolderSource.from_paths(["dog/rex.jpg", "cat/b.jpg"])
-    monkeypatch.chdir(root.parent)
-    assert items(source) == [(b"dog/rex.jpg", 0), (b"cat/b.jpg", 1)]
-    assert source.read(0).name == str(root / "dog" / "rex.jpg")
-
-
-def test_absolute_paths_need_no_working_directory(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     (root / "gone").mkdir()
     monkeypatch.chdir(root / "gone")
     (root / "gone").rmdir()
+    assert items(source) == [(b"dog/rex.jpg", 0), (b"cat/b.jpg", 1)]
+    assert source.read(0).name == str(root / "dog" / "rex.jpg")
     source = FolderSource.from_paths([root / "dog" / "rex.jpg"])
     assert items(source) == [(b"dog/rex.jpg", 0)]
 
 
-@pytest.mark.parametrize(
-    ("labels", "error", "text"),
-    [
-        ([1], ValueError, "2 paths and 1 labels"),
-        ([1, 2, 3], ValueError, "2 paths and 3 labels"),
-        ([1, "two"], TypeError, "label 1 is 'two', no integer"),
-        ([1.5, 2], TypeError, "label 0 is 1.5, no integer"),
-        ([1, 2**63], ValueError, "label 1 is 9223372036854775808, beyond 64 bits"),
-    ],
-)
-def test_labels_that_do_not_fit_are_named(
-    labels: list[int], error: type[Exception], text: str
-) -> None:
-    with pytest.raises(error, match=text):
-        FolderSource.from_paths(["a.jpg", "b.jpg"], labels)
-
-
-def test_no_paths_or_a_single_string_are_refused() -> None:
-    with pytest.raises(ValueError, match="no paths were given"):
-        FolderSource.from_paths([])
-    with pytest.raises(TypeError, match=r"'a.jpg'"):
-        FolderSource.from_paths("a.jpg")
+def test_labels_that_do_not_fit_and_paths_that_are_none_are_named() -> None:
+    two = ["a.jpg", "b.jpg"]
+    for given_paths, labels, error, text in (
+        (two, [1], ValueError, "2 paths and 1 labels"),
+        (two, [1, 2, 3], ValueError, "2 paths and 3 labels"),
+        (two, [1, "two"], TypeError, "label 1 is 'two', no integer"),
+        (two, [1.5, 2], TypeError, "label 0 is 1.5, no integer"),
+        (two, [1, 2**63], ValueError, "label 1 is 9223372036854775808, beyond 64 bits"),
+        ([], None, ValueError, "no paths were given"),
+        ("a.jpg", None, TypeError, r"'a.jpg'"),
+    ):
+        with pytest.raises(error, match=text):
+            FolderSource.from_paths(given_paths, labels)
 
 
 def test_indexing_is_a_sequences(root: Path) -> None:
@@ -230,22 +207,17 @@ def test_indexing_is_a_sequences(root: Path) -> None:
 
 
 def test_a_sample_names_its_file(root: Path) -> None:
-    sample = FolderSource(root).read(0)
-    assert sample.name == str(root / "cat" / "b.jpg")
-    assert sample.data.dtype == torch.uint8
-    assert sample.data.device.type == "cpu"
+    """The decoder decides whether an empty file is a bad sample.
 
-
-def test_an_empty_file_has_no_bytes(root: Path) -> None:
-    """The decoder decides whether an empty file is a bad sample."""
-    (root / "cat" / "b.jpg").write_bytes(b"")
-    assert FolderSource(root).read(0).data.shape == (0,)
-
-
-def test_a_folder_in_place_of_a_file_names_path_and_index(root: Path) -> None:
-    """An OSError stays an OSError, because it may be temporary; its text names the place."""
+    An OSError stays an OSError, because it may be temporary; its text names path and index.
+    """
     source = FolderSource(root)
-    lost = root / "cat" / "z.jpeg"
+    file, lost = root / "cat" / "b.jpg", root / "cat" / "z.jpeg"
+    sample = source.read(0)
+    assert (sample.name, sample.data.dtype) == (str(file), torch.uint8)
+    assert sample.data.device.type == "cpu"
+    file.write_bytes(b"")
+    assert source.read(0).data.shape == (0,)
     lost.unlink()
     lost.mkdir()
     index = paths(source).index(str(lost))
@@ -330,7 +302,11 @@ def test_the_fingerprint_is_kept() -> None:
 
 
 @settings(max_examples=30)
-@given(st.lists(st.tuples(st.text(max_size=9), st.integers(-(2**63), 2**63 - 1)), min_size=1))
+@given(
+    st.lists(
+        st.tuples(st.text(max_size=9), st.integers(-(2**63), 2**63 - 1)), min_size=1, max_size=4
+    )
+)
 def test_names_of_any_text_are_kept(items: list[tuple[str, int]]) -> None:
     names, labels = [list(column) for column in zip(*items, strict=True)]
     try:
@@ -343,9 +319,9 @@ def test_names_of_any_text_are_kept(items: list[tuple[str, int]]) -> None:
     assert repr(source)
 
 
-def test_a_million_names_take_no_more_than_their_text() -> None:
+def test_many_names_take_no_more_than_their_text() -> None:
     """Forked workers share ImageNet's list; reference counts would copy it."""
-    names = [f"n{i % 1000:08d}/n{i % 1000:08d}_{i}.JPEG" for i in range(100_000)]
+    names = [f"n{i % 1000:08d}/n{i % 1000:08d}_{i}.JPEG" for i in range(20_000)]
     source = FolderSource.from_paths(names)
-    assert source.path(99_999) == os.path.join(os.getcwd(), names[-1])
+    assert source.path(19_999) == os.path.join(os.getcwd(), names[-1])
     assert len(pickle.dumps(source)) < sum(map(len, names)) + 17 * len(names)

@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.datasets.record_files import MAGIC
 from tests.datasets.record_kinds import KINDS, Kind
 from tests.datasets.source_conformance import items
 
 IMAGES = [bytes([i]) * (40 + 3 * i) for i in range(11)]
+SEVERAL_PARTS = b"abcd" + 2 * MAGIC + b"a record of several parts"
 
 
 @pytest.fixture(params=sorted(KINDS))
@@ -52,25 +54,18 @@ def test_records_come_file_by_file(kind: Kind, paths: list[Path]) -> None:
 
 def test_indices_that_were_given_read_the_same(kind: Kind, paths: list[Path]) -> None:
     built = kind.source(paths)
-    source = kind.source(paths, index_paths=indices(paths))
-    assert items(source) == items(built)
-    assert source.fingerprint() == built.fingerprint()
-    assert repr(source) == repr(built)
-
-
-def test_indices_are_read_by_url(kind: Kind, paths: list[Path]) -> None:
-    urls = [f"file://{path}" for path in indices(paths)]
-    assert items(kind.source(paths, index_paths=urls)) == expected()
+    for given in (indices(paths), [f"file://{path}" for path in indices(paths)]):
+        source = kind.source(paths, index_paths=given)
+        assert items(source) == expected()
+        assert source.fingerprint() == built.fingerprint()
+        assert repr(source) == repr(built)
 
 
 def test_a_sample_names_its_file_and_record(kind: Kind, paths: list[Path]) -> None:
+    """An index beyond the end is refused."""
     source = kind.source(paths)
     assert source.read(5).name == f"{paths[2]}, record 0"
     assert source.read(7).name == f"{paths[3]}, record 1"
-
-
-def test_an_index_beyond_the_end_is_refused(kind: Kind, paths: list[Path]) -> None:
-    source = kind.source(paths)
     assert source[-1][1] == 10
     for read in (source.read, source.record):
         for index in (11, -1):
@@ -89,23 +84,20 @@ def test_a_file_that_is_replaced_while_it_is_open_is_noticed(kind: Kind, paths: 
 
 
 def test_an_index_of_another_file_is_refused(kind: Kind, paths: list[Path]) -> None:
-    """An outdated or foreign index is refused when the source is made, or when a record is read."""
-    index = paths[0].with_suffix(".idx")
-    kind.write(paths[0], IMAGES[:6])
-    with pytest.raises(ValueError, match=r"(its index ends|index says|begins with)"):
-        kind.source(paths[0], index_paths=index)
-    kind.write(paths[0], IMAGES[:3])
-    with pytest.raises(ValueError, match=r"(its index ends|before its end)"):
-        kind.source(paths[0], index_paths=index)
-    swapped = [IMAGES[i] for i in (2, 1, 0, 4, 3)]
-    kind.write(paths[0], swapped)
-    with pytest.raises(ValueError, match=r"(index says|begins with|checksum of its length)"):
-        kind.source(paths[0], index_paths=index)
+    """An outdated or foreign index is refused when the source is made, or when a record is read.
 
-
-def test_an_index_that_leaves_records_out_is_refused(kind: Kind, paths: list[Path]) -> None:
-    """An error is better than a silently smaller epoch."""
+    So is an index that leaves records out: an error is better than a silently smaller epoch.
+    """
     index = paths[0].with_suffix(".idx")
+    for images, text in (
+        (IMAGES[:6], r"(its index ends|index says|begins with)"),
+        (IMAGES[:3], r"(its index ends|before its end)"),
+        ([IMAGES[i] for i in (2, 1, 0, 4, 3)], r"(index says|begins with|checksum of its length)"),
+    ):
+        kind.write(paths[0], images)
+        with pytest.raises(ValueError, match=text):
+            kind.source(paths[0], index_paths=index)
+    kind.write(paths[0], IMAGES[:5])
     lines = index.read_text().splitlines(keepends=True)
     for left_out in range(5):
         index.write_text("".join(lines[:left_out] + lines[left_out + 1 :]))
@@ -113,54 +105,45 @@ def test_an_index_that_leaves_records_out_is_refused(kind: Kind, paths: list[Pat
             kind.source(paths[0], index_paths=index)
 
 
-def test_as_many_indices_as_files_are_asked_for(kind: Kind, paths: list[Path]) -> None:
-    with pytest.raises(ValueError, match=r"4 files and 3 indices\. Remedy: give one for each"):
-        kind.source(paths, index_paths=indices(paths)[:3])
-    with pytest.raises(FileNotFoundError, match=r"absent.idx"):
-        kind.source(paths[0], index_paths=paths[0].parent / "absent.idx")
-
-
-def test_what_is_not_there_is_named(kind: Kind, paths: list[Path]) -> None:
-    with pytest.raises(FileNotFoundError, match=r"absent.records"):
-        kind.source([paths[0], paths[0].with_stem("absent")])
-    with pytest.raises(ValueError, match=r"b.records"):
-        kind.source(paths[1])
-    with pytest.raises(ValueError, match=r"b.records"):
-        kind.source(paths[1], index_paths=indices(paths)[1])
-    with pytest.raises(ValueError, match="given twice"):
-        kind.source([paths[0], paths[0]])
-
-
-@pytest.mark.parametrize("ending", [".gz", ".zst"])
-def test_compressed_files_are_refused_with_the_remedy(
-    kind: Kind, paths: list[Path], ending: str
-) -> None:
+def test_files_and_indices_that_cannot_be_are_named(kind: Kind, paths: list[Path]) -> None:
+    first, empty, *_ = paths
+    absent = first.with_stem("absent")
+    for given, index, error, text in (
+        ([first, absent], None, FileNotFoundError, r"absent.records"),
+        (empty, None, ValueError, r"b.records"),
+        (empty, indices(paths)[1], ValueError, r"b.records"),
+        ([first, first], None, ValueError, "given twice"),
+        (paths, indices(paths)[:3], ValueError, r"4 files and 3 indices\. Remedy: give one for ea"),
+        (first, absent.with_suffix(".idx"), FileNotFoundError, r"absent.idx"),
+    ):
+        with pytest.raises(error, match=text):
+            kind.source(given, index_paths=index)
     name = kind.shards.__name__  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match=rf"{ending}'.*compressed.*{name}"):
-        kind.source([paths[0], f"{paths[1]}{ending}"])
+    for ending in (".gz", ".zst"):
+        with pytest.raises(ValueError, match=rf"{ending}'.*compressed.*{name}"):
+            kind.source([first, f"{empty}{ending}"])
 
 
 def test_a_file_cut_at_every_byte_is_named_or_a_right_prefix(kind: Kind, tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
-    places = kind.write(whole, IMAGES[:3])
+    whole, images = tmp_path / "whole", [IMAGES[0], SEVERAL_PARTS, IMAGES[2]]
+    places = kind.write(whole, images)
     content, cut = whole.read_bytes(), tmp_path / "cut"
     opened = kind.source(whole, cache_dir=tmp_path)
-    ends = [offset + size for offset, size in places]
-    for size in range(1, len(content)):
-        cut.write_bytes(content[:size])
-        if size in ends:
-            assert items(kind.source(cut, cache_dir=tmp_path)) == expected(0, ends.index(size) + 1)
-        else:
-            with pytest.raises(ValueError, match=r"cut', record \d+, byte \d+"):
-                kind.source(cut, cache_dir=tmp_path)
+    ends = [0, *(offset + size for offset, size in places)]
     for size in range(len(content)):
+        cut.write_bytes(content[:size])
+        last = max(i for i, end in enumerate(ends) if end <= size)
+        if size in ends[1:]:
+            found = [data for data, _ in items(kind.source(cut, cache_dir=tmp_path))]
+            assert found == images[:last]
+        elif size:
+            text = f"cut', record {last}, byte {ends[last]}: the file is cut off"
+            with pytest.raises(ValueError, match=text):
+                kind.source(cut, cache_dir=tmp_path)
         whole.write_bytes(content[:size])
-        for index, (offset, length) in enumerate(places):
-            if size >= offset + length:
-                assert opened[index][1] == index
-            else:
-                with pytest.raises(ValueError, match=f"record {index}, byte {offset}"):
-                    opened.read(index)
+        assert [opened[index][1] for index in range(last)] == [*range(last)]
+        with pytest.raises(ValueError, match=f"record {last}, byte {ends[last]}"):
+            opened.read(last)
 
 
 def test_one_damaged_record_leaves_the_others(kind: Kind, paths: list[Path]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_index_is_built_once_and_read_back(file: Path) -> None:
+    """Other users can read it too: several users share a folder of tars."""
     build = Builder()
     for _ in range(3):
         index = cached_index(str(file), kind="k-1", build=build)
@@ -51,44 +52,42 @@ def test_an_index_is_built_once_and_read_back(file: Path) -> None:
         assert index["none"].dtype == np.uint8
     assert build.times == 1
     assert sorted(path.name for path in file.parent.iterdir()) == [".a.bin.k-1.npz", "a.bin"]
+    assert stat.S_IMODE((file.parent / ".a.bin.k-1.npz").stat().st_mode) == 0o644
 
 
 def test_another_kind_size_or_time_is_built_anew(file: Path) -> None:
-    build = Builder()
-    cached_index(str(file), kind="k-1", build=build)
-    cached_index(str(file), kind="k-2", build=build)
-    assert build.times == 2
-    status = os.stat(file)
+    build, status = Builder(), os.stat(file)
+
+    def times(kind: str = "k-1") -> int:
+        cached_index(str(file), kind=kind, build=build)
+        return build.times
+
+    assert [times(), times("k-2")] == [1, 2]
     file.write_bytes(b"longer content")
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
-    cached_index(str(file), kind="k-1", build=build)
-    assert build.times == 3
+    assert times() == 3
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
-    cached_index(str(file), kind="k-1", build=build)
-    assert build.times == 4
-    cached_index(str(file), kind="k-1", build=build)
-    assert build.times == 4
+    assert [times(), times()] == [4, 4]
 
 
 def test_an_index_that_does_not_fit_is_neither_taken_nor_kept(file: Path) -> None:
-    build, fits = Builder(), [True]
-    for _ in range(2):
-        cached_index(str(file), kind="k-1", build=build, fits=lambda index: fits[0])
-    assert build.times == 1
-    fits[0] = False
-    cached_index(str(file), kind="k-1", build=build, fits=lambda index: fits[0])
-    assert build.times == 2
-    fits[0] = True
-    index = cached_index(str(file), kind="k-1", build=build, fits=lambda index: fits[0])
+    build, times = Builder(), []
+    for fits in (True, True, False, True):
+        index = cached_index(str(file), kind="k-1", build=build, fits=lambda index, fits=fits: fits)
+        times.append(build.times)
+    assert times == [1, 1, 2, 2]
     assert index["numbers"].tolist() == [0]
 
 
 def test_a_cache_directory_is_the_only_place_if_given(file: Path, tmp_path: Path) -> None:
-    build = Builder()
+    """If nothing can be kept there, the index is built each time."""
+    build, kept = Builder(), tmp_path / "x" / "y"
     for _ in range(2):
-        cached_index(str(file), kind="k-1", build=build, cache_dir=str(tmp_path / "x" / "y"))
-    assert build.times == 1
-    assert len(list((tmp_path / "x" / "y").iterdir())) == 1
+        cached_index(str(file), kind="k-1", build=build, cache_dir=str(kept))
+    assert build.times == len(list(kept.iterdir())) == 1
+    for _ in range(2):
+        cached_index(str(file), kind="k-1", build=build, cache_dir=str(file))
+    assert build.times == 3
     assert [path.name for path in file.parent.iterdir()] == ["a.bin"]
 
 
@@ -108,20 +107,6 @@ def test_where_no_file_can_be_kept_beside_the_general_cache_is_used(
     assert build.times == 1
     assert len(list((tmp_path / "home" / "stateful_gpu_loader").iterdir())) == 1
     assert not [path for path in file.parent.iterdir() if path.suffix == ".part"]
-
-
-def test_where_nothing_can_be_kept_it_is_built_each_time(file: Path, tmp_path: Path) -> None:
-    build = Builder()
-    for _ in range(2):
-        cached_index(str(file), kind="k-1", build=build, cache_dir=str(file))
-    assert build.times == 2
-
-
-def test_an_index_can_be_read_by_other_users(file: Path) -> None:
-    """Several users share a folder of tars."""
-    cached_index(str(file), kind="k-1", build=Builder())
-    kept = file.parent / ".a.bin.k-1.npz"
-    assert stat.S_IMODE(kept.stat().st_mode) == 0o644
 
 
 def test_an_error_of_building_is_not_hidden(file: Path) -> None:
@@ -154,19 +139,9 @@ def test_an_index_with_another_part_is_built_anew(file: Path, part: Any) -> None
 
 
 def test_many_may_build_at_the_same_time(file: Path) -> None:
-    found = []
-    threads = [
-        threading.Thread(
-            target=lambda: found.append(cached_index(str(file), kind="k-1", build=Builder()))
-        )
-        for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 8
-    assert all(index["numbers"].tolist() == [0] for index in found)
+    with ThreadPoolExecutor(8) as pool:
+        build = lambda _: cached_index(str(file), kind="k-1", build=Builder())  # noqa: E731
+        assert [index["numbers"].tolist() for index in pool.map(build, range(8))] == [[0]] * 8
     assert sorted(path.name for path in file.parent.iterdir()) == [".a.bin.k-1.npz", "a.bin"]
 
 

@@ -35,16 +35,12 @@ def test_pieces_are_those_of_the_file(pieces: list[tuple[int, int]]) -> None:
         at += gap
 
 
-def test_what_lies_between_far_pieces_is_not_read() -> None:
-    reads = reads_of(step=50_000, window=64)
-    assert len(reads) == 21
-    assert {size for _, size in reads} == {64}
-
-
-def test_near_pieces_are_read_together_in_growing_windows() -> None:
-    reads = reads_of(step=20, window=64)
-    assert len(reads) < 12
-    assert max(size for _, size in reads) > 200_000
+def test_far_pieces_are_read_apart_and_near_ones_in_growing_windows() -> None:
+    """Bytes between far pieces are not read."""
+    far, near = reads_of(step=50_000, window=64), reads_of(step=20, window=64)
+    assert [size for _, size in far] == [64] * 21
+    assert len(near) < 12
+    assert max(size for _, size in near) > 200_000
 
 
 def test_nothing_behind_the_end_is_asked_for() -> None:

@@ -43,10 +43,9 @@ def test_a_terminal_sees_what_is_indexed(images: Path, monkeypatch: pytest.Monke
     assert "2.00/2.00" in text
 
 
-def test_a_log_file_sees_nothing(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_file_sees_nothing_and_tqdm_is_not_needed(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert drawn(io.StringIO(), images, monkeypatch) == ""
-
-
-def test_tqdm_is_not_needed(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tqdm", None)
     assert drawn(_Terminal(), images, monkeypatch) == ""

@@ -84,6 +84,7 @@ def failing(error: Exception) -> Iterator[None]:
 
 
 def test_ranges_and_streams(url: str) -> None:
+    """A server that gives no ranges answers with the whole file, which begins with other bytes."""
     assert read_remote(url, 3, 4) == b"3456"
     assert read_remote(url, 2_999_998, 4) == b"89"
     assert read_remote(url, 3, 0) == b""
@@ -91,6 +92,9 @@ def test_ranges_and_streams(url: str) -> None:
         assert stream.read(4) == b"3456"
         assert len(stream.read()) == 3_000_000 - 17
     assert remote_identity(url)[0] == 3_000_000
+    Unreliable.whole = True
+    with pytest.raises(OSError, match=r"4.*3.*3000000"):
+        read_remote(url, 3, 4)
 
 
 def test_streams_of_object_storage_fetch_the_next_part_ahead(
@@ -159,7 +163,8 @@ def test_what_a_client_raises_becomes_an_oserror(url: str, error: Exception) -> 
                     attempt()
 
 
-def test_files_that_are_not_there_are_named(url: str) -> None:
+def test_files_that_are_not_there_are_named(url: str, tmp_path: Path) -> None:
+    """Errors of the system keep their number."""
     for attempt in (
         lambda: read_remote("unreliable://gone", 0, 3),
         lambda: open_remote("unreliable://gone", 0),
@@ -167,19 +172,9 @@ def test_files_that_are_not_there_are_named(url: str) -> None:
     ):
         with pytest.raises(FileNotFoundError, match=r"'unreliable://gone'"):
             attempt()
-
-
-def test_errors_of_the_system_keep_their_number(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         read_remote(f"file://{tmp_path}/gone", 0, 3)
     assert caught.value.errno == 2
-
-
-def test_a_server_that_gives_no_ranges_is_named(url: str) -> None:
-    """It answers with the whole file, which begins with other bytes."""
-    Unreliable.whole = True
-    with pytest.raises(OSError, match=r"4.*3.*3000000"):
-        read_remote(url, 3, 4)
 
 
 def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

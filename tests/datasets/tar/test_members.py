@@ -77,12 +77,12 @@ def test_headers_that_lie_together_are_read_without_the_contents_after_them(
 
 
 @pytest.mark.parametrize("tar_format", FORMATS)
-@pytest.mark.parametrize("size", [0, 1, 511, 512, 513, 20_000])
-def test_members_are_those_of_tarfile(tar_format: str, size: int) -> None:
+def test_members_are_those_of_tarfile(tar_format: str) -> None:
     names = [name for name in NAMES if tar_format != "ustar" or len(name.encode()) < 250]
-    entries = [(name, bytes([i]) * (size + i)) for i, name in enumerate(names)]
-    data = tar_bytes(entries, FORMATS[tar_format])
-    assert ours(data) == theirs(data) == entries
+    for size in (0, 1, 511, 512, 513, 20_000):
+        entries = [(name, bytes([i]) * (size + i)) for i, name in enumerate(names)]
+        data = tar_bytes(entries, FORMATS[tar_format])
+        assert ours(data) == theirs(data) == entries
 
 
 def test_old_archives_have_no_magic() -> None:
@@ -103,18 +103,12 @@ def test_gnu_tar_keeps_times_where_ustar_has_a_prefix() -> None:
 
 
 def test_links_and_folders_are_left_out() -> None:
+    """A hard link with a size has no content, like tarfile: the size is that of the linked file."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as tar:
-        for kind in (
-            tarfile.DIRTYPE,
-            tarfile.SYMTYPE,
-            tarfile.LNKTYPE,
-            tarfile.FIFOTYPE,
-            tarfile.CHRTYPE,
-            tarfile.BLKTYPE,
-        ):
-            member = tarfile.TarInfo(f"odd-{kind.decode()}")
-            member.type, member.linkname = kind, "a.jpg" * 40
+        for kind in b"512346":
+            member = tarfile.TarInfo(f"odd-{kind}")
+            member.type, member.linkname = bytes([kind]), "a.jpg" * 40
             tar.addfile(member)
         for kind in (tarfile.CONTTYPE, b"D", b"M", tarfile.REGTYPE):
             member = tarfile.TarInfo(f"file-{kind.decode()}.jpg")
@@ -123,10 +117,6 @@ def test_links_and_folders_are_left_out() -> None:
     data = file.getvalue()
     assert ours(data) == theirs(data)
     assert [name for name, _ in ours(data)] == ["file-7.jpg", "file-0.jpg"]
-
-
-def test_a_hard_link_with_a_size_has_no_content() -> None:
-    """Like tarfile: the size is that of the linked file."""
     link = patched(tar_bytes([("link.jpg", b"")]), {156: b"1", 124: b"00000001000\0"})
     data = link[:512] + tar_bytes([("a.jpg", b"abc")])
     assert ours(data) == theirs(data) == [("a.jpg", b"abc")]

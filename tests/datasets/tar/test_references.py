@@ -157,14 +157,8 @@ def test_tricky_names_are_read_as_dali_reads_them(tmp_path: Path) -> None:
 
 def test_the_first_alternative_is_that_of_webdataset(tmp_path: Path) -> None:
     """``"jpg;png"`` prefers the jpg; DALI takes the first of both in the tar."""
-    entries = [
-        ("a.png", b"png of a"),
-        ("a.jpg", b"jpg of a"),
-        ("a.cls", b"1"),
-        ("b.png", b"png of b"),
-        ("b.cls", b"2"),
-    ]
-    path = write_tar(tmp_path / "a.tar", entries)
+    entries = [("a.png", b"png of a"), ("a.jpg", b"jpg of a"), ("a.cls", b"1")]
+    path = write_tar(tmp_path / "a.tar", [*entries, ("b.png", b"png of b"), ("b.cls", b"2")])
     for image in ("jpg;png", "png;jpg"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -177,6 +171,7 @@ def test_the_first_alternative_is_that_of_webdataset(tmp_path: Path) -> None:
 
 
 def test_an_index_may_name_some_samples_in_any_order(tmp_path: Path) -> None:
+    """With blanks in names."""
     path = write_photo_tars(tmp_path, (4,))[0]
     own = TarSource(path)
     head, *lines = index_of(path).read_text().splitlines()
@@ -190,9 +185,6 @@ def test_an_index_may_name_some_samples_in_any_order(tmp_path: Path) -> None:
     bare = [" ".join(word for i, word in enumerate(line.split()) if i % 4 != 3) for line in lines]
     some.write_text("v1.1 4\n" + "\n".join(bare) + "\n")
     assert our_samples(TarSource(path, index_paths=some)) == our_samples(own)
-
-
-def test_names_with_blanks_in_an_index(tmp_path: Path) -> None:
     entries = [("a jpg 1 2 b.jpg", b"one"), ("a jpg 1 2 b.cls", b"1"), ("c d.cls", b"2")]
     path = write_tar(tmp_path / "a.tar", [*entries, ("c d.jpg", b"two")])
     source = TarSource(path, index_paths=index_of(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import warnings
 from pathlib import Path
@@ -75,25 +76,19 @@ def test_samples_are_those_by_index_and_of_webdataset(tmp_path: Path) -> None:
     target: Any = {"y": "cls", "text": "txt", "key": "__key__"}
     shards, source = TarShards(paths, target=target), TarSource(paths, target=target)
     streamed = [sample for shard in shards.shards() for sample, _ in shards.read_shard(shard, 0)]
-    assert len(streamed) == len(source) == 13
-    for index, sample in enumerate(streamed):
-        assert plain(sample) == plain(source.read(index))
+    assert [*map(plain, streamed)] == [plain(source.read(index)) for index in range(13)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         names = [str(path) for path in paths]
         theirs = list(webdataset.WebDataset(names, shardshuffle=False).decode())
-    records = list(TarRecords(paths))
-    assert records == [
-        {key: sample[key] for key in sample if key != "__url__"}
-        for sample in map(without_local, theirs)
+    own = ("__url__", "__local_path__")
+    assert list(TarRecords(paths)) == [
+        {key: value for key, value in sample.items() if key not in own} for sample in theirs
     ]
 
 
-def without_local(sample: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in sample.items() if key != "__local_path__"}
-
-
 def test_uneven_and_empty_shards(tmp_path: Path) -> None:
+    """Without a target it is the byte of the sample, after a resume and for a compressed tar."""
     paths = [
         write_tar(tmp_path / "a.tar", []),
         write_tar(tmp_path / "b.tar", sample_entries(0, 1)),
@@ -103,18 +98,12 @@ def test_uneven_and_empty_shards(tmp_path: Path) -> None:
     shards = TarShards(paths)
     assert [len(read(shards, shard)) for shard in shards.shards()] == [0, 1, 7, 0]
     assert_every_cursor(shards)
-
-
-def test_without_a_target_it_is_the_byte_of_the_sample(tmp_path: Path) -> None:
-    """It is the same after a resume, and for a compressed tar."""
-    data = tar_bytes(sample_entries(0, 3))
-    for ending in (".tar", ".tar.gz"):
-        path = tmp_path / f"a{ending}"
-        path.write_bytes(TARS[ending](data))
-        shards = TarShards(path, target=None)
+    (tmp_path / "c.tar.gz").write_bytes(gzip.compress(paths[2].read_bytes()))
+    for name in ("c.tar", "c.tar.gz"):
+        shards = TarShards(tmp_path / name, target=None)
         assert_every_cursor(shards)
-        targets = [sample.target for sample, _ in shards.read_shard(f"a{ending}", 0)]
-        assert targets == [0, 2048, 4096]
+        targets = [sample.target for sample, _ in shards.read_shard(name, 0)]
+        assert targets == [*range(0, 7 * 2048, 2048)]
 
 
 def test_torch_iterates_them_too(tmp_path: Path) -> None:
@@ -174,28 +163,25 @@ def test_counts_are_given_in_many_ways(tmp_path: Path, form: str) -> None:
     assert TarShards(paths).num_samples("x/a.tar") is None
 
 
-def test_a_last_part_that_several_paths_share_names_none_of_them() -> None:
-    with pytest.raises(ValueError, match=r"counts has no 'x/a.tar', one of 2 shards"):
-        TarShards(["/x/a.tar", "/y/a.tar"], counts={"a.tar": 3})
-
-
 def test_files_of_counts_and_wrong_counts_are_refused(tmp_path: Path) -> None:
-    path = write_tar(tmp_path / "a.tar", sample_entries(0, 3))
+    """A last part that several paths share names none of them."""
+    path, file = write_tar(tmp_path / "a.tar", sample_entries(0, 3)), tmp_path / "sizes.json"
     for text in ("{", "[1]", '{"shardlist": [{}]}', '{"shardlist": 3}', "[" * 100_000):
-        (tmp_path / "sizes.json").write_text(text)
+        file.write_text(text)
         with pytest.raises(ValueError, match=r"sizes.json'"):
-            TarShards(path, counts=tmp_path / "sizes.json")
+            TarShards(path, counts=file)
     for text, error in (('"3"', TypeError), ("[[[3]]]", TypeError), ("-1", ValueError)):
-        (tmp_path / "sizes.json").write_text(f'{{"a.tar": {text}}}')
+        file.write_text(f'{{"a.tar": {text}}}')
         with pytest.raises(error, match=r"counts\['a.tar'\].*0"):
-            TarShards(path, counts=tmp_path / "sizes.json")
+            TarShards(path, counts=file)
     with pytest.raises(ValueError, match="1 shards and 2 counts"):
         TarShards(path, counts=[3, 3])
+    with pytest.raises(ValueError, match=r"counts has no 'x/a.tar', one of 2 shards"):
+        TarShards(["/x/a.tar", "/y/a.tar"], counts={"a.tar": 3})
     shards = TarShards(path, counts=[4])
     with pytest.raises(ValueError, match=r"3.*4.*counts="):
         list(shards)
-    rest = read(shards, "a.tar", 2048)
-    assert len(rest) == 2
+    assert len(read(shards, "a.tar", 2048)) == 2
 
 
 def test_large_members_that_are_not_wanted_are_not_kept(tmp_path: Path) -> None:

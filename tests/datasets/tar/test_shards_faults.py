@@ -45,6 +45,7 @@ def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
 @pytest.mark.fuzz
 @pytest.mark.parametrize("ending", TARS)
 def test_a_shard_cut_off_at_any_byte_gives_a_prefix(tmp_path: Path, ending: str) -> None:
+    """A plain one at the edges of each block and at every eleventh byte."""
     path = tmp_path / f"a{ending}"
     # Without the zeros with which tarfile fills up a record.
     data = TARS[ending](tar_bytes(sample_entries(0, 2))[:5120])
@@ -54,6 +55,8 @@ def test_a_shard_cut_off_at_any_byte_gives_a_prefix(tmp_path: Path, ending: str)
         expected, error = until_the_error(dataset, path.name)
         assert (len(expected), error) == (2, "")
         for size in reversed(range(len(data))):
+            if ending == ".tar" and size % 11 and (size + 2) % 512 > 4:
+                continue
             os.truncate(path, size)
             found, error = until_the_error(dataset, path.name)
             assert found == expected[: len(found)], size
@@ -148,19 +151,16 @@ def test_a_malformed_target_and_a_doubled_member_are_named(tmp_path: Path) -> No
     assert "byte 8704: the sample 'k' has two members" in error
 
 
-@pytest.mark.parametrize("ending", [".tar", ".tar.gz"])
-def test_a_cursor_behind_the_end_is_named(tmp_path: Path, ending: str) -> None:
-    """The shard became shorter after the state was saved."""
-    path = tmp_path / f"a{ending}"
-    path.write_bytes(TARS[ending](WHOLE))
-    shards = TarShards(path)
-    assert until_the_error(shards, path.name, 4 if ending != ".tar" else 8192) == ([], "")
-    _, error = until_the_error(shards, path.name, 99999)
-    assert "it ends" in error
-    assert "resume with the file that the state was saved with" in error
-
-
-def test_a_cursor_of_another_tar_is_noticed(tmp_path: Path) -> None:
+def test_a_cursor_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    """The shard became shorter after the state was saved, or is another."""
+    for ending, end in ((".tar", 8192), (".tar.gz", 4)):
+        path = tmp_path / f"a{ending}"
+        path.write_bytes(TARS[ending](WHOLE))
+        shards = TarShards(path)
+        assert until_the_error(shards, path.name, end) == ([], "")
+        _, error = until_the_error(shards, path.name, 99999)
+        assert "it ends" in error
+        assert "resume with the file that the state was saved with" in error
     path = write_tar(tmp_path / "a.tar", [("k.jpg", b"x" * 2000), ("k.cls", b"1")])
     found, error = until_the_error(TarShards(path), "a.tar", 1024)
     assert found == []

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from stateful_gpu_loader.datasets.tar.shards import TarShards
 from stateful_gpu_loader.datasets.tar.source import TarSource
+from tests.datasets.compression import COMPRESS
 from tests.datasets.source_conformance import items
 from tests.datasets.tar.tar_files import sample_entries, tar_bytes, write_tar
 
@@ -76,10 +77,13 @@ def test_a_tar_cut_off_after_indexing_is_a_named_error(tar: Path) -> None:
 
 @pytest.mark.fuzz
 def test_a_tar_cut_off_at_any_byte_is_an_error_or_a_prefix(tmp_path: Path) -> None:
+    """At the edges of each block, and at every eleventh byte."""
     path = write_tar(tmp_path / "cut.tar", sample_entries(0, 2))
     expected = items(TarSource(path))
     prefixes = set()
     for size in reversed(range(5120)):
+        if size % 11 and (size + 2) % 512 > 4:
+            continue
         os.truncate(path, size)
         found, error = contents_or_error(path)
         assert found == expected[: len(found)]
@@ -96,25 +100,21 @@ def contents_or_error(path: Path) -> tuple[list[tuple[bytes, Any]], str | None]:
 
 
 @pytest.mark.parametrize(
-    ("change", "text"),
+    ("content", "text"),
     [
-        (lambda data: b"", "byte 0: the file is empty"),
-        (lambda data: b"not a tar at all" * 99, "byte 0: no tar header"),
-        (lambda data: data[:1024] + b"x" + data[1025:], "byte 1024: no tar header: its checksum"),
-        (lambda data: data[:5700], "byte 5120: the file ends in the middle of the member"),
-        (
-            lambda data: tar_bytes([("a.jpg", b""), ("a.JPG", b"")]),
-            "byte 512: the sample 'a' has two",
-        ),
+        (b"", "byte 0: the file is empty"),
+        (b"not a tar at all" * 99, "byte 0: no tar header"),
+        (WHOLE[:1024] + b"x" + WHOLE[1025:], "byte 1024: no tar header: its checksum"),
+        (WHOLE[:5700], "byte 5120: the file ends in the middle of the member"),
+        (tar_bytes([("a.jpg", b""), ("a.JPG", b"")]), "byte 512: the sample 'a' has two"),
     ],
 )
-def test_a_damaged_tar_is_named_with_the_byte(
-    tar: Path, change: Callable[[bytes], bytes], text: str
-) -> None:
-    tar.write_bytes(change(WHOLE))
-    with pytest.raises(ValueError, match=f"a.tar', {text}") as caught:
+def test_a_damaged_tar_is_named_with_the_byte(tar: Path, content: bytes, text: str) -> None:
+    """No loader exists yet whose on_bad_sample= could leave out a record."""
+    tar.write_bytes(content)
+    with pytest.raises(ValueError, match=f"a.tar', {text}.*Remedy: ") as caught:
         TarSource(tar)
-    assert "Remedy" in str(caught.value)
+    assert "on_bad_sample" not in str(caught.value)
 
 
 def test_a_malformed_target_is_a_bad_sample(tar: Path) -> None:
@@ -129,15 +129,15 @@ def test_a_malformed_target_is_a_bad_sample(tar: Path) -> None:
         source.record(1)
 
 
-@pytest.mark.parametrize("ending", [".gz", ".zst", ".bz2", ".xz"])
-def test_compressed_tars_are_refused_with_the_remedy(tmp_path: Path, ending: str) -> None:
-    path = tmp_path / f"a.tar{ending}"
-    path.write_bytes(gzip.compress(WHOLE))
-    with pytest.raises(ValueError, match=r"compressed.*TarShards"):
-        TarSource(path)
+def test_compressed_tars_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    for ending in COMPRESS:
+        path = tmp_path / f"a.tar{ending}"
+        path.write_bytes(gzip.compress(WHOLE))
+        with pytest.raises(ValueError, match=r"compressed.*TarShards"):
+            TarSource(path)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(st.integers(0, 1 << 20), st.integers(1, 255))
 def test_bytes_that_change_after_indexing_never_give_another_sample(place: int, by: int) -> None:
     """Headers are checked at every read; a tar has no checksums of contents."""
@@ -155,28 +155,18 @@ def test_bytes_that_change_after_indexing_never_give_another_sample(place: int, 
                 assert sum(a != b for a, b in zip(found, image, strict=True)) <= 1
 
 
-def test_errors_of_construction_do_not_advise_what_a_loader_does(tar: Path) -> None:
-    """No loader exists yet whose on_bad_sample= could leave out a record."""
-    for damage in (b"", b"not a tar at all" * 99, WHOLE[:1300], WHOLE[:1024] + b"x" + WHOLE[1025:]):
-        tar.write_bytes(damage)
-        with pytest.raises(ValueError, match="Remedy: ") as caught:
-            TarSource(tar)
-        assert "on_bad_sample" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("compress", "packer"),
     [(gzip.compress, "gzip"), (bz2.compress, "bzip2"), (lzma.compress, "xz")],
 )
-@pytest.mark.parametrize("size", [None, 100])
 def test_a_compressed_tar_with_the_name_of_a_plain_one_is_named(
-    tar: Path, compress: Callable[[bytes], bytes], packer: str, size: int | None
+    tar: Path, compress: Callable[[bytes], bytes], packer: str
 ) -> None:
-    tar.write_bytes(compress(WHOLE)[:size])
-    with pytest.raises(ValueError, match=rf"compressed.*{packer}"):
-        TarSource(tar)
-    with pytest.raises(ValueError, match=rf"compressed.*{packer}"):
-        list(TarShards(tar))
+    for size in (None, 100):
+        tar.write_bytes(compress(WHOLE)[:size])
+        for read in (TarSource, lambda path: list(TarShards(path))):
+            with pytest.raises(ValueError, match=rf"compressed.*{packer}"):
+                read(tar)
 
 
 def test_a_member_whose_name_begins_as_a_compressed_file_is_read(tar: Path) -> None:

@@ -64,8 +64,8 @@ def test_the_kept_part_gives_the_pixels_of_the_whole_image(name: str) -> None:
     chain, num_cut = CHAINS[name]
     recipes, whole = Compose(chain), image()
     size = (whole.shape[1], whole.shape[2])
-    drawn = recipes.draw(5, 0, np.arange(40), np.array([size] * 40))
-    for i in range(40):
+    drawn = recipes.draw(5, 0, np.arange(12), np.array([size] * 12))
+    for i in range(12):
         cut, found = recipes.cut(size, drawn.rows[i])
         part = part_of(whole, cut.box).permute(1, 2, 0).contiguous().permute(2, 0, 1)
         expected = recipes.apply(whole, drawn.rows[i])
@@ -76,29 +76,28 @@ def test_the_kept_part_gives_the_pixels_of_the_whole_image(name: str) -> None:
         assert torch.equal(out, expected)
 
 
+def cut_by(recipes: Compose) -> tuple[Any, int, Any]:
+    """Return the cut of an image of 61 x 83, how many recipes it replaces, and their numbers."""
+    rows = recipes.draw(5, 0, np.arange(1), np.array([(61, 83)])).rows[0]
+    return *recipes.cut((61, 83), rows), rows
+
+
 def test_the_kept_part_is_as_small_as_the_crop() -> None:
-    recipes = Compose([T.RandomHorizontalFlip(1.0), T.CenterCrop((11, 21)), T.Resize(7)])
-    drawn = recipes.draw(5, 0, np.arange(1), np.array([(61, 83)]))
-    cut, _ = recipes.cut((61, 83), drawn.rows[0])
-    assert cut.box == (25, 31, 11, 21)
-    assert cut.mirrored == (False, True)
-    assert cut.resized == (7, 13)
+    cut, *_ = cut_by(Compose([T.RandomHorizontalFlip(1.0), T.CenterCrop((11, 21)), T.Resize(7)]))
+    assert (cut.box, cut.mirrored, cut.resized) == ((25, 31, 11, 21), (False, True), (7, 13))
 
 
 def test_only_what_comes_before_the_first_resize_is_kept_by() -> None:
-    recipes = Compose([T.Resize(40), T.CenterCrop(24)])
-    drawn = recipes.draw(5, 0, np.arange(1), np.array([(61, 83)]))
-    cut, num_cut = recipes.cut((61, 83), drawn.rows[0])
+    cut, num_cut, _ = cut_by(Compose([T.Resize(40), T.CenterCrop(24)]))
     assert (cut.box, cut.resized, num_cut) == ((0, 0, 61, 83), (40, 54), 1)
 
 
 def test_a_part_may_come_at_a_smaller_scale() -> None:
     """The recipes still give the drawn sizes."""
     recipes = Compose([T.CenterCrop(60), T.RandomHorizontalFlip(1.0), T.Resize((20, 25))])
-    drawn = recipes.draw(5, 0, np.arange(1), np.array([(61, 83)]))
-    cut, num_cut = recipes.cut((61, 83), drawn.rows[0])
+    cut, num_cut, rows = cut_by(recipes)
     smaller = F.resize_image(part_of(image(), cut.box), [30, 30])
-    made = recipes.apply(smaller, drawn.rows[0], num_cut)
+    made = recipes.apply(smaller, rows, num_cut)
     assert torch.equal(made, F.resize_image(smaller.flip(2), [20, 25]))
 
 
@@ -123,6 +122,4 @@ class InvertedCrop(Inverting, T.RandomCrop):
 @pytest.mark.parametrize("kind", [Own, InvertedCrop])
 def test_a_recipe_that_overrides_apply_gets_the_whole_image(kind: Any) -> None:
     """By itself, or by a mixin."""
-    recipes = Compose([kind(30)])
-    drawn = recipes.draw(5, 0, np.arange(1), np.array([(61, 83)]))
-    assert recipes.cut((61, 83), drawn.rows[0]) == (((0, 0, 61, 83), (False, False), None), 0)
+    assert cut_by(Compose([kind(30)]))[:2] == (((0, 0, 61, 83), (False, False), None), 0)

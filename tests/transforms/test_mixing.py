@@ -42,20 +42,13 @@ def test_labels_that_are_weights_already(dtype: torch.dtype) -> None:
         assert torch.equal(made[1], expected[1])
 
 
-def test_layouts_do_not_matter() -> None:
-    images, labels = batch(4)
-    expected = MixUp(num_classes=5).apply(images, labels, (0.3,))[0]
-    strided = images.to(memory_format=torch.channels_last)
-    assert torch.equal(MixUp(num_classes=5).apply(strided, labels, (0.3,))[0], expected)
-
-
-def test_threads_do_not_matter() -> None:
+def test_layouts_and_threads_do_not_matter() -> None:
     """A batch is a pure function of its configuration and its positions."""
     images, labels = batch(3, 501, 333)
-    torch.set_num_threads(1)
     alone = MixUp(num_classes=5).apply(images, labels, (0.3,))[0]
     torch.set_num_threads(2)
-    assert torch.equal(MixUp(num_classes=5).apply(images, labels, (0.3,))[0], alone)
+    for given in (images, images.to(memory_format=torch.channels_last)):
+        assert torch.equal(MixUp(num_classes=5).apply(given, labels, (0.3,))[0], alone)
 
 
 def test_images_that_cannot_hold_a_blend_are_refused() -> None:
@@ -120,17 +113,15 @@ EXTREMES = [0.0, 2.0**-32, 0.5 - 2.0**-32, 0.5, 0.5 + 2.0**-32, 1.0 - 2.0**-32]
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_quantiles_are_scipys(alpha: float) -> None:
-    """Within 1e-13, at the ends as in the middle."""
+    """Within 1e-13, at the ends as in the middle; small ones of the usual alphas relatively.
+
+    At x = 1e-20, an absolute error of 1e-13 would be far too large.
+    """
     uniforms = np.concatenate((np.random.default_rng(0).random(60), EXTREMES))
     expected = stats.beta.ppf(uniforms, alpha, alpha)
     made = [beta_quantile(alpha, uniform) for uniform in uniforms.tolist()]
     np.testing.assert_allclose(made, expected, rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize("alpha", [0.1, 0.2, 1.0, 2.0])
-def test_small_quantiles_have_a_small_relative_error(alpha: float) -> None:
-    """At x = 1e-20, an absolute error of 1e-13 would be far too large."""
-    for exponent in (2, 8, 32, 52):
+    for exponent in (2, 8, 32, 52) if alpha in (0.1, 0.2, 1.0, 2.0) else ():
         expected = stats.beta.ppf(2.0**-exponent, alpha, alpha)
         assert beta_quantile(alpha, 2.0**-exponent) == pytest.approx(expected, rel=1e-12)
 

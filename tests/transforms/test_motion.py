@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -75,28 +76,23 @@ def test_boxes_move_as_torchvisions(recipe: Recipe, numbers: list[float], expect
     assert_encloses(moved_box(recipe, numbers, np.int64), expected, abs=1e-4)
 
 
-@pytest.mark.parametrize("angle", [0.0, 10.0, -35.5, 90.0, 200.0])
-@pytest.mark.parametrize("center", [None, (10.0, 20.0)])
-def test_rotated_boxes_move_as_torchvisions(angle: float, center: Any) -> None:
-    recipe = T.RandomRotation(180, center=center)
-    expected = F.rotate(boxes(), angle, center=None if center is None else list(center))
-    assert_encloses(moved_box(recipe, [angle], np.float64), expected)
-
-
-def test_an_expanded_rotation_moves_the_center() -> None:
+def test_rotated_boxes_move_as_torchvisions() -> None:
+    """An expanded rotation moves the center."""
+    for center, angle in itertools.product((None, [10.0, 20.0]), (0.0, 10.0, -35.5, 90.0, 200.0)):
+        recipe = T.RandomRotation(180, center=center)
+        expected = F.rotate(boxes(), angle, center=center)
+        assert_encloses(moved_box(recipe, [angle], np.float64), expected)
     recipe = T.RandomRotation((30, 30), expand=True)
     # torchvision's canvas for boxes may be a pixel smaller than its image.
     expected = F.rotate(boxes(), 30.0, expand=True)
     assert_encloses(moved_box(recipe, [30.0], np.float64), expected, abs=1.0)
 
 
-@pytest.mark.parametrize(
-    "numbers", [[15.0, 4.0, -3.0, 1.2, 5.0, -7.0], [0.0, 0.0, 0.0, 0.5, 0.0, 0.0]]
-)
-def test_affine_boxes_move_as_torchvisions(numbers: list[float]) -> None:
-    angle, right, down, scale, *shear = numbers
-    expected = F.affine(boxes(), angle, [int(right), int(down)], scale, shear)
-    assert_encloses(moved_box(AFFINE, numbers, np.float64), expected)
+def test_affine_boxes_move_as_torchvisions() -> None:
+    for numbers in ([15.0, 4.0, -3.0, 1.2, 5.0, -7.0], [0.0, 0.0, 0.0, 0.5, 0.0, 0.0]):
+        angle, right, down, scale, *shear = numbers
+        expected = F.affine(boxes(), angle, [int(right), int(down)], scale, shear)
+        assert_encloses(moved_box(AFFINE, numbers, np.float64), expected)
 
 
 def assert_encloses(found: list[float], expected: Any, abs: float = 0.01) -> None:

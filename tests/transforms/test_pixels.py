@@ -30,37 +30,28 @@ ByTorchvision = Callable[[Any, Tensor, list[Any]], Tensor]
 """Result of a torchvision transform for an image and the recipe's numbers."""
 
 
+def of(reference: Any, *names: str) -> dict[str, Any]:
+    """Return arguments of a torchvision transform; ``fill`` is the number for images."""
+    given = {name: getattr(reference, name) for name in names if name != "fill"}
+    return given | ({"fill": reference._fill["others"]} if "fill" in names else {})
+
+
 def affine(reference: Any, image: Tensor, numbers: list[Any]) -> Tensor:
     angle, x, y, scale, *shear = numbers
-    return F.affine(
-        image,
-        angle=angle,
-        translate=[int(x), int(y)],
-        scale=scale,
-        shear=shear,
-        interpolation=reference.interpolation,
-        fill=reference._fill["others"],
-        center=reference.center,
-    )
+    how = of(reference, "interpolation", "fill", "center")
+    return F.affine(image, angle, [int(x), int(y)], scale, shear, **how)
 
 
 def rotated(reference: Any, image: Tensor, numbers: list[Any]) -> Tensor:
-    return F.rotate(
-        image,
-        numbers[0],
-        interpolation=reference.interpolation,
-        expand=reference.expand,
-        center=reference.center,
-        fill=reference._fill["others"],
-    )
+    how = of(reference, "interpolation", "expand", "center", "fill")
+    return F.rotate(image, numbers[0], **how)
 
 
 def cropped(reference: Any, image: Tensor, numbers: list[Any]) -> Tensor:
     *padding, top, left = numbers
     assert padding == reference.make_params([image])["padding"]
     if any(padding):
-        fill, mode = reference._fill["others"], reference.padding_mode
-        image = F.pad(image, padding, fill=fill, padding_mode=mode)
+        image = F.pad(image, padding, **of(reference, "fill", "padding_mode"))
     height, width = reference.size
     assert 0 <= top <= image.shape[1] - height
     assert 0 <= left <= image.shape[2] - width
@@ -71,8 +62,8 @@ def resized_crop(reference: Any, image: Tensor, numbers: list[Any]) -> Tensor:
     top, left, height, width = numbers
     assert 0 <= top <= image.shape[1] - height < image.shape[1]
     assert 0 <= left <= image.shape[2] - width < image.shape[2]
-    mode, antialias = reference.interpolation, reference.antialias
-    return F.resized_crop(image, *numbers, reference.size, mode, antialias)
+    how = of(reference, "interpolation", "antialias")
+    return F.resized_crop(image, *numbers, reference.size, **how)
 
 
 def jittered(reference: Any, image: Tensor, numbers: list[Any]) -> Tensor:
@@ -105,8 +96,7 @@ def by_chance(function: Callable[[Any, Tensor], Tensor]) -> ByTorchvision:
 
 
 def resized(reference: Any, image: Tensor, numbers: list[Any]) -> Tensor:
-    mode, antialias = reference.interpolation, reference.antialias
-    return F.resize(image, numbers, mode, antialias=antialias)
+    return F.resize(image, numbers, **of(reference, "interpolation", "antialias"))
 
 
 def in_perspective(reference: Any, image: Tensor, numbers: list[Any]) -> Tensor:
@@ -114,13 +104,9 @@ def in_perspective(reference: Any, image: Tensor, numbers: list[Any]) -> Tensor:
     if not acts:
         return image
     height, width = image.shape[1:]
-    return F.perspective(
-        image,
-        [[0, 0], [width - 1, 0], [width - 1, height - 1], [0, height - 1]],
-        np.array(corners).reshape(4, 2).tolist(),
-        interpolation=reference.interpolation,
-        fill=reference._fill["others"],
-    )
+    before = [[0, 0], [width - 1, 0], [width - 1, height - 1], [0, height - 1]]
+    after = np.array(corners).reshape(4, 2).tolist()
+    return F.perspective(image, before, after, **of(reference, "interpolation", "fill"))
 
 
 def distorted(reference: Any, image: Tensor, numbers: list[Any]) -> Tensor:
@@ -207,16 +193,8 @@ CASES = [
             {"size": (96, 64), "antialias": False},
         ],
     ),
-    Case(
-        "RandomHorizontalFlip",
-        lambda _, image, numbers: F.horizontal_flip(image) if numbers[0] else image,
-        [{}],
-    ),
-    Case(
-        "RandomVerticalFlip",
-        lambda _, image, numbers: F.vertical_flip(image) if numbers[0] else image,
-        [{}],
-    ),
+    Case("RandomHorizontalFlip", by_chance(lambda _, image: F.horizontal_flip(image)), [{}]),
+    Case("RandomVerticalFlip", by_chance(lambda _, image: F.vertical_flip(image)), [{}]),
     Case(
         "Resize",
         as_it_is,

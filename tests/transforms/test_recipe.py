@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import pickle
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -159,8 +158,13 @@ def test_apply_is_pure(recipe: T.Recipe) -> None:
 
 
 @every_recipe
-def test_apply_into_gives_what_apply_gives(recipe: T.Recipe) -> None:
-    """Bit for bit, whether or not the recipe writes straight into the batch."""
+def test_apply_into_and_a_pickled_copy_give_what_apply_gives(recipe: T.Recipe) -> None:
+    """Bit for bit, whether or not the recipe writes straight into the batch.
+
+    Workers are spawned as well as forked.
+    """
+    copy = pickle.loads(pickle.dumps(recipe))
+    assert copy.fingerprint() == recipe.fingerprint()
     for image in taken_by(recipe, decoded("rocket", PART), as_float(noise(37, 53))):
         drawn = recipe.draw(np.full((1, recipe.num_draws), 0.3), sizes_of([image]))
         (numbers,) = drawn.numbers.tolist()
@@ -168,6 +172,7 @@ def test_apply_into_gives_what_apply_gives(recipe: T.Recipe) -> None:
         out = torch.empty(made.shape, dtype=made.dtype)
         recipe.apply_into(image, numbers, out)
         assert torch.equal(out, made)
+        assert torch.equal(copy.apply(image, numbers), made)
 
 
 @pytest.mark.fuzz
@@ -187,34 +192,18 @@ def test_threads_do_not_matter(recipe: T.Recipe) -> None:
 @every_recipe
 def test_a_call_draws_from_torchs_default_generator(recipe: T.Recipe) -> None:
     """So a recipe works in any pipeline. It draws exactly its budget."""
-    image = decoded("coffee", PART)
+    image = tv_tensors.Image(decoded("coffee", PART))
     torch.manual_seed(7)
     first, after = recipe(image), torch.rand(1)
+    assert isinstance(first, tv_tensors.Image)
+    torch.manual_seed(7)
+    pipeline = v2.Compose([v2.PILToTensor(), v2.ToImage(), recipe, v2.ToDtype(torch.float32)])
+    assert torch.equal(pipeline(photograph("coffee").crop(PART)), first.to(torch.float32))
     torch.manual_seed(7)
     uniforms = torch.rand(1, recipe.num_draws, dtype=torch.float64).numpy()
     (numbers,) = recipe.draw(uniforms, sizes_of([image])).numbers.tolist()
-    assert torch.equal(first, recipe.apply(image, numbers))
+    assert torch.equal(first, recipe.apply(decoded("coffee", PART), numbers))
     assert torch.equal(torch.rand(1), after)
-
-
-@every_recipe
-def test_works_inside_torchvisions_compose(recipe: T.Recipe) -> None:
-    """Between torchvision's own, on a PIL image, staying a tv_tensors.Image."""
-    pipeline = v2.Compose([v2.PILToTensor(), v2.ToImage(), recipe, v2.ToDtype(torch.float32)])
-    made = pipeline(photograph("coffee").crop(PART))
-    assert isinstance(made, tv_tensors.Image)
-    assert made.dtype is torch.float32
-
-
-@every_recipe
-def test_survives_pickling(recipe: T.Recipe) -> None:
-    """Workers are spawned as well as forked."""
-    copy = pickle.loads(pickle.dumps(recipe))
-    image = decoded("coffee", PART)
-    drawn = recipe.draw(np.full((1, recipe.num_draws), 0.2), sizes_of([image]))
-    (numbers,) = drawn.numbers.tolist()
-    assert torch.equal(copy.apply(image, numbers), recipe.apply(image, numbers))
-    assert copy.fingerprint() == recipe.fingerprint()
 
 
 @pytest.mark.parametrize(
@@ -280,26 +269,16 @@ FINGERPRINTS = [
 
 @pytest.mark.parametrize(("recipe", "text"), FINGERPRINTS, ids=lambda value: type(value).__name__)
 def test_fingerprint_is_canonical(recipe: T.Recipe, text: str) -> None:
-    """Made from arguments alone, in any spelling; golden, since states hold it."""
+    """Made from arguments alone, in any spelling; golden, since states hold it.
+
+    A class of the same name elsewhere is another one.
+    """
     assert recipe.fingerprint() == repr(recipe) == text
+    assert RandomHorizontalFlip(3).fingerprint() == f"{__name__}.RandomHorizontalFlip(size=(3, 3))"
 
 
-class RandomHorizontalFlip(T.Recipe):
+class RandomHorizontalFlip(T.CenterCrop):
     """A user's own recipe, under a name that is taken."""
-
-    def __init__(self, every: int) -> None:
-        self.every = every
-
-    def draw(self, uniforms: np.ndarray, sizes: np.ndarray) -> T.Draw:
-        return T.Draw(np.zeros((len(sizes), 1), dtype=np.int64), sizes)
-
-    def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
-        return image
-
-
-def test_a_users_recipe_has_another_fingerprint() -> None:
-    """Identity is compared, so a class of the same name elsewhere is another one."""
-    assert RandomHorizontalFlip(3).fingerprint() == f"{__name__}.RandomHorizontalFlip(every=3)"
 
 
 @pytest.mark.parametrize(

@@ -72,14 +72,8 @@ def test_torchvision_is_asked_whether_it_resizes_bytes(
     assert resizes_bytes.__wrapped__() is by_bytes
 
 
-def test_unchanged_size_is_no_work() -> None:
-    image = decoded("coffee")
-    (numbers,) = rows_for(Resize(tuple(image.shape[1:])), image, 1)
-    assert Resize(400).apply(image, numbers) is image
-
-
 def test_sizes_are_those_of_the_batch() -> None:
-    """Sizes are known before an image is decoded."""
+    """Sizes are known before an image is decoded. An unchanged size is no work."""
     images = [noise(*size) for size in ODD_SIZES]
     drawn = Resize(64).draw(torch.empty(len(images), 0).double().numpy(), sizes_of(images))
     made = [
@@ -87,3 +81,6 @@ def test_sizes_are_those_of_the_batch() -> None:
         for image, numbers in zip(images, drawn.numbers.tolist(), strict=True)
     ]
     assert (sizes_of(made) == drawn.sizes).all()
+    image = decoded("coffee")
+    (numbers,) = rows_for(Resize(tuple(image.shape[1:])), image, 1)
+    assert Resize(400).apply(image, numbers) is image

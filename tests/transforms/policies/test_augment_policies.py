@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -22,35 +24,31 @@ NAMES = list(v2.TrivialAugmentWide._AUGMENTATION_SPACE)
 HAS_FMA = torch.backends.cpu.get_cpu_capability() != "DEFAULT"
 
 
-@pytest.mark.parametrize("num_bins", [2, 10, 31])
-@pytest.mark.parametrize("size", [(224, 224), (331, 100), (63, 1000)])
+@pytest.mark.parametrize(
+    ("num_bins", "size"), [(2, (224, 224)), (10, (331, 100)), (31, (63, 1000))]
+)
 def test_every_magnitude_is_torchvisions(num_bins: int, size: tuple[int, int]) -> None:
-    """Each bin of each operation, as float32; the last bit where torch has FMA."""
-    for bin_ in range(num_bins):
-        trivial, rand = TrivialAugmentWide(num_bins), RandAugment(1, bin_, num_bins)
-        for operation, name in enumerate(NAMES):
-            chosen, positive = (operation + 0.5) / 14, 0.75
-            sizes = np.array([size])
-            row = [[chosen, (bin_ + 0.5) / num_bins, positive]]
-            ours = [
-                (TrivialAugmentWide, trivial.draw(np.array(row), sizes)),
-                (RandAugment, rand.draw(np.array([[chosen, positive]]), sizes)),
-            ]
-            for kind, drawn in ours:
-                space = getattr(v2, kind.__name__)._AUGMENTATION_SPACE
-                line = space[name][0](num_bins, *size)
+    """Each bin of each operation, as float32; the last bit where torch has FMA.
+
+    The last uniform of an operation turns about what has a direction.
+    """
+    places, n = (np.arange(len(NAMES)) + 0.5) / len(NAMES), len(NAMES)
+    sizes, tolerance = np.array([size] * n), 0.0 if HAS_FMA else 1e-6
+    for bin_, positive in itertools.product(range(num_bins), (0.75, 0.25, 0.5)):
+        turns = np.full(n, positive)
+        trivial = np.stack((places, np.full(n, (bin_ + 0.5) / num_bins), turns), axis=1)
+        for recipe, given in (
+            (TrivialAugmentWide(num_bins), trivial),
+            (RandAugment(1, bin_, num_bins), np.stack((places, turns), axis=1)),
+        ):
+            space = getattr(v2, type(recipe).__name__)._AUGMENTATION_SPACE
+            for operation, drawn in enumerate(recipe.draw(given, sizes).numbers):
+                make_line, is_signed = space[NAMES[operation]]
+                line = make_line(num_bins, *size)
                 expected = 0.0 if line is None else float(line[bin_])
-                assert drawn.numbers[0, 0] == operation
-                tolerance = 0.0 if HAS_FMA else 1e-6
-                assert drawn.numbers[0, 1] == pytest.approx(expected, abs=0, rel=tolerance)
-
-
-def test_only_directions_are_turned_about() -> None:
-    """By the last uniform of an operation."""
-    for operation, name in enumerate(NAMES):
-        row = np.array([[(operation + 0.5) / 14, 0.75, 0.25], [(operation + 0.5) / 14, 0.75, 0.5]])
-        one, other = TrivialAugmentWide().draw(row, np.array([[9, 9]] * 2)).numbers[:, 1]
-        assert one == (-other if v2.TrivialAugmentWide._AUGMENTATION_SPACE[name][1] else other)
+                expected = -expected if is_signed and positive < 0.5 else expected
+                assert drawn[0] == operation
+                assert drawn[1] == pytest.approx(expected, abs=0, rel=tolerance)
 
 
 POLICIES = [
@@ -69,13 +67,13 @@ POLICIES = [
 @pytest.mark.parametrize("recipe", POLICIES, ids=repr)
 def test_a_batch_is_its_images_one_by_one(recipe: Recipe) -> None:
     """Bit for bit, through all operations, on bytes and floats."""
-    n = 60
+    n = 30
     images = torch.stack([decoded("coffee")[:, i : i + 40, i : i + 40] for i in range(n)])
     drawn = recipe.draw(
         uniforms(1, 2, np.arange(n), Stream.RECIPES, recipe.num_draws), sizes_of(list(images))
     )
     assert np.array_equal(drawn.sizes, sizes_of(list(images)))
-    for batch in (images, as_float(images[:30]).contiguous()):
+    for batch in (images, as_float(images[:10]).contiguous()):
         before, numbers = batch.clone(), drawn.numbers[: len(batch)]
         made = recipe.apply_batch(batch, numbers)
         alone = [recipe.apply(*row) for row in zip(batch, numbers.tolist(), strict=True)]

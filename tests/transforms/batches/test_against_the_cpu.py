@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from torchvision.transforms.v2 import functional as F
 
@@ -35,13 +34,3 @@ def test_crops_of_photographs_are_those_of_torchvision_and_near_those_of_the_cpu
     difference = (batch.int() - one_by_one.int()).abs()
     assert difference.max() <= 1
     assert (difference > 0).float().mean() < 0.25
-
-
-@pytest.mark.fuzz
-@pytest.mark.parametrize("recipe", [T.RandomHorizontalFlip(1.0), T.CenterCrop(200)])
-def test_what_only_moves_pixels_is_equal(recipe: T.Recipe) -> None:
-    image = decoded("coffee")
-    recipes = T.Compose([recipe])
-    drawn = recipes.draw(1, 0, np.arange(1), sizes_of([image]))
-    batch = recipes.apply_batch([image], drawn)
-    assert torch.equal(batch[0], recipes.apply(image, drawn.sample(0)))

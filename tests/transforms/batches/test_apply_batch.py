@@ -143,7 +143,7 @@ def test_order_of_flips_and_crops_matters() -> None:
     crop, flip = T.RandomCrop(3), T.RandomHorizontalFlip(1.0)
     for recipes in ([crop, flip], [flip, crop]):
         pipeline = T.Compose(recipes)
-        drawn = pipeline.draw(0, 0, np.arange(1), np.array([[8, 8]]))
+        drawn = drawn_for(pipeline, images)
         made = pipeline.apply_batch(images, drawn)
         assert torch.equal(made, one_by_one(pipeline, images, drawn))
 

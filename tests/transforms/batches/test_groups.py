@@ -29,24 +29,17 @@ def test_each_image_gets_its_groups_operation_in_one_call() -> None:
     assert calls == [(-1, [1, 3]), (2, [0, 2, 4, 5])]
 
 
-def test_one_group_is_not_copied() -> None:
-    assert apply_by_group(IMAGES, np.full(6, 5), {5: lambda chosen, _, rows: chosen}) is IMAGES
-
-
 def test_dtype_and_size_are_those_of_the_results() -> None:
+    """One group is not copied; results of several sizes are refused."""
+    assert apply_by_group(IMAGES, np.full(6, 5), {5: lambda chosen, _, rows: chosen}) is IMAGES
+    groups = np.array([0, 1, 0, 1, 1, 0])
     operations = {
         0: lambda chosen, _, rows: chosen.float().expand(-1, -1, 2, 2),
         1: lambda chosen, _, rows: torch.zeros(len(rows), 1, 2, 2),
     }
-    made = apply_by_group(IMAGES, np.array([0, 1, 0, 1, 1, 0]), operations)
+    made = apply_by_group(IMAGES, groups, operations)
     assert made.dtype is torch.float32
     assert made[:, 0, 1, 1].tolist() == [0, 0, 2, 0, 0, 5]
-
-
-def test_results_of_several_sizes_are_refused() -> None:
-    operations = {
-        0: lambda chosen, _, rows: chosen,
-        1: lambda chosen, _, rows: chosen.repeat(1, 1, 2, 1),
-    }
-    with pytest.raises(ValueError, match=r"\[1, 1, 1\] and of \[1, 2, 1\]"):
-        apply_by_group(IMAGES, np.array([0, 1, 0, 1, 1, 0]), operations)
+    operations[1] = lambda chosen, _, rows: chosen.repeat(1, 1, 2, 1)
+    with pytest.raises(ValueError, match=r"\[1, 2, 2\] and of \[1, 2, 1\]"):
+        apply_by_group(IMAGES, groups, operations)

@@ -79,39 +79,39 @@ def test_same_size_is_a_copy(antialias: bool) -> None:
     assert torch.equal(made[0], image)
 
 
-def test_pixels_do_not_depend_on_the_batch_around_them() -> None:
-    """Alone, among others, in another order, and in portions; bit for bit."""
+def test_pixels_do_not_depend_on_the_batch_around_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, among others, in another order, and in portions of little padding; bit for bit."""
     images = ragged_images([(61, 47), (400, 30), (75, 75), (5, 700), (61, 47)])
-    whole = resample(images, resized(images, (32, 40), True), Pointwise())
+    placement = resized(images, (32, 40), True)
+    whole = resample(images, placement, Pointwise())
     for i, image in enumerate(images):
         alone = resample([image], resized([image], (32, 40), True), Pointwise())
         assert torch.equal(alone[0], whole[i])
     backwards = resample(images[::-1], resized(images[::-1], (32, 40), True), Pointwise())
     assert torch.equal(backwards.flip(0), whole)
+    for size, portions in (
+        (75 * 75, [[0], [1], [2], [3], [4]]),
+        (400 * 47, [[0, 1], [2], [3], [4]]),
+    ):
+        monkeypatch.setattr(ragged, "_PACKED_BYTES", 2 * size)
+        assert [members.tolist() for members in ragged.portions(placement)] == portions
+        assert torch.equal(resample(images, placement, Pointwise()), whole)
 
 
-def test_much_padding_is_done_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    images = ragged_images([(61, 47), (400, 30), (75, 75), (5, 700), (61, 47)])
-    placement = resized(images, (32, 40), True)
-    whole = resample(images, placement, Pointwise())
-    monkeypatch.setattr(ragged, "_PACKED_BYTES", 2 * 75 * 75)
-    portions = [members.tolist() for members in ragged.portions(placement)]
-    assert portions == [[0], [1], [2], [3], [4]]
-    monkeypatch.setattr(ragged, "_PACKED_BYTES", 2 * 400 * 47)
-    portions = [members.tolist() for members in ragged.portions(placement)]
-    assert portions == [[0, 1], [2], [3], [4]]
-    assert torch.equal(resample(images, placement, Pointwise()), whole)
-
-
-@pytest.mark.parametrize("layout", range(4))
-def test_memory_layout_changes_no_pixel(layout: int) -> None:
-    """Planar, interleaved, rows with a pitch, bytes in between."""
+def test_memory_layout_and_default_dtype_change_no_pixel() -> None:
+    """Planar, interleaved, rows with a pitch, bytes in between; a setting of the process."""
     image = noise(50, 70)
-    view = laid_out(image, layout)
-    assert torch.equal(view, image)
-    placement = resized([image], (20, 31), True)
-    made = resample([view], placement, Pointwise())
-    assert torch.equal(made, resample([image], placement, Pointwise()))
+    placement, steps = resized([image], (20, 31), True), Pointwise().then("-", [3.0])
+    expected = resample([image], placement, steps)
+    for layout in range(4):
+        view = laid_out(image, layout)
+        assert torch.equal(view, image)
+        assert torch.equal(resample([view], placement, steps), expected)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(resample([image], placement, steps), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize("channels", [1, 4])
@@ -119,19 +119,6 @@ def test_other_numbers_of_channels(channels: int) -> None:
     image = noise(50, 70, channels)
     made = resample([image], resized([image], (20, 31), True), Pointwise())
     assert (made[0].int() - aten(image, (20, 31), True).round().int()).abs().max() <= 1
-
-
-def test_default_dtype_changes_nothing() -> None:
-    """A setting of the process."""
-    image = noise(50, 70)
-    placement = resized([image], (20, 31), True)
-    steps = Pointwise().then("-", [3.0])
-    expected = resample([image], placement, steps)
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert torch.equal(resample([image], placement, steps), expected)
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
 def test_without_a_working_triton_torch_resamples(

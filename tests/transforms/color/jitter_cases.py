@@ -29,7 +29,7 @@ def cases() -> dict[str, Case]:
     for dtype in DTYPES:
         name = str(dtype).removeprefix("torch.")
         for layout in LAYOUTS:
-            made[f"{layout}, {name}"] = in_any_order(images(6, SIZE, dtype, layout))
+            made[f"{layout}, {name}"] = in_any_order(images(4, SIZE, dtype, layout))
         made[f"wide factors, {name}"] = in_any_order(images(24, SIZE, dtype, "planes"), WIDE)
         for recipe in (
             ColorJitter(contrast=0.4, hue=0.5),
@@ -45,7 +45,7 @@ def cases() -> dict[str, Case]:
         made[f"edges of the wheel, {name}"] = in_any_order(edges(dtype), WIDE)
         # A hue of 0 becomes one of 1: the difference to 1 is too small for float32.
         made[f"a whole turn, {name}"] = in_any_order(edges(dtype), ColorJitter(hue=(-1e-9, -1e-9)))
-    floats = torch.rand(24, 3, *SIZE, generator=_generator())
+    floats = torch.rand(8, 3, *SIZE, generator=_generator())
     made["floats of all bits"] = in_any_order(floats)
     made["floats from -1 to 2"] = in_any_order(floats * 3 - 1, WIDE)
     made["a sum that is no float32"] = (USUAL, *_large_sum())

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor
+from torchvision.transforms.v2 import functional as F
 
 from stateful_gpu_loader.transforms import ColorJitter
 from stateful_gpu_loader.transforms.color import levels
@@ -24,9 +25,9 @@ from tests.transforms.pictures import decoded, noise
 Floats = npt.NDArray[np.float32]
 
 FACTORS = [
-    *np.random.default_rng(0).uniform(0.6, 1.4, 60).tolist(),
-    *np.random.default_rng(1).uniform(0, 4, 20).tolist(),
-    *(i / 12 for i in range(37)),
+    *np.random.default_rng(0).uniform(0.6, 1.4, 20).tolist(),
+    *np.random.default_rng(1).uniform(0, 4, 10).tolist(),
+    *(i / 12 for i in range(0, 37, 3)),
     *(1 + sign * 2.0**-bits for sign in (-1, 1) for bits in range(3, 54, 5)),
     *(2.0**-bits for bits in range(10, 150, 20)),
     *(0.1, 0.9, 1.1, 255.0, 1e6, 1e30, 1e38),
@@ -68,26 +69,31 @@ def saturation_by_definition(image: Tensor, factor: float) -> Tensor:
 
 
 def test_grey_of_every_color() -> None:
-    """All 2**24 of them: three differ if the large parts of green and blue are added first."""
+    """All greens and blues, with the reds where a sum may lie next to a whole number.
+
+    These are the multiples of 10. Three colors differ if the large parts of green and blue are
+    added first. With other reds no rounding shows, so torchvision's grey is the same.
+    """
     all_levels = np.arange(256, dtype=np.float32)
     image = np.empty((3, 256, 256), np.float32)
     image[1], image[2] = all_levels[:, None], all_levels
-    for red in range(256):
+    for red in (*range(0, 256, 10), 3, 99, 195, 243, 255):
         image[0] = red
-        made = to_grey(torch.from_numpy(image).to(torch.uint8))
+        given = torch.from_numpy(image).to(torch.uint8)
+        made = to_grey(given)
         assert np.array_equal(made.numpy(), grey_by_definition(image)), red
+        assert red % 5 == 0 or torch.equal(made, F.rgb_to_grayscale(given))
 
 
-@pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("factor", FACTORS)
-def test_contrast_and_saturation(factor: float, channels: int) -> None:
+def test_contrast_and_saturation(factor: float) -> None:
     """Every level, all kinds of factors, and greys, whose sums are next to whole numbers."""
     for image in (MANY_COLORS, GREYS, MANY_COLORS // 100):
-        picked = image[:channels]
-        assert torch.equal(adjust_contrast(picked, factor), contrast_by_definition(picked, factor))
-        if channels == 3:
-            expected = saturation_by_definition(picked, factor)
-            assert torch.equal(adjust_saturation(picked, factor), expected)
+        for picked in (image[:1], image):
+            expected = contrast_by_definition(picked, factor)
+            assert torch.equal(adjust_contrast(picked, factor), expected)
+        expected = saturation_by_definition(image, factor)
+        assert torch.equal(adjust_saturation(image, factor), expected)
 
 
 def test_contrast_of_a_flat_image() -> None:
@@ -124,15 +130,10 @@ def test_changes_in_any_order(order: Sequence[int]) -> None:
     assert torch.equal(image, before)
 
 
-@pytest.mark.parametrize("size", [(1, 1), (1, 70_000), (70_000, 1), (400, 301)])
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_blocks_and_threads_do_not_show(size: tuple[int, int], num_threads: int) -> None:
-    image = noise(*size)
-    threads = torch.get_num_threads()
+def test_blocks_and_threads_do_not_show(num_threads: int) -> None:
     torch.set_num_threads(num_threads)
-    try:
-        made = adjust_saturation(image, 1.37), adjust_contrast(image, 1.37)
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(made[0], saturation_by_definition(image, 1.37))
-    assert torch.equal(made[1], contrast_by_definition(image, 1.37))
+    for size in ((1, 1), (1, 70_000), (70_000, 1), (400, 301)):
+        image = noise(*size)
+        assert torch.equal(adjust_saturation(image, 1.37), saturation_by_definition(image, 1.37))
+        assert torch.equal(adjust_contrast(image, 1.37), contrast_by_definition(image, 1.37))

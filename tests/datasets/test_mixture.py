@@ -29,11 +29,15 @@ class Stream(IterableDataset[int]):
 
 
 def test_items_are_those_of_the_concatenation() -> None:
+    """Also in a pickled copy."""
     parts: list[Any] = [range(5), range(100, 103), range(7)]
     mixed, wanted = MixedDataset(parts, [1, 0, 2]), ConcatDataset[int](parts)
+    copy = pickle.loads(pickle.dumps(mixed))
     assert isinstance(mixed, ConcatDataset)
     assert [mixed[i] for i in range(len(mixed))] == [wanted[i] for i in range(len(wanted))]
-    assert mixed[-1] == 6
+    assert mixed[-1] == copy[-1] == 6
+    assert copy.num_samples == mixed.num_samples
+    assert copy.apportionment.counts(10**9) == mixed.apportionment.counts(10**9)
 
 
 @pytest.mark.parametrize(
@@ -47,21 +51,15 @@ def test_an_epoch_is_as_long_as_asked_for(num_samples: int | str, wanted: int) -
 
 
 def test_without_weights_an_epoch_is_one_pass_over_everything() -> None:
+    """A mixture counts as one epoch of it. A dataset of weight zero need not have samples."""
     for name in ("first_exhausted", "all_exhausted"):
         assert MixedDataset([range(9), range(4)], num_samples=name).num_samples == 13
     assert MixedDataset([range(9), [], range(4)]).num_samples == 13
-
-
-def test_a_mixture_in_a_mixture_counts_as_one_epoch_of_it() -> None:
     inner = MixedDataset([range(100), range(100)], num_samples=10)
-    assert MixedDataset([inner, range(5)]).num_samples == 15
-    assert len(MixedDataset([inner, range(5)])) == 205
-
-
-def test_a_dataset_of_weight_zero_need_not_have_samples() -> None:
+    outer = MixedDataset([inner, range(5)])
+    assert (outer.num_samples, len(outer)) == (15, 205)
     mixed = MixedDataset([range(4), [], range(8)], [1, 0, 0.5])
-    assert mixed.num_samples == 6
-    assert mixed.drawn_parts == [0, 2]
+    assert (mixed.num_samples, mixed.drawn_parts) == (6, [0, 2])
 
 
 @pytest.mark.parametrize(
@@ -70,8 +68,6 @@ def test_a_dataset_of_weight_zero_need_not_have_samples() -> None:
         ([], {}, ValueError, "no datasets to mix"),
         ([range(3), range(3)], {"weights": [1]}, ValueError, "1 weights for 2 datasets"),
         ([range(3), range(3)], {"weights": [1, -1]}, ValueError, "weight 1 is -1"),
-        ([range(3), range(3)], {"weights": [float("nan"), 1]}, ValueError, "weight 0 is nan"),
-        ([range(3), range(3)], {"weights": [0, 0]}, ValueError, "none of 2 weights"),
         ([[], []], {}, ValueError, "none of 2 weights"),
         ([range(3), []], {"weights": [1, 0.5]}, ValueError, r"dataset 1 of 2 \(list\) is empty"),
         ([range(3), Stream()], {}, TypeError, r"dataset 1 of 2 \(Stream\) is iterable"),
@@ -107,11 +103,3 @@ def test_the_fingerprint_is_that_of_all_parts() -> None:
     assert MixedDataset([Named(3, "a"), Indices(4)]).fingerprint() == (
         "(a, 3) + (tests.map_datasets.Indices, 4)"
     )
-
-
-def test_a_pickled_mixture_is_the_same() -> None:
-    mixed = MixedDataset([range(100), range(7)], [0.3, 0.7])
-    copy = pickle.loads(pickle.dumps(mixed))
-    assert copy.num_samples == mixed.num_samples
-    assert copy.apportionment.counts(10**9) == mixed.apportionment.counts(10**9)
-    assert copy[103] == mixed[103]

@@ -14,17 +14,13 @@ from stateful_gpu_loader.datasets.name_table import KeyTable, NameTable
 
 @given(st.lists(st.binary(max_size=9)))
 def test_a_table_keeps_keys_of_any_bytes(keys: list[bytes]) -> None:
+    """Also one that is made again of its text and ends."""
     table = KeyTable(iter(keys))
-    assert [table[index] for index in range(len(table))] == keys
-    assert len(table) == len(keys)
-    assert repr(table)
-
-
-@given(st.lists(st.binary(max_size=3)))
-def test_a_table_is_made_again_of_its_text_and_ends(keys: list[bytes]) -> None:
-    table = KeyTable(keys)
     again = KeyTable.joined(table.text, table.ends())
-    assert [again[index] for index in range(len(again))] == keys
+    for each in (table, again):
+        assert [each[index] for index in range(len(each))] == keys
+        assert len(each) == len(keys)
+        assert repr(each)
     assert again.blocks() == table.blocks()
 
 

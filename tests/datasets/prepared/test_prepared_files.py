@@ -29,7 +29,7 @@ from tests.conformance import same, uninterrupted
 from tests.datasets.storage.processes import beside_a_fork, in_a_fork
 from tests.images import write_photo_folder
 
-N = 12
+N = 8
 HEAD = [T.Resize((40, 48))]
 PIXELS = 3 * 40 * 48
 """Bytes of an image; its header adds a little."""
@@ -67,29 +67,21 @@ def inverted(path: Path, offset: int) -> None:
         file.write(bytes([byte ^ 0xFF]))
 
 
-def _remove_pixels(folder: Path) -> None:
-    (folder / "pixels-000000.bin").unlink()
-
-
-def _cut_pixels(folder: Path) -> None:
-    os.truncate(folder / "pixels-000000.bin", 5000)
-
-
-def _put_the_last_record_first(folder: Path) -> None:
-    content = (folder / "pixels-000000.bin").read_bytes()
+def _put_the_last_record_first(pixels: Path) -> None:
+    content = pixels.read_bytes()
     size = len(content) // N
-    (folder / "pixels-000000.bin").write_bytes(content[-size:] + content[size:])
+    pixels.write_bytes(content[-size:] + content[size:])
 
 
 @pytest.mark.parametrize(
     ("damage", "num_damaged"),
     [
-        (lambda folder: inverted(folder / "pixels-000000.bin", 3000), 1),
-        (lambda folder: inverted(folder / "pixels-000000.bin", 1), 1),
-        (lambda folder: inverted(folder / "pixels-000000.bin", 32 + PIXELS + 1), 1),
+        (lambda pixels: inverted(pixels, 3000), 1),
+        (lambda pixels: inverted(pixels, 1), 1),
+        (lambda pixels: inverted(pixels, 32 + PIXELS + 1), 1),
         (_put_the_last_record_first, 1),
-        (_cut_pixels, N),
-        (_remove_pixels, N),
+        (lambda pixels: os.truncate(pixels, 5000), N),
+        (Path.unlink, N),
     ],
     ids=["a pixel", "the header", "the target", "another record", "cut", "removed"],
 )
@@ -104,16 +96,16 @@ def test_a_damaged_record_is_made_anew(
     paths = [source.path(index) for index in range(N)]
     source = FolderSource.from_paths(paths, range(-N, 0))  # negative targets lie in the record
     fill(PreparedSource(source, folder, HEAD))
-    damage(folder)
+    damage(folder / "pixels-000000.bin")
+    expected = stream(source, HEAD)
     with caplog.at_level(logging.WARNING):
-        assert same(stream(PreparedSource(source, folder, HEAD)), stream(source, HEAD))
+        assert same(stream(PreparedSource(source, folder, HEAD)), expected)
     assert len([r for r in caplog.records if "is damaged and is made again" in r.message]) in (
         num_damaged,
         num_damaged - (num_damaged > 1),  # the first record of a cut file may be whole
     )
     caplog.clear()
-    again = PreparedSource(source, folder, HEAD)
-    assert same(stream(again), stream(source, HEAD))
+    assert same(stream(PreparedSource(source, folder, HEAD)), expected)
     assert not caplog.records, "what was made anew is kept"
 
 
@@ -165,39 +157,29 @@ def test_an_original_of_another_size_does_not_take_the_place_of_a_damaged_record
         stream(PreparedSource(source, tmp_path / "kept"), [T.RandomResizedCrop(8)])
 
 
-@pytest.mark.parametrize("offset", [0, 21, ENTRY_BYTES - 1])
-def test_a_half_written_entry_is_none(tmp_path: Path, source: FolderSource, offset: int) -> None:
-    folder = tmp_path / "kept"
-    fill(PreparedSource(source, folder, HEAD))
-    inverted(folder / INDEX_FILE, offset)
-    again = PreparedSource(source, folder, HEAD)
-    assert kept(again) == set(range(1, N))
-    assert same(stream(again), stream(source, HEAD))
-    assert kept(again) == set(range(N))
-
-
-def test_an_entry_of_another_index_is_none(tmp_path: Path, source: FolderSource) -> None:
+def test_an_entry_that_is_half_written_or_of_another_index_is_none(
+    tmp_path: Path, source: FolderSource
+) -> None:
     """A misplaced block of the index file gives no wrong image."""
-    folder = tmp_path / "kept"
-    fill(PreparedSource(source, folder, HEAD))
-    with open(folder / INDEX_FILE, "r+b") as file:
-        entries = file.read()
-        file.seek(0)
+    expected, index = stream(source, HEAD), tmp_path / "kept" / INDEX_FILE
+    fill(PreparedSource(source, index.parent, HEAD))
+    for offset in (0, 21, ENTRY_BYTES - 1):
+        inverted(index, offset)
+        again = PreparedSource(source, index.parent, HEAD)
+        assert kept(again) == set(range(1, N))
+        assert same(stream(again), expected)
+        assert kept(again) == set(range(N))
+    entries = index.read_bytes()
+    with open(index, "r+b") as file:
         file.write(entries[ENTRY_BYTES:] + entries[:ENTRY_BYTES])
-    again = PreparedSource(source, folder, HEAD)
+    again = PreparedSource(source, index.parent, HEAD)
     assert kept(again) == set()
-    assert same(stream(again), stream(source, HEAD))
+    assert same(stream(again), expected)
 
 
 def test_a_killed_filler_leaves_what_it_had_finished(tmp_path: Path, source: FolderSource) -> None:
     folder = tmp_path / "kept"
-
-    def fill_half() -> None:
-        prepared = PreparedSource(source, folder, HEAD)
-        for index in range(6):
-            prepared.read(index)
-
-    with beside_a_fork(fill_half):
+    with beside_a_fork(lambda: list(map(PreparedSource(source, folder, HEAD).read, range(6)))):
         pass
     found = PreparedSource(source, folder, HEAD)
     assert kept(found) == set(range(6))
@@ -320,77 +302,57 @@ def test_another_source_recipe_or_decoder_is_refused(tmp_path: Path, source: Fol
     assert kept(again) == set(range(N))
 
 
-def test_another_layout_is_refused(tmp_path: Path, source: FolderSource) -> None:
-    """An earlier version of this package wrote it."""
-    folder = tmp_path / "kept"
-    PreparedSource(source, folder, HEAD)
-    path = folder / "prepared.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "layout": 2}))
-    with pytest.raises(ValueError, match=r"another layout: 2 instead of 3.*Remedy: give another"):
-        PreparedSource(source, folder, HEAD)
-
-
-def test_other_versions_are_warned_of(tmp_path: Path, source: FolderSource) -> None:
-    folder = tmp_path / "kept"
-    PreparedSource(source, folder, HEAD)
-    path = folder / "prepared.json"
+def test_another_layout_is_refused_and_other_versions_are_warned_of(
+    tmp_path: Path, source: FolderSource
+) -> None:
+    """An earlier version of this package wrote the directory. Nothing else is warned of."""
+    folder, path = tmp_path / "kept", tmp_path / "kept" / "prepared.json"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            stream(PreparedSource(source, folder, HEAD))
     described = json.loads(path.read_text())
     path.write_text(json.dumps({**described, "versions": ["0.1", "torch 1.0"]}))
     with pytest.warns(UserWarning, match=r"were begun by .*'torch 1\.0'.*, this is .*torch 2"):
         PreparedSource(source, folder, HEAD)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"source": 1}', '{"versions": []}', "\udcff"])
-def test_a_damaged_description_is_refused(tmp_path: Path, source: FolderSource, text: str) -> None:
-    folder = tmp_path / "kept"
-    PreparedSource(source, folder, HEAD)
-    (folder / "prepared.json").write_text(text, errors="surrogateescape")
-    with pytest.raises(ValueError, match=r"is no description of prepared images: .*Remedy: remove"):
+    path.write_text(json.dumps({**described, "layout": 2}))
+    with pytest.raises(ValueError, match=r"another layout: 2 instead of 3.*Remedy: give another"):
         PreparedSource(source, folder, HEAD)
 
 
-@pytest.mark.parametrize(
-    ("recipes", "message"),
-    [
-        ([T.RandomCrop(10)], "RandomCrop.* draws again for each sample"),
-        ([T.ToDtype(torch.float32, scale=True)], "what is kept is uint8"),
-        ([T.ToMemoryFormat(torch.channels_last)], "what is kept is uint8"),
-    ],
-)
-def test_recipes_that_cannot_be_kept_are_refused(
-    tmp_path: Path, source: FolderSource, recipes: Any, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        PreparedSource(source, tmp_path / "kept", recipes)
+def test_a_damaged_description_is_refused(tmp_path: Path, source: FolderSource) -> None:
+    folder = tmp_path / "kept"
+    PreparedSource(source, folder, HEAD)
+    for text in ("", "{", "[]", '{"source": 1}', '{"versions": []}', "\udcff"):
+        (folder / "prepared.json").write_text(text, errors="surrogateescape")
+        with pytest.raises(ValueError, match=r"no description of prepared images: .*Remedy: rem"):
+            PreparedSource(source, folder, HEAD)
+
+
+def test_what_cannot_be_kept_is_refused(tmp_path: Path, source: FolderSource) -> None:
+    for recipe, message in (
+        (T.RandomCrop(10), "RandomCrop.* draws again for each sample"),
+        (T.ToDtype(torch.float32, scale=True), "what is kept is uint8"),
+        (T.ToMemoryFormat(torch.channels_last), "what is kept is uint8"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            PreparedSource(source, tmp_path / "kept", [recipe])
+    with pytest.raises(TypeError, match=r"range is no source of encoded images.*Remedy"):
+        PreparedSource(range(3), tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
 
 
-def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"range is no source of encoded images.*Remedy"):
-        PreparedSource(range(3), tmp_path / "kept")
-
-
-class OnlyLarge(T.Recipe):
+class OnlyLarge(T.Resize):
     """Refuses images that are less than 100 pixels high."""
 
     def draw(self, uniforms: Any, sizes: Any) -> Any:
         if sizes[0, 0] < 100:
             raise ValueError(f"{sizes[0, 0]} pixels are too few")
-        return T.Resize((40, 48)).draw(uniforms, sizes)
-
-    def apply(self, image: torch.Tensor, numbers: Any) -> torch.Tensor:
-        return T.Resize((40, 48)).apply(image, numbers)
+        return super().draw(uniforms, sizes)
 
 
 def test_a_size_that_recipes_refuse_is_no_bad_sample(tmp_path: Path, source: FolderSource) -> None:
-    prepared = PreparedSource(source, tmp_path / "kept", [OnlyLarge()])
+    prepared = PreparedSource(source, tmp_path / "kept", [OnlyLarge((40, 48))])
     loader = StatefulGPULoader(prepared, on_bad_sample="drop")
     with pytest.raises(LoaderError, match="pixels are too few"):
         list(loader)
-
-
-def test_nothing_is_warned_of_otherwise(tmp_path: Path, source: FolderSource) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for _ in range(2):
-            stream(PreparedSource(source, tmp_path / "kept", HEAD))

@@ -179,7 +179,7 @@ def test_apply_into_and_a_pickled_copy_give_what_apply_gives(recipe: T.Recipe) -
 @every_recipe
 def test_threads_do_not_matter(recipe: T.Recipe) -> None:
     """One intra-op thread or two, the same bits; on more pixels than one task takes."""
-    image = noise(641, 479)
+    image = noise(321, 239)
     drawn = recipe.draw(np.full((1, recipe.num_draws), 0.4), sizes_of([image]))
     (numbers,) = drawn.numbers.tolist()
     for pixels in taken_by(recipe, image, as_float(image), as_float(image).contiguous()):

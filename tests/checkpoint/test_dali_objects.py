@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,9 +10,7 @@ from typing import Any
 import pytest
 
 from stateful_gpu_loader.checkpoint import Checkpoint
-from tests.patience import seconds
-
-ROOT = Path(__file__).parents[2]
+from tests.prepared_processes import run_script
 
 
 @pytest.mark.dali
@@ -23,13 +20,8 @@ def test_dynamic_readers_and_rngs_resume_in_another_object(tmp_path: Path) -> No
     for label in range(12):
         (tmp_path / "files" / f"{label:02d}").mkdir(parents=True)
         (tmp_path / "files" / f"{label:02d}" / "0.jpg").write_bytes(bytes([label]))
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.checkpoint.dali_objects", str(tmp_path / "files")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=seconds(12),
-    )
+    files = str(tmp_path / "files")
+    done = run_script("tests.checkpoint.dali_objects", files, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "all hold\n"
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateful_gpu_loader.checkpoint import document
@@ -59,6 +59,7 @@ def states_of(content: bytes) -> bytes:
     return content[content.index(b'"states": ') :]
 
 
+@settings(max_examples=40)
 @given(states)
 def test_states_come_back_to_the_last_bit_and_in_order(saved: dict[str, SavedState]) -> None:
     text = to_text(saved)

@@ -23,6 +23,16 @@ from tests.checkpoint.counters import Counter, Text
 MODULE = torch.nn.Linear(2, 2)
 SGD = torch.optim.SGD(MODULE.parameters(), lr=0.1, momentum=0.9)
 
+
+def saved_and_loaded(thing: Any) -> tuple[Checkpoint, Checkpoint]:
+    """Return a checkpoint that holds the state of an object, and one that has loaded it."""
+    saved, loaded = Checkpoint(), Checkpoint()
+    saved.register(thing, "it")
+    saved.collect()
+    loaded.deserialize(saved.serialize())
+    return saved, loaded
+
+
 TYPES = {
     "stateful_gpu_loader.StatefulGPULoader": lambda: StatefulGPULoader([1, 2]),
     "stateful_gpu_loader.ShuffledSampler": lambda: ShuffledSampler([1, 2]),
@@ -46,12 +56,8 @@ TYPES = {
 
 def test_state_survives_a_text_and_is_kept_under_the_public_name() -> None:
     for name, build in TYPES.items():
-        saved = Checkpoint()
-        saved.register(build(), "it")
-        saved.collect()
+        saved, checkpoint = saved_and_loaded(build())
         assert f'"type": "{name}"' in saved.serialize()
-        checkpoint = Checkpoint()
-        checkpoint.deserialize(saved.serialize())
         checkpoint.register(build(), "it")
         checkpoint.restore()
         checkpoint.collect()
@@ -67,13 +73,9 @@ def test_generators_resume_exactly() -> None:
     ):
         generator: Any = build()
         generator.normal(size=3)
-        saved = Checkpoint()
-        saved.register(generator)
-        saved.collect()
-        expected = generator.normal(size=9).tolist()
-        checkpoint, restored = Checkpoint(), build()
-        checkpoint.deserialize(saved.serialize())
-        checkpoint.register(restored)
+        _, checkpoint = saved_and_loaded(generator)
+        expected, restored = generator.normal(size=9).tolist(), build()
+        checkpoint.register(restored, "it")
         assert restored.normal(size=9).tolist() == expected
 
 
@@ -100,11 +102,8 @@ def test_object_without_a_state_is_refused_by_name() -> None:
 
 def test_generator_of_another_algorithm_is_refused() -> None:
     """NumPy's Generator has one type for all bit generators."""
-    saved = Checkpoint()
-    saved.register(np.random.default_rng(1), "it")
-    saved.collect()
-    checkpoint, other = Checkpoint(), np.random.Generator(np.random.Philox(1))
-    checkpoint.deserialize(saved.serialize())
+    _, checkpoint = saved_and_loaded(np.random.default_rng(1))
+    other = np.random.Generator(np.random.Philox(1))
     with pytest.raises(CheckpointError, match=r"'it'.*PCG64.*Philox"):
         checkpoint.register(other, "it")
     assert other.random() == np.random.Generator(np.random.Philox(1)).random()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +22,14 @@ from tests.datasets.storage.processes import in_a_fork, open_descriptors
 def test_processes_that_save_to_one_pattern_take_numbers_of_their_own(tmp_path: Path) -> None:
     """No process replaces another's file."""
     path = tmp_path / PATTERN
-    children = []
-    for writer in range(4):
-        child = os.fork()
-        if not child:
-            status = 1
-            try:
-                for count in range(10):
-                    save(path, 100 * writer + count)
-                status = 0
-            finally:
-                os._exit(status)
-        children.append(child)
-    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+
+    def work(writer: int) -> bool:
+        for count in range(10):
+            save(path, 100 * writer + count)
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert [*pool.map(in_a_fork, (partial(work, writer) for writer in range(4)))] == [0] * 4
     names = sorted(os.listdir(tmp_path))
     assert names == [f"run_{number:04d}.json" for number in range(40)]
     counts = [loaded(tmp_path / name) for name in names]

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -35,48 +36,34 @@ def make_socket(path: Path) -> None:
         made.bind(os.fspath(path))
 
 
-KINDS: list[tuple[Callable[[Path], None], str]] = [
-    (os.mkfifo, "a named pipe"),
-    (os.mkdir, "a folder"),
-    (lambda path: path.symlink_to("/dev/zero"), "a device"),
-]
-
-
-@pytest.mark.parametrize(("make", "kind"), KINDS)
+@pytest.mark.parametrize(
+    ("make", "error", "kind"),
+    [
+        (os.mkfifo, NotRegular, "a named pipe"),
+        (os.mkdir, NotRegular, "a folder"),
+        (lambda path: path.symlink_to("/dev/zero"), NotRegular, "a device"),
+        (make_socket, OSError, "No such device"),
+    ],
+)
 def test_another_kind_of_file_is_refused(
-    tmp_path: Path, make: Callable[[Path], None], kind: str
+    tmp_path: Path, make: Callable[[Path], None], error: type[Exception], kind: str
 ) -> None:
     make(tmp_path / "file")
-    with pytest.raises(NotRegular, match=kind):
-        read_regular(tmp_path / "file", 100)
+    for read in (partial(read_regular, most=100), read_dalis):
+        with pytest.raises(error, match=kind):
+            read(tmp_path / "file")
 
 
-def test_a_socket_is_refused(tmp_path: Path) -> None:
-    make_socket(tmp_path / "file")
-    with pytest.raises(OSError, match="No such device"):
-        read_regular(tmp_path / "file", 100)
-
-
-def test_a_file_of_the_greatest_size_is_read(tmp_path: Path) -> None:
+def test_a_file_of_the_greatest_size_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_bytes(b"abc")
     assert read_regular(tmp_path / "file", 3) == b"abc"
     with pytest.raises(TooLarge, match=r"3.*2"):
         read_regular(tmp_path / "file", 2)
-
-
-def test_a_file_that_grows_while_it_is_read_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_bytes(b"abc")
     monkeypatch.setattr("stateful_gpu_loader.checkpoint.files.size_of", lambda file: 2)
     with pytest.raises(TooLarge):
-        read_regular(tmp_path / "file", 2)
-
-
-def test_a_pipe_is_no_checkpoint_of_dali(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "file")
-    with pytest.raises(NotRegular):
-        read_dalis(tmp_path / "file")
+        read_regular(tmp_path / "file", 2)  # the file has grown while it was read
 
 
 @pytest.mark.trainers

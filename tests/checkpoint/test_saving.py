@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -249,15 +248,12 @@ def test_old_file_that_cannot_be_removed_is_warned_of(
 
 
 @pytest.mark.parametrize("keep", [0, -1, True, 1.0, "3"])
-def test_keep_is_one_or_more(tmp_path: Path, keep: Any) -> None:
+def test_keep_is_one_or_more_and_needs_numbers(tmp_path: Path, keep: Any) -> None:
+    checkpoint = collected(counter=1)
     with pytest.raises(CheckpointError, match=r"keep ="):
-        collected(counter=1).save(tmp_path / PATTERN, keep=keep)
-    assert not os.listdir(tmp_path)
-
-
-def test_keep_needs_numbers(tmp_path: Path) -> None:
+        checkpoint.save(tmp_path / PATTERN, keep=keep)
     with pytest.raises(CheckpointError, match="is a single file"):
-        collected(counter=1).save(tmp_path / "last.json", keep=1)
+        checkpoint.save(tmp_path / "last.json", keep=1)
     assert not os.listdir(tmp_path)
 
 
@@ -279,10 +275,3 @@ def test_loaded_states_are_saved_unchanged(tmp_path: Path) -> None:
     counter.count = 8
     checkpoint.save(tmp_path / PATTERN)
     assert loaded(tmp_path / PATTERN) == 5
-
-
-def test_saving_makes_no_warning(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        collected(counter=1).save(tmp_path / PATTERN, keep=1)
-        assert loaded(tmp_path / PATTERN) == 1

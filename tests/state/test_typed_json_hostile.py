@@ -37,7 +37,7 @@ JUNK = st.sampled_from(
 
 
 @pytest.mark.fuzz
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(values, st.integers(0, 10**6), JUNK)
 def test_an_altered_form_is_refused_or_another_value(value: Any, number: int, junk: Any) -> None:
     """A value that is read has some valid encoding."""
@@ -50,17 +50,8 @@ def test_an_altered_form_is_refused_or_another_value(value: Any, number: int, ju
 
 @given(st.recursive(JUNK, lambda inner: st.lists(inner, max_size=3), max_leaves=5))
 def test_junk_is_refused_or_a_value(junk: Any) -> None:
-    for name in (
-        "$tuple",
-        "$set",
-        "$dict",
-        "$ordered",
-        "$state_dict",
-        "$size",
-        "$tensor",
-        "$array",
-    ):
-        _refused_or_exact({name: copy.deepcopy(junk)})
+    for name in ("tuple", "set", "dict", "ordered", "state_dict", "size", "tensor", "array"):
+        _refused_or_exact({f"${name}": copy.deepcopy(junk)})
 
 
 def _refused_or_exact(form: Any) -> None:
@@ -188,7 +179,7 @@ def test_too_little_stack_is_a_refusal() -> None:
 
 def test_memory_is_in_proportion_to_the_text() -> None:
     """The worst case is Python's own memory for many empty objects."""
-    for text in (b"[" * 1_000_000, b"[" + b"{}," * 300_000 + b"1]", b'"",' * 300_000):
+    for text in (b"[" * 1_000_000, b"[" + b"{}," * 100_000 + b"1]", b'"",' * 100_000):
         tracemalloc.start()
         try:
             parse(text)

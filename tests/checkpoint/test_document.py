@@ -24,10 +24,7 @@ from tests.state.typed_values import identical, values
 
 VERSION_1, VERSION_2 = (Path(__file__).with_name(f"version_{n}.json") for n in (1, 2))
 EXPECTED = {
-    "rng": [
-        "stateful_gpu_loader.rng.RNG",
-        {"rng": "philox1_1adeceffff50d997_0000000000000003"},
-    ],
+    "rng": ["stateful_gpu_loader.rng.RNG", {"rng": "philox1_1adeceffff50d997_0000000000000003"}],
     "user": [
         None,
         {

@@ -16,13 +16,8 @@ from stateful_gpu_loader.integrations.accelerate import prepare_loader
 from tests.cli.command import command
 from tests.integrations.hf_accelerate.loops import new_accelerator
 from tests.integrations.hf_trainer.fits import fit, named
-from tests.integrations.lightning.recorded_fits import (
-    OF_LIGHTNING,
-    every_step,
-)
-from tests.integrations.lightning.recorded_fits import (
-    fit as lightning_fit,
-)
+from tests.integrations.lightning.recorded_fits import OF_LIGHTNING, every_step
+from tests.integrations.lightning.recorded_fits import fit as lightning_fit
 from tests.trainer_data import image_loader, photos
 
 pytestmark = [pytest.mark.filterwarnings(text) for text in OF_LIGHTNING]
@@ -70,10 +65,7 @@ def test_accelerates_folder_has_our_file_or_torchdatas_state(tmp_path: Path) -> 
     accelerator.save_state(str(tmp_path / "saved/theirs"))
     found = inspected(tmp_path / "saved")
     assert {place: (each["container"], each["library"]) for place, each in found.items()} == {
-        "ours/loader_state.json loaders.loader_0": (
-            "Accelerate checkpoint",
-            "stateful_gpu_loader",
-        ),
+        "ours/loader_state.json loaders.loader_0": ("Accelerate checkpoint", "stateful_gpu_loader"),
         "theirs/dl_state_dict.bin ": ("torch.save file", "torchdata's StatefulDataLoader"),
     }
     assert found["ours/loader_state.json loaders.loader_0"]["position"] == 2

@@ -10,9 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from stateful_gpu_loader.randomness.global_generators import (
-    seed_global_generators,
-)
+from stateful_gpu_loader.randomness.global_generators import seed_global_generators
 from stateful_gpu_loader.randomness.philox import (
     MAX_WORDS,
     Stream,

@@ -12,12 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from stateful_gpu_loader import (
-    BadSample,
-    MissingDependency,
-    StatefulGPULoader,
-    StateMismatch,
-)
+from stateful_gpu_loader import BadSample, MissingDependency, StatefulGPULoader, StateMismatch
 from stateful_gpu_loader.state.schema import COMPARED, Fingerprint, LoaderState
 from stateful_gpu_loader.state.torchdata import is_torchdata_state
 from tests.conformance import differing

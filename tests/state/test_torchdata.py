@@ -16,11 +16,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.randomness.generator_state import generator_from_text, generator_to_text
-from stateful_gpu_loader.state.torchdata import (
-    TorchdataState,
-    is_torchdata_state,
-    shuffled_indices,
-)
+from stateful_gpu_loader.state.torchdata import TorchdataState, is_torchdata_state, shuffled_indices
 from tests.conformance import differing
 from tests.map_datasets import Indices
 from tests.torchdata_objects import LENGTH, Counting, IteratorSampler, IteratorStream

@@ -10,12 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from stateful_gpu_loader.tools.differences import (
-    differences,
-    num_samples,
-    same,
-    sample_of,
-)
+from stateful_gpu_loader.tools.differences import differences, num_samples, same, sample_of
 
 
 @dataclass(eq=False)

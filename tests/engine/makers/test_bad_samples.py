@@ -19,10 +19,7 @@ from torch.utils.data import Dataset, Subset, default_collate, default_convert
 
 from stateful_gpu_loader import BadSample, FolderSource
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.engine.makers.bad_sample_policy import (
-    MAX_TRIES,
-    BadSamplePolicy,
-)
+from stateful_gpu_loader.engine.makers.bad_sample_policy import MAX_TRIES, BadSamplePolicy
 from stateful_gpu_loader.engine.pipeline import Stopped, never_stopped
 from stateful_gpu_loader.engine.workers.inline import InlinePipeline
 from stateful_gpu_loader.state.bad_samples import BadSamples

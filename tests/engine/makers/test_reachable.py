@@ -256,10 +256,7 @@ HOLDERS: dict[str, tuple[Any, list[str]]] = {
     "a global, imported by the method": (ByImport(), [f"{HELPERS}.RNG"]),
     "a global, in a cached method": (ByWrapped(), [f"{HERE}.RNG"]),
     "a global, in a held object's method": (ByStep(step=Step()), [f"{HERE}.RNG"]),
-    "a global's method": (
-        Items(transform=helpers.bound),
-        [f"{HELPERS}.DRAW.__self__"],
-    ),
+    "a global's method": (Items(transform=helpers.bound), [f"{HELPERS}.DRAW.__self__"]),
     "Subset": (Subset(Items(rng=rng()), [0]), ["dataset.dataset.rng"]),
     "a ConcatDataset of many": (
         ConcatDataset([*(Items() for _ in range(500)), Items(rng=rng()), *[Items()] * 400]),

@@ -360,9 +360,7 @@ def test_a_bad_sample_in_another_thread_leaves_the_generators_alone(
     assert generators() == before
 
 
-def test_a_late_draw_beside_other_threads_restores_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_late_draw_beside_other_threads_restores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The generators continue from there, whichever thread drew."""
     monkeypatch.setattr(draw_rule, "EVIDENCE", 0)
     monkeypatch.setattr(global_generators, "others_alive", lambda: True)

@@ -8,11 +8,7 @@ from typing import Any
 
 import pytest
 
-from stateful_gpu_loader.engine.pipeline import (
-    RemoteFailure,
-    as_text,
-    without_frames,
-)
+from stateful_gpu_loader.engine.pipeline import RemoteFailure, as_text, without_frames
 from stateful_gpu_loader.errors import BadSample, LoaderError
 
 

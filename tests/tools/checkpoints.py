@@ -19,6 +19,16 @@ from stateful_gpu_loader.integrations.torchtitan import ParallelAwareLoader
 State = dict[str, Any]
 
 
+class Calls:
+    """Calls a function when it is unpickled."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.called = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.called
+
+
 class Counting(IterableDataset[int]):
     """An iterable dataset with a state."""
 

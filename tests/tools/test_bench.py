@@ -85,8 +85,9 @@ def test_each_number_of_workers_is_measured_and_accounts_for_its_time(source: Fo
 
 
 def test_torch_is_measured_in_turns_over_the_same_images(
-    source: FolderSource, tmp_path: Path
+    source: FolderSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The legends of the picture hide no bar."""
     report = bench(pictures(source), workers=[0], seconds=0.01, against_torch=True)
     ours, theirs = report.rates
     assert (ours.loader, theirs.loader) == (OURS, TORCH)
@@ -95,6 +96,15 @@ def test_torch_is_measured_in_turns_over_the_same_images(
     assert "Pillow" in str(report.peer)
     draw(report, tmp_path / "pictures" / "bench.png")
     assert (tmp_path / "pictures" / "bench.png").read_bytes().startswith(b"\x89PNG")
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: drawn.append(figure))
+    draw(report, tmp_path / "bench.png")
+    (figure,) = drawn
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        legend = axes.get_legend()
+        assert legend is not None
+        assert legend.get_window_extent().y1 < axes.get_window_extent().y0
 
 
 def plain_pictures(source: FolderSource, loader_class: Any) -> Any:
@@ -124,20 +134,6 @@ def test_unconvertible_loaders_are_measured_alone_or_refused() -> None:
     with pytest.raises(BenchError) as caught:
         bench(DataLoader(range(100), batch_size=5), workers=[0], seconds=0.01)
     assert isinstance(caught.value.__cause__, UnsupportedLoader)
-
-
-def test_the_legends_of_the_picture_hide_no_bar(
-    monkeypatch: pytest.MonkeyPatch, source: FolderSource, tmp_path: Path
-) -> None:
-    drawn: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path: drawn.append(figure))
-    draw(bench(pictures(source), workers=[0], seconds=0.01, against_torch=True), tmp_path / "a.png")
-    (figure,) = drawn
-    figure.draw_without_rendering()
-    for axes in figure.axes:
-        legend = axes.get_legend()
-        assert legend is not None
-        assert legend.get_window_extent().y1 < axes.get_window_extent().y0
 
 
 def test_torchs_pictures_have_the_shape_and_type_of_ours(source: FolderSource) -> None:

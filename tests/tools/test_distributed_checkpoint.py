@@ -20,7 +20,7 @@ from stateful_gpu_loader import StatefulGPULoader
 from stateful_gpu_loader.engine.resume.rank_states import comparable
 from stateful_gpu_loader.tools.distributed_checkpoint import read_values, with_tensors
 from stateful_gpu_loader.tools.state_files import NoState, find_states, search
-from tests.tools.checkpoints import Counting, after, after_in_torchdata
+from tests.tools.checkpoints import Calls, Counting, after, after_in_torchdata
 
 
 def save(folder: Path, **state: Any) -> Path:
@@ -35,16 +35,6 @@ def reindexed(folder: Path, change: Callable[[Any], Any]) -> Path:
     index = pickle.loads((folder / ".metadata").read_bytes())
     (folder / ".metadata").write_bytes(pickle.dumps(change(index) or index))
     return folder
-
-
-class Code:
-    """Creates a folder when it is unpickled."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.folder),)
 
 
 def titans(*ranks: Any) -> dict[str, Any]:
@@ -145,7 +135,7 @@ def test_a_state_whose_tensor_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_code_in_a_pickled_state_is_not_executed(tmp_path: Path) -> None:
-    bad = {"_num_yielded": 1, "dataset_state": Code(tmp_path / "executed")}
+    bad = {"_num_yielded": 1, "dataset_state": Calls(os.mkdir, str(tmp_path / "executed"))}
     found = search(save(tmp_path / "7", dataloader=titans(bad, after_in_torchdata(1))))
     assert [one.rank for one in found.states] == [1]
     (unreadable,) = found.unreadable
@@ -155,7 +145,9 @@ def test_code_in_a_pickled_state_is_not_executed(tmp_path: Path) -> None:
 
 
 def test_values_beside_the_states_may_need_code(tmp_path: Path) -> None:
-    found = search(save(tmp_path / "7", loader=after(1), config=Code(tmp_path / "executed")))
+    found = search(
+        save(tmp_path / "7", loader=after(1), config=Calls(os.mkdir, str(tmp_path / "executed")))
+    )
     assert [one.where for one in found.states] == ["loader"]
     assert found.unreadable == ()
     assert not (tmp_path / "executed").exists()
@@ -164,7 +156,7 @@ def test_values_beside_the_states_may_need_code(tmp_path: Path) -> None:
 def test_code_in_a_value_of_a_state_is_not_executed(tmp_path: Path) -> None:
     folder = save(tmp_path / "7", loader=after(1))
     (data,) = folder.glob("*.distcp")
-    torch.save(Code(tmp_path / "executed"), tmp_path / "code")
+    torch.save(Calls(os.mkdir, str(tmp_path / "executed")), tmp_path / "code")
     code = (tmp_path / "code").read_bytes()
     data.write_bytes(code + data.read_bytes()[len(code) :])
     with pytest.raises(NoState):
@@ -176,7 +168,7 @@ def test_an_index_names_nothing_that_executes(tmp_path: Path) -> None:
     """``dataclass`` executes the names of a class's annotations, which a pickle can choose."""
     (tmp_path / "7").mkdir()
     annotations = b"\x80\x04ctorch.distributed.checkpoint.metadata\ndataclass\n."
-    for content in (annotations, pickle.dumps(Code(tmp_path / "executed"))):
+    for content in (annotations, pickle.dumps(Calls(os.mkdir, str(tmp_path / "executed")))):
         (tmp_path / "7/.metadata").write_bytes(content)
         with pytest.raises(NoState, match=r"\.(dataclass|mkdir)\b"):
             find_states(tmp_path / "7")

@@ -20,9 +20,9 @@ from torch.distributed.tensor import Shard
 
 from stateful_gpu_loader.tools.pickle_machine import read_pickle
 from stateful_gpu_loader.tools.state_files import NoState, find_states, write_states
-from tests.tools.checkpoints import State, after, write_all
+from tests.tools.checkpoints import Calls, State, after, write_all
 from tests.tools.guarded import Guard, Outcome
-from tests.tools.test_distributed_checkpoint import save
+from tests.tools.test_distributed_checkpoint import reindexed, save
 
 MARK = "stateful_gpu_loader"
 """Without this mark a file is passed over unread."""
@@ -43,16 +43,6 @@ def guarded_search(path: Path) -> Outcome:
     if not _guards or not _guards[-1].is_alive:
         _guards.append(Guard())
     return _guards[-1].search(path)
-
-
-class Calls:
-    """Calls a function when it is unpickled."""
-
-    def __init__(self, function: Any, *arguments: Any) -> None:
-        self.called = function, arguments
-
-    def __reduce__(self) -> Any:
-        return self.called
 
 
 def shared(depth: int, kind: type = list) -> Any:
@@ -129,46 +119,44 @@ def test_other_instructions_are_refused(content: bytes) -> None:
 
 
 @pytest.fixture
-def index(tmp_path: Path) -> Any:
-    """DCP's own index of a checkpoint with a state, which a test changes and writes."""
-    folder = save(tmp_path / "dcp", loader=after(1), other=after(2), w=torch.zeros(4))
-    return pickle.loads((folder / ".metadata").read_bytes())
+def dcp(tmp_path: Path) -> Path:
+    """DCP's own folder of a checkpoint with a state, whose index a test changes."""
+    return save(tmp_path / "dcp", loader=after(1), other=after(2), w=torch.zeros(4))
 
 
-def write(tmp_path: Path, index: Any) -> Path:
-    (tmp_path / "dcp/.metadata").write_bytes(pickle.dumps(index))
-    return tmp_path / "dcp"
+def test_an_index_that_names_the_same_bytes_often_is_refused(dcp: Path) -> None:
+    def name_often(index: Any) -> None:
+        place, stored = next(iter(index.storage_data.items()))
+        for i in range(3):
+            index.storage_data[metadata.MetadataIndex(f"copy{i}")] = stored
+            index.state_dict_metadata[f"copy{i}"] = index.state_dict_metadata[place.fqn]
 
-
-def test_an_index_that_names_the_same_bytes_often_is_refused(tmp_path: Path, index: Any) -> None:
-    place, stored = next(iter(index.storage_data.items()))
-    for i in range(3):
-        index.storage_data[metadata.MetadataIndex(f"copy{i}")] = stored
-        index.state_dict_metadata[f"copy{i}"] = index.state_dict_metadata[place.fqn]
-    found = guarded_search(write(tmp_path, index))
-    assert "twice" in found.reasons[0]
+    assert "twice" in guarded_search(reindexed(dcp, name_often)).reasons[0]
 
 
 def test_a_tensor_that_claims_more_than_is_stored_is_refused(tmp_path: Path) -> None:
+    def claim(index: Any) -> None:
+        (about,) = (each for each in index.state_dict_metadata.values() if hasattr(each, "size"))
+        about.size = torch.Size([1 << 36])
+
     folder = save(tmp_path / "dcp", loader=after(1) | {"user": {"sampler": torch.zeros(4)}})
-    index = pickle.loads((folder / ".metadata").read_bytes())
-    (about,) = (each for each in index.state_dict_metadata.values() if hasattr(each, "size"))
-    about.size = torch.Size([1 << 36])
-    found = guarded_search(write(tmp_path, index))
+    found = guarded_search(reindexed(folder, claim))
     assert "claims 274877906944 bytes" in found.reasons[0]
 
 
-def test_lists_without_items_are_bounded(tmp_path: Path, index: Any) -> None:
+def test_lists_without_items_are_bounded(dcp: Path) -> None:
     """n lists of n values each take quadratic memory."""
     number = 2000
-    for i in range(number):
-        name = f"many.{i}"
-        index.planner_data[name] = ("many", f"list{i}", number - 1)
-        index.state_dict_metadata[name] = metadata.BytesStorageMetadata()
-        stored = filesystem._StorageInfo("none.distcp", i, 1)
-        index.storage_data[metadata.MetadataIndex(name)] = stored
-    found = guarded_search(write(tmp_path, index))
-    assert "in a list" in found.reasons[0]
+
+    def name_lists(index: Any) -> None:
+        for i in range(number):
+            name = f"many.{i}"
+            index.planner_data[name] = ("many", f"list{i}", number - 1)
+            index.state_dict_metadata[name] = metadata.BytesStorageMetadata()
+            stored = filesystem._StorageInfo("none.distcp", i, 1)
+            index.storage_data[metadata.MetadataIndex(name)] = stored
+
+    assert "in a list" in guarded_search(reindexed(dcp, name_lists)).reasons[0]
 
 
 # Files of torch.save ----------------------------------------------------------------------------
@@ -273,16 +261,14 @@ def test_shared_lists_are_searched_once(tmp_path: Path) -> None:
     assert guarded_search(tmp_path).states == ["a.pt:train"]
 
 
-def test_a_state_of_shared_lists_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "value", [shared(60), torch.zeros(1).expand(1 << 34)], ids=["lists", "tensor"]
+)
+def test_a_state_of_shared_lists_or_of_an_expanded_tensor_is_refused(
+    tmp_path: Path, value: Any
+) -> None:
     """Comparing or printing it would take as long as for 2**60 lists."""
-    torch.save({"train": after(1) | {"user": {"sampler": shared(60)}}}, tmp_path / "a.pt")
-    (reason,) = guarded_search(tmp_path).reasons
-    assert "hold the same values so often" in reason
-
-
-def test_an_expanded_tensor_in_a_state_is_refused(tmp_path: Path) -> None:
-    state = after(1) | {"user": {"sampler": torch.zeros(1).expand(1 << 34)}}
-    torch.save({"train": state}, tmp_path / "a.pt")
+    torch.save({"train": after(1) | {"user": {"sampler": value}}}, tmp_path / "a.pt")
     (reason,) = guarded_search(tmp_path).reasons
     assert "hold the same values so often" in reason
 

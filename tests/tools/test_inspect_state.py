@@ -8,12 +8,7 @@ from typing import Any
 import pytest
 from torch.utils.data import Dataset
 
-from stateful_gpu_loader import (
-    ShuffledSampler,
-    StatefulGPULoader,
-    StateMismatch,
-    merge_state_dicts,
-)
+from stateful_gpu_loader import ShuffledSampler, StatefulGPULoader, StateMismatch, merge_state_dicts
 from stateful_gpu_loader.samplers.choice import order_in_words
 from stateful_gpu_loader.state import contents
 from stateful_gpu_loader.tools.inspect_state import describe
@@ -30,33 +25,28 @@ def test_place_and_share_of_the_epoch() -> None:
     assert found.fingerprint["order"] == "feistel-1"
 
 
-def test_the_length_of_an_epoch_is_that_of_its_order() -> None:
-    found = describe(after(2, shuffle=None, sampler=ShuffledSampler(range(10), num_samples=40)))
-    assert (found.epoch_samples, found.share) == (40, 0.1)
+BATCHES: Any = [[0, 1, 2], [3], [4, 5]]
 
 
-def test_batches_after_another_batch_size_are_unknown() -> None:
-    found = describe(after(1, batch_size=3) | {"global_batch_size": 4})
-    assert (found.samples_seen, found.batches_seen) == (3, None)
-
-
-def test_a_short_last_batch_counts() -> None:
-    found = describe(after(4, batch_size=3))
-    assert (found.batches_seen, found.share) == (4, 1.0)
-
-
-def test_of_a_users_sampler_the_share_is_unknown() -> None:
-    found = describe(after(2, shuffle=None, sampler=[3, 1, 4, 1, 5]))
-    assert found.samples_seen == 4
-    assert found.share is None
-    assert found.epoch_samples is None
-
-
-def test_a_batch_samplers_batches_are_counted() -> None:
-    batches: Any = [[0, 1, 2], [3], [4, 5]]
-    found = describe(after(2, shuffle=None, batch_size=1, batch_sampler=batches))
-    assert (found.samples_seen, found.batches_seen) == (4, 2)
-    assert found.global_batch_size is None
+@pytest.mark.parametrize(
+    ("batches", "arguments", "found"),
+    [
+        (2, {"sampler": ShuffledSampler(range(10), num_samples=40)}, (4, 2, 40, 0.1, 2)),
+        (4, {"batch_size": 3, "shuffle": True}, (10, 4, 10, 1.0, 3)),
+        (2, {"sampler": [3, 1, 4, 1, 5]}, (4, 2, None, None, 2)),
+        (2, {"batch_size": 1, "batch_sampler": BATCHES}, (4, 2, None, None, None)),
+    ],
+    ids=["length of the order", "a short last batch", "a user's sampler", "a batch sampler"],
+)
+def test_samples_batches_and_share_are_those_of_the_order(
+    batches: int, arguments: dict[str, Any], found: tuple[Any, ...]
+) -> None:
+    it = describe(after(batches, **{"shuffle": None, **arguments}))
+    share = it.samples_seen, it.batches_seen, it.epoch_samples, it.share
+    assert (*share, it.global_batch_size) == found
+    assert json.loads(json.dumps(it.to_dict()))["position"] == it.position
+    other = describe(after(1, batch_size=3) | {"global_batch_size": 4})
+    assert (other.samples_seen, other.batches_seen) == (3, None), "after another batch size"
 
 
 def test_an_iterable_counts_batches_and_names_its_states() -> None:
@@ -109,10 +99,6 @@ def test_torchdatas_state_describes_little() -> None:
     )
     assert (found.epoch, found.seed, found.share, found.fingerprint) == (None, None, None, None)
     assert found.bad_samples is None
-
-
-def test_a_description_is_json() -> None:
-    assert json.loads(json.dumps(describe(after(1)).to_dict()))["position"] == 2
 
 
 @pytest.mark.parametrize(

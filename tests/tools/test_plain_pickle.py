@@ -6,12 +6,12 @@ import os
 import pickle
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from stateful_gpu_loader.tools.torch_file import load_plain
+from tests.tools.checkpoints import Calls
 
 PLAIN = {
     "text": "å",
@@ -29,16 +29,6 @@ def test_every_protocol_is_read(protocol: int) -> None:
     assert found[0] == PLAIN
     assert type(found[0]["nested"]) is OrderedDict
     assert torch.equal(found[1], tensor)
-
-
-class Calls:
-    """Calls a function when it is unpickled."""
-
-    def __init__(self, function: Any, *arguments: Any) -> None:
-        self.called = function, arguments
-
-    def __reduce__(self) -> Any:
-        return self.called
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
@@ -62,10 +52,7 @@ def test_a_storage_inside_executes_nothing(tmp_path: Path) -> None:
     ("content", "reason"),
     [
         (b"c_codecs\nencode\n(X\x01\x00\x00\x00aX\x03\x00\x00\x00hextR.", "'hex'"),
-        (
-            b"c_codecs\nencode\n(N}X\x01\x00\x00\x00a\x88st\x62.",
-            "Function",
-        ),
+        (b"c_codecs\nencode\n(N}X\x01\x00\x00\x00a\x88st\x62.", "Function"),
     ],
 )
 def test_plain_values_are_admitted(content: bytes, reason: str) -> None:

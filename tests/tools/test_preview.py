@@ -181,25 +181,26 @@ def test_a_vector_is_shares_only_if_it_adds_up_to_one(target: list[float], label
     assert preview(StatefulGPULoader(data, batch_size=1))[0].label == label
 
 
+class Grey(Dataset[Any]):
+    """One grey picture, normalized or not."""
+
+    picture = torch.arange(12, dtype=torch.uint8).view(1, 3, 4) * 20
+
+    def __init__(self, *steps: Any) -> None:
+        self.transform = v2.Compose(steps or [v2.Identity()])
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(self.picture), 1
+
+
 def test_grey_images_are_shown_in_three_equal_channels() -> None:
-    grey = torch.arange(12, dtype=torch.uint8).view(1, 3, 4) * 20
-    expected = grey.expand(3, 3, 4)
-    [sample] = preview(StatefulGPULoader([(grey, 1)], batch_size=1))
-    assert torch.equal(sample.image, expected)
-
-    class Normalized(Dataset[Any]):
-        def __init__(self) -> None:
-            to_float = v2.ToDtype(torch.float32, scale=True)
-            self.transform = v2.Compose([to_float, v2.Normalize([0.5], [0.2])])
-
-        def __len__(self) -> int:
-            return 1
-
-        def __getitem__(self, index: int) -> Any:
-            return self.transform(grey), 1
-
-    [sample] = preview(StatefulGPULoader(Normalized(), batch_size=1))
-    assert torch.equal(sample.image, expected)
+    normalized = Grey(v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [0.2]))
+    for dataset in (Grey(), normalized):
+        [sample] = preview(StatefulGPULoader(dataset, batch_size=1))
+        assert torch.equal(sample.image, Grey.picture.expand(3, 3, 4))
 
 
 def test_preview_changes_nothing(folder: Path) -> None:
@@ -336,15 +337,12 @@ def test_an_own_transform_shows_the_original_without_numbers(folder: Path) -> No
         assert "With a transform of your own, drawn numbers are unknown." in sample.notes
 
 
-def test_batches_without_images_and_other_loaders_are_refused() -> None:
+def test_batches_without_images_other_loaders_and_the_end_of_an_epoch_are_refused() -> None:
     with pytest.raises(NoPreview, match="images"):
         preview(StatefulGPULoader(range(4), batch_size=2))
     with pytest.raises(NoPreview, match="DataLoader"):
         preview(DataLoader(range(4)))  # type: ignore[arg-type]
-
-
-def test_the_end_of_an_epoch_is_reported(folder: Path) -> None:
-    loader = loader_of(folder, T.Resize((8, 8)), batch_size=16)
+    loader = StatefulGPULoader([torch.zeros(3, 4, 4)], batch_size=1)
     run = iter(loader)
     next(run)
     with pytest.raises(NoPreview, match="batch"):

@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import gc
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 import torch
 
 from stateful_gpu_loader.engine.makers import memory as module
 from stateful_gpu_loader.engine.makers.memory import PINNED, BatchMemory, PinnedMemory, empty_host
+from tests.engine.workers.fakes import HOLDERS
 
 
-def test_memory_is_not_reused_while_anything_holds_it() -> None:
+@pytest.mark.parametrize("name", HOLDERS)
+def test_memory_is_not_reused_while_anything_holds_it(name: str) -> None:
     memory = BatchMemory(keep=4)
-    holders = {
-        "view": lambda tensor: tensor[1:],
-        "numpy": lambda tensor: tensor.numpy(),
-        "detached": lambda tensor: tensor.detach(),
-        "storage": lambda tensor: tensor.untyped_storage(),
-        "dlpack": lambda tensor: np.from_dlpack(tensor),
-        "graph": lambda tensor: tensor * torch.ones((), requires_grad=True),
-    }
-    for name, hold in holders.items():
-        tensor = memory.empty((4, 3), torch.float32).fill_(7)
-        address = tensor.data_ptr()
-        held = hold(tensor)
-        del tensor
-        others = [memory.empty((4, 3), torch.float32).fill_(0) for _ in range(3)]
-        assert address not in {other.data_ptr() for other in others}, name
-        del held
+    tensor = memory.empty((4, 3), torch.float32).fill_(7)
+    address = tensor.data_ptr()
+    held = HOLDERS[name](tensor)
+    del tensor
+    others = [memory.empty((4, 3), torch.float32).fill_(0) for _ in range(3)]
+    assert address not in {other.data_ptr() for other in others}
+    del held
 
 
 def test_memory_of_another_size_is_dropped_not_stretched() -> None:
@@ -67,20 +59,14 @@ def test_an_empty_shape_needs_no_memory() -> None:
 
 def test_threads_never_share_a_buffer() -> None:
     memory = BatchMemory(keep=3)
-    wrong: list[int] = []
 
-    def work(number: int) -> None:
-        for _ in range(300):
-            tensor = memory.empty((64,), torch.int64).fill_(number)
-            if not (tensor == number).all():
-                wrong.append(number)
+    def work(number: int) -> bool:
+        return all(
+            (memory.empty((64,), torch.int64).fill_(number) == number).all() for _ in range(300)
+        )
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(4)))
 
 
 # Page-locked memory.
@@ -148,21 +134,18 @@ def test_memory_that_cannot_be_locked_is_pageable_and_not_counted(
 
 def test_readers_in_several_threads_keep_to_the_bound(locked: list[int]) -> None:
     memory = PinnedMemory(2048)
-    most: list[int] = []
 
-    def read() -> None:
+    def read(_: int) -> int:
+        most = 0
         for _ in range(300):
             batch = memory.empty((1024,), BYTES)
-            most.append(memory.num_bytes)
+            most = max(most, memory.num_bytes)
             del batch
+        return most
 
-    threads = [threading.Thread(target=read) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        assert max(pool.map(read, range(4))) <= 2048
     gc.collect()
-    assert max(most) <= 2048
     assert memory.num_bytes == 0
 
 

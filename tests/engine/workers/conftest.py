@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.engine.workers.fakes import Gate, children, processes
+from tests.patience import seconds
 
 
 class Hang(BaseException):
@@ -24,7 +26,7 @@ def _limit() -> Iterator[None]:
         raise Hang
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    signal.alarm(90)
+    signal.alarm(math.ceil(seconds(9)))
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
@@ -97,6 +98,38 @@ def requests(*actions: Callable[[], Any], **fields: Any) -> Iterator[Request]:
 
 def starts(count: int) -> list[WorkerStart]:
     return [WorkerStart(seed=0, epoch=0, place=w, stride=count, state=None) for w in range(count)]
+
+
+class FailingOnce:
+    """Requests that return their ordinals, of which the third fails once."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error: BaseException | None = error
+        self.number = 0
+
+    def __iter__(self) -> FailingOnce:
+        return self
+
+    def __next__(self) -> Request:
+        if self.number == 2 and self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        if self.number == 4:
+            raise StopIteration
+        self.number += 1
+        return request(self.number - 1, returning(self.number - 1))
+
+
+HOLDERS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "itself": lambda tensor: tensor,
+    "view": lambda tensor: tensor[1:],
+    "numpy": lambda tensor: tensor.numpy(),
+    "detached": lambda tensor: tensor.detach(),
+    "storage": lambda tensor: tensor.untyped_storage(),
+    "dlpack": lambda tensor: np.from_dlpack(tensor),
+    "graph": lambda tensor: tensor * torch.ones((), requires_grad=True),
+}
+"""Objects that refer to the memory of a tensor, by their kind."""
 
 
 def processes(

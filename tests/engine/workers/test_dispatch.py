@@ -67,6 +67,14 @@ def dispatch(
     )
 
 
+def begun(count: int, **options: Any) -> Dispatch:
+    """Return a dispatch that has sent as many of ``count`` requests as its limit allows."""
+    made = dispatch(**options)
+    made.begin(iter([fakes.request(i, fakes.nothing) for i in range(count)]), None)
+    made.fill()
+    return made
+
+
 @pytest.mark.parametrize("snapshot", [True, False])
 def test_an_unreadable_answer_names_the_worker_whose_state_is_lost(snapshot: bool) -> None:
     """Otherwise the stream would continue from the worker's previous state."""
@@ -84,9 +92,7 @@ def test_an_unreadable_answer_names_the_worker_whose_state_is_lost(snapshot: boo
 
 def test_a_start_that_exceeds_the_timeout_counts_as_a_loss_of_the_batch() -> None:
     """The user asked for a limit of the wait, whatever the worker does."""
-    two_workers = dispatch(max_losses=2)
-    two_workers.begin(iter([fakes.request(0, fakes.nothing)]), None)
-    two_workers.fill()
+    two_workers = begun(1, max_losses=2)
     for _ in range(3):
         assert not two_workers.is_ready()
         two_workers.look_for_overdue(began=0.0, timeout=1e-9)
@@ -97,9 +103,7 @@ def test_a_start_that_exceeds_the_timeout_counts_as_a_loss_of_the_batch() -> Non
 
 @pytest.mark.parametrize("max_losses", [0, 1])
 def test_an_idle_worker_is_replaced_unless_none_is(max_losses: int) -> None:
-    two_workers = dispatch(max_losses=max_losses)
-    two_workers.begin(iter([fakes.request(0, fakes.nothing)]), None)
-    two_workers.fill()
+    two_workers = begun(1, max_losses=max_losses)
     two_workers.note(Started(1))
     two_workers.note(Lost(1, "a test ended it"))
     assert two_workers._tally.worker_restarts == max_losses
@@ -158,9 +162,7 @@ def test_a_lane_continues_on_another_worker_after_its_answered_turns() -> None:
 
 def test_an_answer_of_a_worker_that_was_given_up_is_taken_and_its_request_not_sent_again() -> None:
     """Threads that a timeout abandons continue, and may still answer."""
-    workers = dispatch(max_losses=3, limit=4, threads=2)
-    workers.begin(iter([fakes.request(i, fakes.nothing) for i in range(8)]), None)
-    workers.fill()
+    workers = begun(8, max_losses=3, limit=4, threads=2)
     cluster: Any = workers._cluster
     for worker in (0, 1):
         workers.note(Started(worker))
@@ -185,9 +187,7 @@ def test_an_answer_of_a_worker_that_was_given_up_is_taken_and_its_request_not_se
 
 @pytest.mark.parametrize("event", ["an answer", "an answer that is lost"])
 def test_events_of_a_lost_worker_are_ignored(event: str) -> None:
-    two_workers = dispatch(max_losses=0, limit=4)
-    two_workers.begin(iter([fakes.request(i, fakes.nothing) for i in range(4)]), None)
-    two_workers.fill()
+    two_workers = begun(4, max_losses=0, limit=4)
     number = max(two_workers._by_place[1].tasks)
     two_workers.note(Lost(1, "a test ended it"))
     if event == "an answer":
@@ -257,9 +257,7 @@ def test_a_batch_that_has_come_is_not_overdue() -> None:
 
 def test_no_batch_is_awaited_that_no_worker_makes() -> None:
     """Two workers die, and the death of the one with the newer batch is noticed first."""
-    two_workers = dispatch(max_losses=0)
-    two_workers.begin(iter([fakes.request(i, fakes.nothing) for i in range(2)]), None)
-    two_workers.fill()
+    two_workers = begun(2, max_losses=0)
     two_workers.note(Started(1))
     two_workers.note(Lost(1, "a test ended it"))
     assert not two_workers.is_ready()
@@ -271,9 +269,7 @@ def test_no_batch_is_awaited_that_no_worker_makes() -> None:
 
 def test_a_request_is_charged_with_the_workers_that_were_lost_while_they_made_it() -> None:
     """A worker dies with the older of two requests, and its successor with the newer."""
-    two_workers = dispatch(max_losses=1, limit=4)
-    two_workers.begin(iter([fakes.request(i, fakes.nothing) for i in range(4)]), None)
-    two_workers.fill()
+    two_workers = begun(4, max_losses=1, limit=4)
     two_workers.note(Started(0))
     first = min(two_workers._tasks)
     two_workers.note(Lost(0, "a test ended it"))
@@ -288,9 +284,7 @@ def test_a_request_is_charged_with_the_workers_that_were_lost_while_they_made_it
 
 
 def test_a_lost_worker_leaves_no_request_of_an_abandoned_pass() -> None:
-    two_workers = dispatch(max_losses=1, limit=4)
-    two_workers.begin(iter([fakes.request(i, fakes.nothing) for i in range(4)]), None)
-    two_workers.fill()
+    two_workers = begun(4, max_losses=1, limit=4)
     two_workers.begin(iter([fakes.request(i, fakes.nothing) for i in range(10, 14)]), None)
     two_workers.fill()
     two_workers.note(Started(0))
@@ -330,9 +324,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_a_worker_is_overdue_once_next_has_waited_for_it_so_long(clock: Clock) -> None:
     """Neither the user's own step counts, nor the time before the request was sent again."""
-    two_workers = dispatch(max_losses=3)
-    two_workers.begin(iter([fakes.request(0, fakes.nothing)]), None)
-    two_workers.fill()
+    two_workers = begun(1, max_losses=3)
     restarts = []
     for clock.now in (1000, 1009, 1011, 1020, 1022):
         two_workers.look_for_overdue(1000, timeout=10)
@@ -341,9 +333,7 @@ def test_a_worker_is_overdue_once_next_has_waited_for_it_so_long(clock: Clock) -
 
 
 def test_the_wait_for_a_start_is_counted_again_after_a_loss(clock: Clock) -> None:
-    late_workers = dispatch(max_losses=3, connect=Late)
-    late_workers.begin(iter([fakes.request(0, fakes.nothing)]), None)
-    late_workers.fill()
+    late_workers = begun(1, max_losses=3, connect=Late)
     late_workers.look_for_overdue(0, timeout=0)
     clock.now = 100
     late_workers.note(Started(0))
@@ -359,9 +349,7 @@ def test_the_wait_for_a_start_is_counted_again_after_a_loss(clock: Clock) -> Non
 
 
 def test_a_started_worker_resets_the_count_of_failed_starts() -> None:
-    two_workers = dispatch(max_losses=1)
-    two_workers.begin(iter([fakes.request(i, fakes.nothing) for i in range(2)]), None)
-    two_workers.fill()
+    two_workers = begun(2, max_losses=1)
     two_workers.note(Lost(0, "a test ended it"))
     two_workers.note(Started(2))
     two_workers.note(Lost(1, "a test ended it"))

@@ -33,16 +33,6 @@ from tests.patience import seconds
 SIZE = MAX_COPY
 """Number of float32 values in a batch that is large enough to be shared."""
 
-HOLDERS: dict[str, Callable[[torch.Tensor], Any]] = {
-    "itself": lambda tensor: tensor,
-    "view": lambda tensor: tensor[1:],
-    "numpy": lambda tensor: tensor.numpy(),
-    "detached": lambda tensor: tensor.detach(),
-    "storage": lambda tensor: tensor.untyped_storage(),
-    "dlpack": lambda tensor: np.from_dlpack(tensor),
-    "graph": lambda tensor: tensor * torch.ones((), requires_grad=True),
-}
-
 
 class Pair:
     """A worker and its main process, both in this process."""
@@ -64,35 +54,18 @@ class Pair:
         return unpack(packed, self.main.lend)
 
 
-def test_memory_that_nothing_refers_to_is_filled_again() -> None:
-    pair = Pair()
-    places = set()
-    for value in range(20):
-        batch = pair.batch(value)
-        assert (batch == value).all()
-        places.add(batch.data_ptr())
-        del batch
-    assert len(places) == 1
-    assert len(pair.worker._segments) == 1
-
-
-@pytest.mark.parametrize("name", HOLDERS)
+@pytest.mark.parametrize("name", fakes.HOLDERS)
 def test_memory_is_not_filled_while_anything_refers_to_it(name: str) -> None:
     pair = Pair()
     batch = pair.batch(7)
     place = batch.data_ptr()
-    held = HOLDERS[name](batch)
+    held = fakes.HOLDERS[name](batch)
     del batch
     for value in range(6):
         assert pair.batch(value).data_ptr() != place
     del held
     assert place in {pair.batch(value).data_ptr() for value in range(2)}
-
-
-def test_batches_that_are_kept_keep_their_content() -> None:
-    pair = Pair(keep=1)
-    kept = [pair.batch(value) for value in range(12)]
-    assert [batch.unique().tolist() for batch in kept] == [[value] for value in range(12)]
+    assert len(pair.worker._segments) == 2
 
 
 def test_memory_of_the_worker_is_not_filled_while_the_worker_refers_to_it() -> None:
@@ -226,6 +199,7 @@ def test_an_answer_that_cannot_be_sent_is_known_from_its_content() -> None:
 def test_only_so_many_free_segments_are_kept() -> None:
     pair = Pair(keep=2)
     many = [pair.batch(value) for value in range(9)]
+    assert [batch.unique().tolist() for batch in many] == [[value] for value in range(9)]
     assert len(pair.main._mapped) == 9
     del many
     pair.batch(0)
@@ -371,24 +345,18 @@ def test_worker_processes_fill_their_segments_again(make: Any) -> None:
     assert len(places) <= 10
 
 
-def test_segments_that_worker_processes_give_up_are_unmapped(make: Any) -> None:
+def test_worker_processes_touch_nothing_that_the_user_keeps_and_give_up_segments(make: Any) -> None:
     pipeline = filling(make, num_workers=1)
     pipeline.start(numbered(60))
     mapped = pipeline._dispatch._cluster._segments._mapped
     kept = [next(pipeline)[1] for _ in range(20)]
     assert len(mapped) >= 20
+    assert [batch.unique().tolist() for batch in kept] == [[ordinal] for ordinal in range(20)]
     del kept
     for _ in range(40):
         next(pipeline)
     # The worker's own segments, two requests, and the user's batches.
     assert len(mapped) <= 10
-
-
-def test_worker_processes_do_not_touch_what_the_user_keeps(make: Any) -> None:
-    pipeline = filling(make)
-    pipeline.start(numbered(40))
-    kept = fakes.answers(pipeline)
-    assert [batch.unique().tolist() for batch in kept] == [[ordinal] for ordinal in range(40)]
 
 
 @pytest.mark.filterwarnings("ignore:worker . was lost:RuntimeWarning")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateful_gpu_loader.checkpoint import Checkpoint, files
+from stateful_gpu_loader.checkpoint import Checkpoint
 from stateful_gpu_loader.checkpoint.files import Pattern
 from stateful_gpu_loader.errors import CheckpointError
 from tests.checkpoint.counters import PATTERN, collected, fill, loaded, save
@@ -122,15 +122,6 @@ def test_longest_name_of_a_file_has_a_part() -> None:
         part = pattern.part_name(TOKEN)
         assert len(part.encode()) <= 255
         assert list(pattern.parts([part])) == [part]
-
-
-def test_parts_of_another_machine_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Locks of network file systems may hold on one machine only."""
-    pattern = Pattern.of("run_{seq}.json")
-    part = pattern.part_name(TOKEN)
-    monkeypatch.setattr(files, "_machine", lambda: "00000000")
-    assert pattern.part_name(TOKEN) != part
-    assert list(pattern.parts([part, pattern.part_name(TOKEN)])) == [pattern.part_name(TOKEN)]
 
 
 def test_file_that_is_there_is_read_whatever_braces_it_has(tmp_path: Path) -> None:

@@ -38,17 +38,6 @@ def test_processes_that_save_to_one_pattern_take_numbers_of_their_own(tmp_path: 
     assert of_one == sorted(of_one)
 
 
-def test_number_taken_meanwhile_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / PATTERN
-    save(path, 1)
-    listed = os.listdir(tmp_path)
-    save(path, 2)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "listdir", lambda folder: listed)
-        assert save(path, 3).endswith("run_0002.json")
-    assert [loaded(tmp_path / f"run_000{number}.json") for number in range(3)] == [1, 2, 3]
-
-
 @pytest.mark.parametrize("has_links", [True, False])
 def test_number_that_was_taken_and_removed_meanwhile_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool

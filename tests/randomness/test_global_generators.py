@@ -7,7 +7,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -185,33 +185,26 @@ def test_impossible_sample_seed_is_refused(seed):
 
 
 @pytest.mark.usefixtures("_place")
-def test_caller_gets_its_generators_back():
+@pytest.mark.parametrize("error", [None, KeyError, KeyboardInterrupt, GeneratorExit, StopIteration])
+def test_caller_gets_its_generators_back_after_a_block_or_its_exception(error):
     """Including the cached half of a Box-Muller pair."""
     spoil_global_generators()
     before = states_of_global_generators()
     expected = draw_from_global_generators()
     spoil_global_generators()
-    with caller_generators_restored():
-        seed_global_generators(7)
-        draw_from_global_generators()
-        random.gauss(0, 1)
-    assert states_of_global_generators() == before
-    assert draw_from_global_generators() == expected
 
-
-@pytest.mark.usefixtures("_place")
-@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt, GeneratorExit, StopIteration])
-def test_caller_gets_its_generators_back_after_an_exception(error):
-    before = states_of_global_generators()
-
-    def interrupted():
+    def seeded():
         with caller_generators_restored():
             seed_global_generators(7)
-            raise error
+            draw_from_global_generators()
+            random.gauss(0, 1)
+            if error is not None:
+                raise error
 
-    with pytest.raises(error):
-        interrupted()
+    with nullcontext() if error is None else pytest.raises(error):
+        seeded()
     assert states_of_global_generators() == before
+    assert draw_from_global_generators() == expected
 
 
 @pytest.mark.usefixtures("_place")
@@ -221,6 +214,13 @@ def test_caller_may_have_replaced_the_bit_generator_of_numpy():
     try:
         with caller_generators_restored():
             inside = np.random.rand()
+        assert np.random.rand() == inside
+        watch = DrawWatch()
+        watch.run(lambda: None)
+        assert not watch.was_used
+        inside = watch.run(np.random.rand)
+        assert watch.was_used
+        watch.undo()
         assert np.random.rand() == inside
     finally:
         np.random.set_bit_generator(own)
@@ -333,22 +333,6 @@ def test_a_watch_ends_with_an_exception() -> None:
     assert names_that_are_replaced() == names
 
 
-@pytest.mark.usefixtures("_place")
-def test_a_watch_where_the_caller_has_replaced_the_bit_generator_of_numpy() -> None:
-    own = np.random.get_bit_generator()
-    np.random.set_bit_generator(np.random.PCG64(5))
-    try:
-        watch = DrawWatch()
-        watch.run(lambda: None)
-        assert not watch.was_used
-        inside = watch.run(np.random.rand)
-        assert watch.was_used
-        watch.undo()
-        assert np.random.rand() == inside
-    finally:
-        np.random.set_bit_generator(own)
-
-
 UNSEEDABLE: dict[str, Callable[[], Any]] = {
     "random.seed()": lambda: random.seed(),
     "random.seed() ": lambda: random.seed(None),
@@ -423,21 +407,14 @@ def _watched() -> None:
 
 
 @pytest.mark.parametrize("by", ["line", "opcode"])
-def test_an_interrupt_anywhere_restores_the_callers_generators(by: Any) -> None:
+@pytest.mark.parametrize("act", [_seeded_and_restored, _watched])
+def test_an_interrupt_anywhere_restores_the_callers_generators_and_ends_the_watch(
+    act: Callable[[], None], by: Any
+) -> None:
     names, before = names_that_are_replaced(), states_of_global_generators()
-    for n in places_of(_seeded_and_restored, by=by).values():
+    for n in places_of(act, by=by).values():
         with interrupt_at(n, by=by) as interrupt, suppress(KeyboardInterrupt):
-            _seeded_and_restored()
-        assert interrupt.reached, n
-        assert states_of_global_generators() == before, interrupt.where
-        assert names_that_are_replaced() == names
-
-
-@pytest.mark.parametrize("by", ["line", "opcode"])
-def test_an_interrupt_anywhere_ends_the_watch(by: Any) -> None:
-    names = names_that_are_replaced()
-    for n in places_of(_watched, by=by).values():
-        with interrupt_at(n, by=by) as interrupt, suppress(KeyboardInterrupt):
-            _watched()
+            act()
         assert interrupt.reached, n
         assert names_that_are_replaced() == names, interrupt.where
+        assert act is _watched or states_of_global_generators() == before, interrupt.where

@@ -13,10 +13,16 @@ from tests.cli.command import command
 from tests.tools.test_bench import rate
 
 FACTORY = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 from stateful_gpu_loader import StatefulGPULoader
 
 def make(n=1000):
     return StatefulGPULoader(range(n), batch_size=10)
+
+def make_convertible():
+    images = torch.zeros(64, 3, 8, 8, dtype=torch.uint8)
+    return DataLoader(TensorDataset(images, torch.arange(64)), batch_size=4)
 """
 
 
@@ -61,30 +67,14 @@ def test_json_holds_the_report_and_the_picture_is_drawn(folder: Path) -> None:
 
 
 def test_text_ends_with_the_recommendation_and_an_error_is_one_sentence(folder: Path) -> None:
-    done = command("bench", "train.py:make", "--workers", "0", "--seconds", "0.01", cwd=folder)
+    """A sentence reports the gain of a conversion. The loader may be torch's own."""
+    options = ("--workers", "0", "--seconds", "0.01")
+    done = command("bench", "train.py:make_convertible", *options, cwd=folder)
     assert done.returncode == 0, done.stderr
+    assert "from_dataloader(loader) delivers" in done.stdout
+    assert "times this loader" in done.words
     assert "num_workers=0 delivers" in done.stdout.splitlines()[-1]
     done = command("bench", "train:make", "--workers", "two", cwd=folder)
     assert done.returncode == 2
     assert done.stderr.startswith("Error: --workers 'two' is not a list of numbers. Remedy: ")
     assert done.stderr.count("\n") == 1
-
-
-CONVERTIBLE = """
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-
-def make():
-    images = torch.zeros(64, 3, 8, 8, dtype=torch.uint8)
-    return DataLoader(TensorDataset(images, torch.arange(64)), batch_size=4)
-"""
-
-
-def test_a_sentence_reports_the_gain_of_a_conversion(tmp_path: Path) -> None:
-    """The loader may be torch's own."""
-    (tmp_path / "train.py").write_text(CONVERTIBLE)
-    options = ("--workers", "0", "--seconds", "0.01")
-    done = command("bench", "train:make", *options, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "from_dataloader(loader) delivers" in done.stdout
-    assert "times this loader" in " ".join(done.stdout.split())

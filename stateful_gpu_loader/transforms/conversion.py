@@ -136,7 +136,11 @@ class _Conversion:
         """Return the recipes of a transform; add parts without a recipe to :attr:`refused`."""
         if isinstance(transform, (Recipe, Compose)):
             return self._kept(transform)
-        inside = _inside(transform)
+        inside, name = _inside(transform), _known_name(transform)
+        changed = None if inside is name is None else _changed(transform)
+        if changed is not None:
+            self.refuse(place, transform, changed)
+            return []
         if inside is not None:
             attribute, parts = inside
             return [
@@ -144,7 +148,6 @@ class _Conversion:
                 for i, part in enumerate(parts)
                 for recipe in self.convert(part, f"{place}{attribute}[{i}]")
             ]
-        name = _known_name(transform)
         if name in _CHOOSING:
             return self._choosing(_CHOOSING[name], transform, place)
         convert = _CONVERTERS.get(name or "")
@@ -233,6 +236,15 @@ def _known_name(transform: Any) -> str | None:
     if kind.__module__.startswith("timm.data."):
         return f"timm.{kind.__name__}"
     return None
+
+
+def _changed(transform: Any) -> str | None:
+    """Return why an object does something else than its class says; None if it does the same."""
+    own = getattr(transform, "__dict__", {})
+    if own.get("_forward_hooks") or own.get("_forward_pre_hooks"):
+        return "it has forward hooks, which are functions"
+    replaced = [name for name in own if callable(getattr(type(transform), name, None))]
+    return f"its method {replaced[0]} was replaced" if replaced else None
 
 
 def _held(transform: Any) -> tuple[str, Any] | None:

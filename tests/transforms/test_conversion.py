@@ -383,6 +383,18 @@ class AddsNoise(CallsTwice):
         return self.transforms(image) + 1
 
 
+def hooked(transform: nn.Module, kind: str) -> nn.Module:
+    getattr(transform, f"register_forward_{kind}")(lambda *given: None)
+    return transform
+
+
+def with_method(name: str) -> v2.CenterCrop:
+    """Return a transform that has a method of its own, where its class has another."""
+    crop = v2.CenterCrop(8)
+    setattr(crop, name, lambda image, *given: image)
+    return crop
+
+
 class Wraps(nn.Module):
     """A module that only calls the transform it holds."""
 
@@ -414,6 +426,12 @@ class Wraps(nn.Module):
             ["transform.transforms[1]"],
         ),
         (v2.RandomRotation(9, "bicubic"), ["transform"]),
+        (v2.Compose([hooked(v2.CenterCrop(8), "hook")]), ["transform.transforms[0]"]),
+        (hooked(v2.Compose([v2.CenterCrop(8)]), "hook"), ["transform"]),
+        (hooked(v1.CenterCrop(8), "pre_hook"), ["transform"]),
+        (hooked(nn.Sequential(v2.CenterCrop(8)), "pre_hook"), ["transform"]),
+        (with_method("forward"), ["transform"]),
+        (with_method("transform"), ["transform"]),
         (v2.Grayscale(), ["transform"]),
         (
             v2.RandomApply([v2.ToImage(), v2.FiveCrop(8)]),

@@ -242,15 +242,17 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         Its ``transform`` becomes recipes of the same distributions
         (:func:`stateful_gpu_loader.transforms.from_torchvision`). Samplers, ``collate_fn`` and the
         other arguments are carried over. Shuffled orders and drawn numbers are those of this
-        class, and the pixels those of its decoder. Classes in single samples are ints, for
-        ``batch_size=None`` and a ``collate_fn``, also where the dataset has tensors or NumPy
-        numbers. One line of the log, at INFO, names the converted dataset and transform.
+        class, and the pixels those of its decoder. Single samples, for ``batch_size=None`` and a
+        ``collate_fn``, hold tensors and ints, also where the dataset has a ``tv_tensors.Image``,
+        and tensors or NumPy numbers as classes. One line of the log, at INFO, names the converted
+        dataset and transform.
 
         Args:
             loader: a DataLoader or a StatefulDataLoader. It stays as it is.
             changes: arguments of this class that replace the carried ones. A ``dataset`` or
                 ``transform`` is taken as it is. A ``dataset`` without a ``transform`` gets the
-                recipes of the replaced dataset's ``transform``.
+                recipes of the replaced dataset's ``transform``. If that dataset has no attribute of
+                this name, pass both.
 
         Raises:
             UnsupportedLoader: a part of the loader has no equal; ``refused`` names each of them.

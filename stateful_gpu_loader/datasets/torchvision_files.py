@@ -97,6 +97,10 @@ _LISTS: dict[str, Callable[[Any], _Pairs]] = {
 """Reader of the files and targets of timm's ImageDataset, and of classes of torchvision.datasets.
 ImageFolder, ImageNet and Country211 are DatasetFolders."""
 
+CALL_TRANSFORMS = ("OxfordIIITPet", "Places365")
+"""Datasets of torchvision that call their attribute ``transforms``, and not ``transform`` and
+``target_transform``."""
+
 _PACKAGES = ("torchvision.datasets.", "timm.data.")
 
 _READ_BY = ("__getitem__", "__getitems__", "__len__")
@@ -154,6 +158,11 @@ def files_of(dataset: Any) -> ListedFiles:
     )
 
 
+def targets_of(dataset: Any) -> Sequence[Any]:
+    """Return the n targets of a dataset that :func:`files_of` takes, as they are."""
+    return _LISTS[_listed_class(dataset)](dataset)[1]
+
+
 def known_class(dataset: Any, among: Collection[str]) -> str | None:
     """Return the class of torchvision or timm that decides what a dataset's samples are.
 
@@ -175,9 +184,16 @@ def known_class(dataset: Any, among: Collection[str]) -> str | None:
 
 def makes_targets(dataset: Any) -> bool:
     """Return whether a function makes the targets: a transform of targets, or a joint one."""
+    if has_joint_transform(dataset) or getattr(dataset, "target_transform", None) is not None:
+        return True
+    called = getattr(getattr(dataset, "transforms", None), "target_transform", None)
+    return called is not None and known_class(dataset, CALL_TRANSFORMS) is not None
+
+
+def has_joint_transform(dataset: Any) -> bool:
+    """Return whether one function makes the images and the targets."""
     transforms = getattr(dataset, "transforms", None)
-    is_joint = transforms is not None and type(transforms).__name__ != "StandardTransform"
-    return is_joint or getattr(dataset, "target_transform", None) is not None
+    return transforms is not None and type(transforms).__name__ != "StandardTransform"
 
 
 def _listed_class(dataset: Any) -> str:

@@ -91,7 +91,13 @@ class SubsetSource(_View):
 
     def __init__(self, source: Source, indices: Sequence[int]) -> None:
         super().__init__([source])
-        given, length = np.asarray(indices, dtype=np.int64), len(source)
+        found, length = np.asarray(indices), len(source)
+        if len(found) and found.dtype.kind not in "iu":
+            raise TypeError(
+                f"the indices of a Subset of {type(source).__name__} are {found.dtype}, and no "
+                "integers. Remedy: for a mask, numpy.flatnonzero(mask)"
+            )
+        given = found.astype(np.int64)
         outside = given[(given < -length) | (given >= length)]
         if len(outside):
             raise IndexError(

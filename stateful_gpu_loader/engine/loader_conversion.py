@@ -21,9 +21,16 @@ from torch.utils.data import (
     default_collate,
     default_convert,
 )
+from torchdata.stateful_dataloader import sampler as torchdata
 
 from stateful_gpu_loader.datasets import ArraySource, FolderSource, as_source
-from stateful_gpu_loader.datasets.torchvision_files import known_class, makes_targets
+from stateful_gpu_loader.datasets.torchvision_files import (
+    CALL_TRANSFORMS,
+    has_joint_transform,
+    known_class,
+    makes_targets,
+    targets_of,
+)
 from stateful_gpu_loader.engine.config import ARGUMENTS
 from stateful_gpu_loader.errors import RefusedPart, UnsupportedLoader, UnsupportedTransform
 from stateful_gpu_loader.transforms import Compose
@@ -33,8 +40,6 @@ _ORDER = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 """Arguments that decide the order, and exclude one another."""
 _ARRAYS = {"CIFAR10": "targets", "CIFAR100": "targets", "STL10": "labels", "SVHN": "labels"}
 """Datasets of torchvision that hold uint8 RGB images in ``data``, and where their targets are."""
-_CALL_TRANSFORMS = ("OxfordIIITPet", "Places365")
-"""Datasets of torchvision that call their attribute ``transforms``, and not ``transform``."""
 _NEED_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
 """Arguments that DataLoader refuses without workers."""
 _DECIDE_BATCHES = ("__iter__", "__len__", "_get_iterator", "_index_sampler", "_auto_collation")
@@ -62,7 +67,7 @@ class LoaderConversion:
             loader: the DataLoader.
             changes: arguments that are taken instead of those of ``loader``. A ``dataset`` or a
                 ``transform`` among them is not converted. With a ``dataset`` alone, the attribute
-                ``transform`` of the replaced dataset is.
+                ``transform`` of the replaced dataset is, or of the dataset inside its Subset.
 
         Raises:
             UnsupportedLoader: the dataset, its transform or the class of the loader has no equal.
@@ -112,12 +117,32 @@ def _order_of(loader: DataLoader[Any], changes: Mapping[str, Any]) -> dict[str, 
     batches = loader.batch_sampler
     if changes.get("batch_sampler") is not None:
         return {}
-    if batches is not None and (loader.batch_size is None or type(batches) is not BatchSampler):
+    is_plain = type(batches) in (BatchSampler, torchdata.BatchSampler)
+    if batches is not None and (loader.batch_size is None or not is_plain):
         return {"batch_sampler": batches}
     # torch iterates the batch sampler, which programs change after the loader is built.
     part: Any = loader if batches is None else batches
     order: dict[str, Any] = {"batch_size": part.batch_size, "drop_last": part.drop_last}
-    return order if changes.keys() & {"shuffle", "sampler"} else order | sampler_of(loader)
+    if changes.keys() & {"shuffle", "sampler"}:
+        return order
+    return order | (_shuffle_of_torchdata(loader) or sampler_of(loader))
+
+
+def _shuffle_of_torchdata(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return ``shuffle`` for the sampler that StatefulDataLoader makes of it; empty for others.
+
+    That sampler has a generator even if the loader has none. The seed is drawn from it.
+    """
+    sampler: Any = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    if (
+        type(sampler) is not torchdata.RandomSampler
+        or sampler.replacement
+        or sampler._num_samples
+        or len(sampler.data_source) != len(loader.dataset)  # type: ignore[arg-type]
+        or loader.generator not in (None, sampler.generator)
+    ):
+        return {}
+    return {"shuffle": True, "generator": sampler.generator}
 
 
 def sampler_of(loader: DataLoader[Any]) -> dict[str, Any]:
@@ -140,15 +165,46 @@ def sampler_of(loader: DataLoader[Any]) -> dict[str, Any]:
 def _converted(loader: DataLoader[Any], changes: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return the source and the recipes; those among ``changes`` as they are."""
     dataset: Any = loader.dataset
+    transforms: list[tuple[str, Any]] | None = None
     if "dataset" in changes:
-        replaced = getattr(dataset, "transform", None)
-        transforms = [] if replaced is None else [("loader.dataset.transform", replaced)]
         source = changes["dataset"]
     else:
         source, transforms = _source_of(dataset, "loader.dataset")
     if "transform" in changes:
         return source, changes["transform"]
-    return source, _recipes_of(transforms, _own(loader, "transform"))
+    own = _own(loader, "transform")
+    if _is_ours(dataset):
+        return source, own
+    if own is not None:
+        reason = "it is called with whole samples, and a source's transform with images"
+        raise _refusal("loader.transform", own, reason)
+    if transforms is None:
+        transforms = _replaced_transforms(dataset, "loader.dataset")
+    return source, _recipes_of(transforms)
+
+
+def _is_ours(dataset: Any) -> bool:
+    """Whether a loader's ``transform`` gets images, and the dataset has no transform itself."""
+    module = type(dataset).__module__
+    return as_source(dataset) is not None or module.partition(".")[0] == _PACKAGE
+
+
+def _replaced_transforms(dataset: Any, place: str) -> list[tuple[str, Any]]:
+    """Return the places and transforms of a dataset whose images are read from elsewhere."""
+    if type(dataset) is Subset:
+        return _replaced_transforms(dataset.dataset, f"{place}.dataset")
+    if type(dataset) is ConcatDataset:
+        return [
+            each
+            for i, part in enumerate(dataset.datasets)
+            for each in _replaced_transforms(part, f"{place}.datasets[{i}]")
+        ]
+    if _is_ours(dataset) or type(dataset) is TensorDataset:
+        return []
+    if not hasattr(dataset, "transform") or has_joint_transform(dataset):
+        reason = "its images cannot be read without their transform: pass transform=, too"
+        raise _refusal(place, dataset, reason)
+    return [] if dataset.transform is None else [(f"{place}.transform", dataset.transform)]
 
 
 def _refusal(place: str, thing: Any, reason: str) -> UnsupportedLoader:
@@ -182,6 +238,8 @@ def _source_of(dataset: Any, place: str) -> tuple[Any, list[tuple[str, Any]]]:
     if name is not None:
         targets = getattr(dataset, _ARRAYS[name])
         _check_targets(dataset, targets, place)
+        if np.ndim(dataset.data) == 3:
+            raise _refusal(place, dataset, "its images are grey, and a source gives RGB")
         source: Any = _array_source(dataset, place, dataset.data, targets)
     elif type(dataset).__module__.partition(".")[0] == "datasets":
         reason = (
@@ -195,8 +253,9 @@ def _source_of(dataset: Any, place: str) -> tuple[Any, list[tuple[str, Any]]]:
             source = FolderSource.from_dataset(dataset)
         except (TypeError, ValueError) as error:
             raise _refusal(place, dataset, _without_remedy(error)) from error
+        _check_classes(dataset, place)
         called = getattr(getattr(dataset, "transforms", None), "transform", None)
-        if known_class(dataset, _CALL_TRANSFORMS) and called is not dataset.transform:
+        if known_class(dataset, CALL_TRANSFORMS) and called is not dataset.transform:
             reason = "its transform was replaced, but it calls the one that it was built with"
             raise _refusal(place, dataset, reason)
     return source, [(f"{place}.transform", dataset.transform)]
@@ -208,16 +267,33 @@ def _check_targets(dataset: Any, targets: Any, place: str) -> None:
     if targets is None:
         raise _refusal(place, dataset, "its images have no targets")
     # CIFAR gives its targets as they are, and the others give an int.
-    if isinstance(targets, list):
+    if not hasattr(dataset, "targets"):
+        array = np.asarray(targets)
+        if array.dtype.kind not in "iu":
+            raise _refusal(place, dataset, f"its targets are {array.dtype}, and it gives ints")
+    elif isinstance(targets, list):
         kinds = {type(target) for target in targets}
         if len(kinds) > 1 or not kinds <= {int, float, bool, str}:
             names = ", ".join(sorted(kind.__name__ for kind in kinds))
             raise _refusal(place, dataset, f"its targets are a list of {names}")
-    elif hasattr(dataset, "targets"):
+    else:
         array = np.asarray(targets)
         if array.ndim == 1 and array.dtype not in (np.int64, np.float64, np.bool_):
             reason = f"its targets are {array.dtype}, and a source gives numbers of Python"
             raise _refusal(place, dataset, reason)
+
+
+def _check_classes(dataset: Any, place: str) -> None:
+    """Refuse targets of files that torch would collate to another dtype than int64."""
+    targets = targets_of(dataset)
+    kinds = {type(target) for target in targets}
+    others = kinds - {int, np.int64}
+    if others == {torch.Tensor}:
+        others = {target.dtype for target in targets if type(target) is torch.Tensor}
+        others -= {torch.int64}
+    if others:
+        names = ", ".join(sorted(getattr(kind, "__name__", str(kind)) for kind in others))
+        raise _refusal(place, dataset, f"its targets are {names}, and a source gives ints")
 
 
 def _tensors(dataset: TensorDataset, place: str) -> ArraySource:
@@ -247,17 +323,14 @@ def _without_remedy(error: Exception) -> str:
     return str(error).partition(" Remedy:")[0].rstrip(".")
 
 
-def _recipes_of(transforms: list[tuple[str, Any]], own: Any) -> Any:
-    """Return the recipes that equal the datasets' transforms, followed by the loader's own.
+def _recipes_of(transforms: list[tuple[str, Any]]) -> Compose | None:
+    """Return the recipes that equal the datasets' transforms.
 
     Args:
         transforms: place and transform of each dataset; empty where the images are tensors.
-        own: the ``transform`` of a loader of this package.
     """
     if not transforms:
-        return own
-    if own is not None:
-        raise _refusal("loader.transform", own, "the dataset has a transform, too")
+        return None
     made: list[Compose] = []
     refused: list[RefusedPart] = []
     for place, transform in transforms:

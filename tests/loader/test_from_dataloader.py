@@ -29,6 +29,7 @@ from torch.utils.data import (
     default_convert,
 )
 from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader import sampler as torchdata
 from torchvision.datasets import (
     CIFAR10,
     MNIST,
@@ -61,9 +62,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def cifar(transform: Any = EVALUATION, target_transform: Any = None) -> Any:
+def cifar(transform: Any = EVALUATION, target_transform: Any = None, images: Any = None) -> Any:
     dataset = CIFAR10.__new__(CIFAR10)  # its constructor would download the images
-    dataset.data = small_photographs(N, 32, 32)
+    dataset.data = small_photographs(N, 32, 32) if images is None else images
     dataset.targets = [i % 10 for i in range(N)]
     dataset.transform, dataset.target_transform = transform, target_transform
     return dataset
@@ -75,10 +76,10 @@ def with_targets(targets: Any) -> Any:
     return dataset
 
 
-def stl() -> Any:
+def stl(labels: Any = None) -> Any:
     dataset = STL10.__new__(STL10)
     dataset.data = np.ascontiguousarray(small_photographs(N, 96, 96).transpose(0, 3, 1, 2))
-    dataset.labels = np.arange(N)
+    dataset.labels = np.arange(N) if labels is None else labels
     dataset.transform, dataset.target_transform = EVALUATION, None
     return dataset
 
@@ -223,6 +224,43 @@ def test_a_replaced_dataset_leaves_its_transform(root: Path) -> None:
     assert [part.place for part in caught.value.refused] == ["loader.dataset.transform"]
 
 
+def test_a_replaced_part_or_concatenation_leaves_its_transform(root: Path) -> None:
+    """A Subset has no transform itself, and its samples have one."""
+    whole, source = ImageFolder(str(root), TRAINING), FolderSource(root)
+    part = DataLoader(Subset(Subset(whole, range(6)), [0, 2]))
+    for theirs in (part, DataLoader(ConcatDataset([whole, Subset(whole, [1])]))):
+        assert repr(convert(theirs, dataset=source).transform) == repr(T.Compose(RECIPES))
+    two = ConcatDataset([whole, Subset(ImageFolder(str(root), EVALUATION), [1])])
+    with pytest.raises(UnsupportedLoader) as caught:
+        convert(DataLoader(two), dataset=source)
+    assert [part.place for part in caught.value.refused] == [
+        "loader.dataset.datasets[1].dataset.transform"
+    ]
+    assert convert(DataLoader(tensors()), dataset=source).transform is None
+
+
+class Joint(VisionDataset):
+    """Applies one function to the image and the target."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, transforms=lambda image, target: (image, target))
+
+    def __len__(self) -> int:
+        return N
+
+
+@pytest.mark.parametrize("make", [lambda root: range(3), lambda root: rows(), Joint])
+def test_a_replaced_dataset_whose_transform_is_unknown_is_refused(
+    make: Callable[[Path], Any], root: Path
+) -> None:
+    """Its images would be delivered without the transform."""
+    theirs, source = DataLoader(make(root)), FolderSource(root)
+    with pytest.raises(UnsupportedLoader, match="pass transform=") as caught:
+        convert(theirs, dataset=source)
+    assert [part.place for part in caught.value.refused] == ["loader.dataset"]
+    assert convert(theirs, dataset=source, transform=None).transform is None
+
+
 def labels_of(loader: Any) -> list[list[int]]:
     return [targets.tolist() for _, targets in loader]
 
@@ -246,6 +284,38 @@ def test_a_sampler_of_a_part_of_the_dataset_is_carried_over(kind: Any) -> None:
     made = convert(DataLoader(cifar(), 2, sampler=sampler))
     assert made.sampler is sampler
     assert sorted(label for labels in labels_of(made) for label in labels) == [0, 1, 2, 3, 4]
+
+
+def torchdatas(**arguments: Any) -> StatefulDataLoader[Any]:
+    torch.manual_seed(3)
+    return StatefulDataLoader(cifar(TRAINING), 5, **arguments)
+
+
+def test_a_shuffled_loader_of_torchdata_has_this_classs_order() -> None:
+    """So it resumes in constant time, and its batch size and ranks may change."""
+    made = convert(torchdatas(shuffle=True), batch_size=4, num_replicas=2, rank=0)
+    assert (made.shuffle, made.batch_size, len(made)) == (True, 4, 2)
+    assert same(list(convert(torchdatas(shuffle=True))), list(convert(torchdatas(shuffle=True))))
+    assert convert(torchdatas(), batch_size=4).batch_size == 4
+
+    given = torchdatas(shuffle=True)
+    state = next_state(given)
+    resumed = convert(torchdatas(shuffle=True))
+    resumed.load_state_dict(state)
+    assert labels_of(resumed) == labels_of(given)
+
+    own = torchdata.RandomSampler(cifar(), num_samples=5)
+    assert convert(torchdatas(sampler=own)).sampler is own
+    own = torchdata.RandomSampler(cifar())
+    assert convert(torchdatas(sampler=own, generator=torch.Generator())).sampler is own
+
+
+def next_state(loader: StatefulDataLoader[Any]) -> dict[str, Any]:
+    """Return the state after a batch, in which the loader resumes, too."""
+    next(iter(loader))
+    state: dict[str, Any] = loader.state_dict()
+    loader.load_state_dict(state)
+    return state
 
 
 class Described(DataLoader[Any]):
@@ -364,6 +434,19 @@ def mnist() -> Any:
     return dataset
 
 
+def labelled(root: Path, kind: Callable[[int], Any]) -> Any:
+    """Return a folder whose classes are of another type."""
+    dataset: Any = ImageFolder(str(root), EVALUATION)
+    dataset.samples = [(path, kind(target)) for path, target in dataset.samples]
+    return dataset
+
+
+def hooked() -> v2.CenterCrop:
+    crop = v2.CenterCrop(8)
+    crop.register_forward_hook(lambda module, given, made: made.rotate(90))
+    return crop
+
+
 def pets(root: Path, transform: Any = EVALUATION) -> Any:
     """Return pets with this transform, which the attribute ``transform`` then replaces."""
     dataset = OxfordIIITPet.__new__(OxfordIIITPet)
@@ -436,6 +519,31 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
         lambda root: DataLoader(ImageFolder(str(root), EVALUATION, str)),
         ["loader.dataset"],
     ),
+    "small numbers as classes": (
+        lambda root: DataLoader(labelled(root, np.uint8)),
+        ["loader.dataset"],
+    ),
+    "tensors as classes": (
+        lambda root: DataLoader(labelled(root, lambda i: torch.tensor(i, dtype=torch.int32))),
+        ["loader.dataset"],
+    ),
+    "yes and no as classes": (
+        lambda root: DataLoader(Subset(labelled(root, bool), [1])),
+        ["loader.dataset.dataset"],
+    ),
+    "targets that become ints": (lambda root: DataLoader(stl([0.5] * N)), ["loader.dataset"]),
+    "grey images in three channels": (
+        lambda root: DataLoader(cifar(images=small_photographs(N)[..., 0])),
+        ["loader.dataset"],
+    ),
+    "a hook": (
+        lambda root: DataLoader(cifar(v2.Compose([hooked(), *FLOAT]))),
+        ["loader.dataset.transform.transforms[0]"],
+    ),
+    "a transform of samples of tensors": (
+        lambda root: StatefulGPULoader(tensors(), transform=len),
+        ["loader.transform"],
+    ),
     "another function of targets": (
         lambda root: DataLoader(cifar(target_transform=str)),
         ["loader.dataset"],
@@ -469,6 +577,13 @@ def test_parts_without_an_equivalent_are_refused_with_their_place(name: str, roo
         convert(make(root))
     assert [part.place for part in caught.value.refused] == places
     assert all(part.reason and part.place in str(caught.value) for part in caught.value.refused)
+
+
+def test_a_mask_is_no_list_of_indices(root: Path) -> None:
+    """Its values would be the indices 0 and 1."""
+    for indices in (np.arange(N) < 3, [True, False], [1.0, 2.0]):
+        with pytest.raises(TypeError, match="flatnonzero"):
+            convert(DataLoader(Subset(ImageFolder(str(root), EVALUATION), indices)))  # type: ignore[arg-type]
 
 
 def test_a_refusal_crosses_processes() -> None:

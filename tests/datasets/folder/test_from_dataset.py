@@ -317,6 +317,12 @@ def of_numbers(root: Path, **options: Any) -> Any:
     return ImageFolder(str(root), **options)
 
 
+def without_target_transform(dataset: Any) -> Any:
+    """Return a dataset that calls the transform with which it was built."""
+    dataset.target_transform = None
+    return dataset
+
+
 def cifar(root: Path) -> Any:
     dataset = datasets.CIFAR10.__new__(datasets.CIFAR10)
     dataset.data, dataset.targets = small_photographs(4), [0, 1, 2, 3]
@@ -343,6 +349,11 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
         partial(pets, target_types=["category", "segmentation"]),
         ValueError,
         "target_types",
+    ),
+    "an earlier target_transform": (
+        lambda root: without_target_transform(pets(root, target_transform=str)),
+        ValueError,
+        "OxfordIIITPet.*targets",
     ),
     "transforms": (
         lambda root: pets(root, transforms=lambda image, target: (image, target + 1)),

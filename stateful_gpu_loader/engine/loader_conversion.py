@@ -287,7 +287,7 @@ def _check_classes(dataset: Any, place: str) -> None:
     """Refuse targets of files that torch would collate to another dtype than int64."""
     targets = targets_of(dataset)
     kinds = {type(target) for target in targets}
-    others = kinds - {int, np.int64}
+    others: set[Any] = kinds - {int, np.int64}
     if others == {torch.Tensor}:
         others = {target.dtype for target in targets if type(target) is torch.Tensor}
         others -= {torch.int64}

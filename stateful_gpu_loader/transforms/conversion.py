@@ -137,7 +137,8 @@ class _Conversion:
         if isinstance(transform, (Recipe, Compose)):
             return self._kept(transform)
         inside, name = _inside(transform), _known_name(transform)
-        changed = None if inside is name is None else _changed(transform)
+        is_known = inside is not None or name is not None
+        changed = _changed(transform) if is_known else None
         if changed is not None:
             self.refuse(place, transform, changed)
             return []

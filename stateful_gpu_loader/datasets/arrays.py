@@ -29,20 +29,20 @@ _TARGETS = "Remedy: pass n numbers, n texts, or an array of numbers"
 
 
 class ArraySource(Source):
-    """Decoded images of one size in an array, such as CIFAR-10, MNIST or a ``.npy`` of crops.
+    """Decoded images of equal size in one array, such as CIFAR-10, MNIST or a ``.npy`` of crops.
 
-    Nothing is decoded, and recipes are applied to many images at a time, which is much faster than
-    small images one by one. The pixels equal the results of the recipes on single images.
+    Recipes are applied to many images at a time, which is much faster for small images. The pixels
+    are the same as with one image at a time.
 
-    As in every source, images are delivered in RGB: grey images have three equal channels.
+    Images are delivered in RGB: grey images have three equal channels.
 
     An array from ``numpy.load(..., mmap_mode="r")`` is read from its file, and a spawned worker
     opens the file again. Any other array is copied to spawned workers and shared with forked ones.
 
     Args:
         images: uint8 array or CPU tensor: RGB [n, height, width, 3] or [n, 3, height, width], or
-            grey [n, height, width], also with one channel in either place. It is not copied and
-            must not change.
+            grey [n, height, width], with or without a channel dimension. It is not copied and must
+            not change.
         targets: n numbers or strings, or an array [n, ...] with an array for each image; None for
             the index.
 
@@ -51,8 +51,9 @@ class ArraySource(Source):
         targets: array [n, ...], read-only.
 
     Raises:
-        TypeError: images of another type, dtype or device, or targets that are Python objects.
-        ValueError: images of another shape, no images, or another number of targets.
+        TypeError: unsupported type, dtype or device of the images, or targets that are Python
+            objects.
+        ValueError: wrong shape of the images, no images, or a wrong number of targets.
 
     >>> images = np.zeros((5, 32, 32, 3), dtype=np.uint8)
     >>> source = ArraySource(images, [7, 1, 0, 2, 9])
@@ -78,8 +79,8 @@ class ArraySource(Source):
     def _pixels(self) -> Bytes:
         """uint8 [n, height, width, channels] or [n, channels, height, width], as given.
 
-        Made again for each use: a tensor that is sent to a process moves to shared memory, and an
-        array of it would stay on the old memory, which is freed.
+        Made again for each use: sending a tensor to a process moves it to shared memory and frees
+        the memory of an older array.
         """
         images = self.images
         found: Any = images.detach().numpy() if isinstance(images, torch.Tensor) else images
@@ -238,12 +239,12 @@ def _as_pixels(images: Any) -> Bytes:
         found = np.asarray(images)
     else:
         raise TypeError(
-            f"images is of type {type(images).__name__}, and no array or tensor. Remedy: "
+            f"images is of type {type(images).__name__}, not an array or tensor. Remedy: "
             "numpy.stack(images) if they are of one size"
         )
     if found.dtype != np.uint8:
         raise TypeError(
-            f"images are {found.dtype}, and decoded images are uint8. Remedy: for floats in [0, 1] "
+            f"images are {found.dtype}, not uint8. Remedy: for floats in [0, 1] "
             "(images * 255).round(), then .astype(numpy.uint8) or .to(torch.uint8)"
         )
     if found.ndim not in (3, 4) or 0 in found.shape:
@@ -294,7 +295,7 @@ def _as_targets(targets: Any, length: int) -> npt.NDArray[Any]:
 
 
 def _check_kept(kept: Sequence[Any], given: Sequence[Any]) -> None:
-    """Refuse targets that NumPy has changed into others, such as a number among texts."""
+    """Refuse targets that NumPy has converted, such as a number among texts."""
     for i, (here, there) in enumerate(zip(kept, given, strict=True)):
         if here != there and there == there:
             raise TypeError(

@@ -41,7 +41,7 @@ class LabelType(IntEnum):
     SINGLE_LABEL = 0
     """One number: a class."""
     MULTI_LABEL_SPARSE = 1
-    """Indices of labels; becomes a vector with 1 there and 0 elsewhere."""
+    """Indices of labels; becomes a vector of ones and zeros."""
     MULTI_LABEL_DENSE = 2
     """A vector, as stored."""
     MULTI_LABEL_WEIGHTED_SPARSE = 3
@@ -97,11 +97,10 @@ at least 1
 class Caffe2LMDBSource(LmdbSource):
     """Images and labels from LMDBs of Caffe2's ``TensorProtos`` records.
 
-    The first tensor is the image: a file, passed on unchanged, or pixels, passed on as a lossless
-    PNG. The label follows, then additional tensors, then a box, as in Caffe2 and in DALI's
-    ``fn.readers.caffe2``, which has the same arguments. The target is the label if there is nothing
-    else, otherwise the tuple (label, additional tensors..., box). If there is nothing at all, it is
-    the sample's index.
+    The first tensor is the image: a file, passed on unchanged, or pixels, encoded as PNG. The label
+    follows, then additional tensors, then a box, as in Caffe2 and in DALI's ``fn.readers.caffe2``,
+    which has the same arguments. The target is the label alone, the tuple (label, additional
+    tensors..., box), or, without any of them, the sample's index.
 
     Args:
         paths: the folder with ``data.mdb``, or the file itself; or several, one after the other.
@@ -181,7 +180,7 @@ class Caffe2LMDBSource(LmdbSource):
 def read_targets(
     tensors: Sequence[TensorProto], layout: RecordLayout
 ) -> list[int | float | npt.NDArray[Any]]:
-    """Return the label, the additional tensors, and the box, each if the layout has it.
+    """Return the label, the additional tensors and the box, as far as the layout has them.
 
     Returns:
         label: an int or a float; or a vector: [num_labels] of the stored dtype (sparse), [n] as

@@ -52,8 +52,8 @@ class Datum:
     def is_file(self) -> bool:
         """Return whether ``data`` is an image file.
 
-        Records from before Caffe knew encoded images do not say so. They hold pixels if the data
-        has exactly the length that the sizes require. DALI takes all of them for files.
+        Old records, from before Caffe supported encoded images, do not say. They hold pixels if the
+        data has exactly the length that the sizes require. DALI treats them all as files.
         """
         if self.encoded is not None:
             return self.encoded
@@ -102,7 +102,7 @@ def image_file(datum: Datum, channel_order: ChannelOrder = "BGR") -> npt.NDArray
     """
     if not len(datum.data):
         held = "float_data" if datum.has_float_data else "no data"
-        raise ValueError(f"the record holds {held}, and no image")
+        raise ValueError(f"the record holds {held}, not an image")
     data = np.frombuffer(datum.data, dtype=np.uint8)
     if datum.is_file:
         return data
@@ -119,8 +119,8 @@ def image_file(datum: Datum, channel_order: ChannelOrder = "BGR") -> npt.NDArray
 class CaffeLMDBSource(LmdbSource):
     """Images and classes from LMDBs of Caffe's ``Datum`` records.
 
-    Encoded images are passed on unchanged, raw pixels as a lossless PNG. Order and labels are those
-    of DALI's ``fn.readers.caffe``.
+    Encoded images are passed on unchanged, raw pixels as PNG. Order and labels are those of DALI's
+    ``fn.readers.caffe``.
 
     Args:
         paths: the folder with ``data.mdb``, or the file itself; or several, one after the other.

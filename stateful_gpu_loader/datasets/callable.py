@@ -16,15 +16,14 @@ from stateful_gpu_loader.state.schema import Stateful, as_int
 
 
 class CallableSource(IterableDataset[Any]):
-    """A dataset of the results of a function, called for each sample or batch of an epoch.
+    """A dataset whose samples or batches are the results of a function.
 
     The function ends an epoch by raising StopIteration at one place and at every later place. The
-    samples of that batch before the end form a last, short batch (none with ``drop_last=True``),
-    and batches that workers made beyond the end are dropped. The function may be called in any
-    worker, in any order, and again after a resume or a lost worker, so its result must depend on
-    its argument alone. The global generators (``random``, ``numpy.random``, torch) are seeded by
-    the argument, so draws from them repeat. Batches keep their order even under
-    ``in_order=False``, because only the first end counts.
+    samples before the end form a short last batch (none with ``drop_last=True``). The function may
+    be called in any worker, in any order, and again after a resume or a lost worker, so its result
+    must depend on its argument alone. The global generators (``random``, ``numpy.random``, torch)
+    are seeded from the argument, so draws from them repeat. Batches keep their order even under
+    ``in_order=False``, because the first end counts.
 
     Args:
         function: called with a :class:`SampleInfo` for one sample, or a :class:`BatchInfo` for a
@@ -36,19 +35,18 @@ class CallableSource(IterableDataset[Any]):
         batch: whether a call makes a whole batch; the loader then has ``batch_size=None``.
         image: the output that is an encoded image: an index into the tuple or a key of the dict.
             The loader decodes and augments it as a Source's image, and yields ``[images,
-            targets]``. The target is the other output, or the tuple or dict of the others; there
-            must be at least one. In a batch the output is a list of images, and the others are
-            arrays or lists of the same length. None passes samples to ``transform`` and
-            ``collate_fn`` unchanged.
+            targets]``. The target is the other output, or a tuple or dict of several. In a batch
+            the output is a list of images, and the others are arrays or lists of the same length.
+            None passes samples to ``transform`` and ``collate_fn`` unchanged.
         length: number of samples (with ``batch``, of batches) in every epoch, if known.
             ``len(loader)`` and several ranks need it. An earlier StopIteration is an error.
         dtype, ndim: expected dtype and number of dimensions of each output, checked in every
             sample: one value for a single output, otherwise a tuple or dict like the outputs. None
-            is not checked. In a batch, ``ndim`` does not count an array's first dimension.
+            skips the check. In a batch, ``ndim`` does not count an array's first dimension.
 
     Raises:
-        TypeError: the function cannot be called with one argument, or has state, which calls in
-            any order would corrupt.
+        TypeError: the function cannot be called with one argument, or has state, which calls in any
+            order corrupt.
         ValueError: an argument is out of range.
 
     >>> def squares(info):
@@ -91,8 +89,8 @@ class CallableSource(IterableDataset[Any]):
             ]
             if refused:
                 raise ValueError(
-                    f"{', '.join(refused)} cannot be given with an iterator, whose samples go on "
-                    "as they are. Remedy: pass a function of SampleInfo, or leave it out"
+                    f"{', '.join(refused)} cannot be given with an iterator, whose samples are "
+                    "passed on unchanged. Remedy: pass a function of SampleInfo, or leave it out"
                 )
         else:
             _check_function(function, SampleInfo if not batch else BatchInfo)
@@ -149,7 +147,7 @@ class CallableSource(IterableDataset[Any]):
         return self.length
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield epoch 0 without a loader of this package, divided among workers.
+        """Yield epoch 0 for other loaders, divided among workers.
 
         An iterator with state belongs to the first worker.
         """
@@ -190,10 +188,10 @@ def _is_stateful_iterator(function: Any) -> bool:
     if isinstance(function, Iterator) and isinstance(function, Stateful):
         return True
     raise TypeError(
-        f"function={type(function).__name__} is no function, and no iterator with state_dict() and "
-        "load_state_dict(): it could not be resumed. Remedy: pass a function of SampleInfo that "
-        "returns the sample of info.idx_in_epoch, give the iterator these two methods, or pass a "
-        "dataset to the loader as it is"
+        f"function={type(function).__name__} is neither a function nor an iterator with "
+        "state_dict() and load_state_dict(): it could not be resumed. Remedy: pass a function of "
+        "SampleInfo that returns the sample of info.idx_in_epoch, give the iterator these two "
+        "methods, or pass a dataset to the loader as it is"
     )
 
 
@@ -228,7 +226,7 @@ def _check_function(function: Any, info: type) -> None:
 
 
 Spec: TypeAlias = Any
-"""One value for a single output, or a tuple or dict of values; None is not checked."""
+"""One value for a single output, or a tuple or dict of values; None skips the check."""
 
 _BYTES = (bytes, bytearray, memoryview)
 _Info = SampleInfo | BatchInfo
@@ -280,7 +278,7 @@ def check_output(output: Any, dtype: Spec, ndim: Spec, info: _Info, *, is_batch:
         is_batch: whether the arrays have a first dimension of samples, or are lists of samples.
 
     Raises:
-        TypeError: an output differs; the message has the output, both values and the call.
+        TypeError: an output differs.
     """
     checks: tuple[tuple[str, Spec, Callable[[Any], Any]], ...] = (
         ("dtype", dtype, _dtype_of),

@@ -27,8 +27,8 @@ BoolArray = npt.NDArray[np.bool_]
 class CocoSource(Source):
     """The images of an annotation file, sorted by image id, each with its objects.
 
-    The order is that of torchvision's CocoDetection and of DALI's ``fn.readers.coco``; the objects
-    of an image keep the file's order. A target is a dict, for n objects:
+    The order is that of torchvision's CocoDetection and DALI's ``fn.readers.coco``; an image's
+    objects keep the file's order. A target is a dict, for n objects:
 
     - ``boxes``: float32 [n, 4], in pixels
     - ``labels``: int64 [n]: category ids
@@ -37,10 +37,9 @@ class CocoSource(Source):
     - ``iscrowd``: int64 [n]: 1 for a group
     - ``masks``: uint8 [n, height, width] of 0 and 1, as pycocotools decodes them; optional
 
-    Images have different numbers of objects: pass ``collate_fn=ragged_collate`` to the loader,
-    which refuses torch's default collation for them. Objects of images that the file does not list
-    are left out, and a warning counts them. Recipes that move pixels also move boxes and masks, and
-    drop objects with less than a pixel of width or height left.
+    Images have different numbers of objects, so the loader needs ``collate_fn=ragged_collate``.
+    Objects of unlisted images are left out, with a warning. Recipes that move pixels also move
+    boxes and masks, and drop objects with less than a pixel of width or height left.
 
     Args:
         root: folder of the images, or a URL.
@@ -84,7 +83,7 @@ class CocoSource(Source):
 
     suits_processes = True
     has_spatial_targets = True
-    """Targets refer to places in the image: recipes that move pixels must move them as well."""
+    """Recipes that move pixels must move the targets as well."""
 
     def __init__(
         self,
@@ -141,7 +140,7 @@ class CocoSource(Source):
         counts = np.add.reduceat(np.append(kept, False).astype(np.int64), found.firsts[:-1])
         counts[found.firsts[1:] == found.firsts[:-1]] = 0
         images = np.flatnonzero(counts > 0) if skip_empty else np.arange(len(counts))
-        # Images without objects own no objects, so leaving them out keeps all objects.
+        # Leaving out images without objects keeps all objects.
         self._firsts = np.cumsum([0, *counts[images]], dtype=np.int64)
         self.image_ids = found.image_ids[images]
         self.image_ids.setflags(write=False)
@@ -195,7 +194,7 @@ class CocoSource(Source):
         }
         if self._segments is not None:
             objects = self._objects[own]
-            # An image without objects may have an unknown size, which is -1.
+            # An unknown size is -1; an image without objects may have one.
             shape = (len(objects), *self._sizes[index].clip(min=0).tolist())
             target["masks"] = torch.zeros(shape, dtype=torch.uint8, device="cpu")
             for mask, number in zip(target["masks"].numpy(), objects.tolist(), strict=True):
@@ -315,7 +314,7 @@ def moved(
     As in torchvision, a box becomes the smallest box around its four moved corners, clipped to the
     image. A mask takes the nearest pixel. An object with less than a pixel of width or height left
     is dropped from all fields. An area scales with the map and with the remaining share of the box;
-    with masks, it is the number of pixels of each mask. If nothing moves, ``target`` is returned.
+    with masks, it is their number of pixels. If nothing moves, ``target`` is returned.
 
     Args:
         motion: float64 [2, 3]: maps a point (x, y, 1), in pixels from the upper left corner.

@@ -80,7 +80,7 @@ class Annotations:
 def read_annotations(path: str, *, masks: bool = False) -> Annotations:
     """Read an annotation file once.
 
-    Objects of images that the file does not list are left out, as in pycocotools.
+    As in pycocotools, objects of unlisted images are left out.
 
     Args:
         path: a local path or a URL, plain or compressed.
@@ -162,13 +162,13 @@ class _Objects:
         with np.errstate(over="ignore"):  # Values too large for float32 are refused below.
             self.boxes[i] = box
         if len(box) != 4 or not np.isfinite(self.boxes[i]).all():
-            raise ValueError(f"its bbox is {box!r}, and not four numbers")
+            raise ValueError(f"its bbox is {box!r}, not four numbers")
         self.category_ids[i] = _integer(entry, "category_id")
         area = entry.get("area")
         with np.errstate(over="ignore"):
             self.areas[i] = box[2] * box[3] if area is None else area
         if not np.isfinite(self.areas[i]):
-            raise ValueError(f"its area is {area!r}, and no number of pixels")
+            raise ValueError(f"its area is {area!r}, not a number of pixels")
         self.are_crowds[i] = bool(entry.get("iscrowd", 0))
         if self._masks:
             self._put_mask(entry["segmentation"], size)
@@ -222,13 +222,13 @@ def _load(path: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        what, offset = f"it is no JSON: {error.msg}", error.pos
+        what, offset = f"it is not JSON: {error.msg}", error.pos
     except UnicodeDecodeError as error:
-        what, offset = f"it is no text: {error.reason}", error.start
+        what, offset = f"it is not text: {error.reason}", error.start
     except RecursionError:
         what, offset = "it is nested too deeply for annotations", 0
     except ValueError as error:
-        what, offset = f"it is no JSON: {error}", 0  # a number of thousands of digits
+        what, offset = f"it is not JSON: {error}", 0  # a number of thousands of digits
     raise damaged(path, what, offset=offset, remedy=_REMEDY)
 
 
@@ -266,14 +266,14 @@ def _each(
 def _integer(entry: Mapping[str, Any], name: str) -> int:
     value = entry[name]
     if not isinstance(value, int) or not -(2**63) <= value < 2**63:
-        raise ValueError(f"its {name} is {value!r}, and no integer of 64 bits")
+        raise ValueError(f"its {name} is {value!r}, not a 64-bit integer")
     return value
 
 
 def _text(entry: Mapping[str, Any], name: str) -> str:
     value = entry[name]
     if not isinstance(value, str) or not value or "\0" in value or not _is_encodable(value):
-        raise ValueError(f"its {name} is {value!r}, and no name")
+        raise ValueError(f"its {name} is {value!r}, not a name")
     return value
 
 
@@ -290,7 +290,7 @@ def _size(entry: Mapping[str, Any], name: str) -> int:
     value = entry.get(name, -1)
     if value == -1 or (isinstance(value, int) and 0 < value < 1 << 31):
         return int(value)
-    raise ValueError(f"its {name} is {value!r}, and no number of pixels")
+    raise ValueError(f"its {name} is {value!r}, not a number of pixels")
 
 
 _SCALE = 5.0
@@ -315,7 +315,7 @@ def outline_of(polygon: Sequence[float]) -> npt.NDArray[np.int32]:
     try:
         corners = np.asarray(polygon, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"a polygon holds something that is no number: {error}") from error
+        raise ValueError(f"a polygon holds something that is not a number: {error}") from error
     if corners.ndim != 1 or len(corners) < 6 or len(corners) % 2:
         raise ValueError(
             f"a polygon has {corners.size} numbers, and needs two for each of 3 corners"
@@ -324,7 +324,7 @@ def outline_of(polygon: Sequence[float]) -> npt.NDArray[np.int32]:
         scaled = _SCALE * corners + 0.5
     if not (np.abs(scaled) < 1 << 30).all():
         raise ValueError(
-            "a corner of a polygon lies more than 200 million pixels away, or is no number"
+            "a corner of a polygon lies more than 200 million pixels away, or is not a number"
         )
     return scaled.astype(np.int32).reshape(-1, 2)
 

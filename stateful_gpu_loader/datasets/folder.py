@@ -50,20 +50,20 @@ class FolderSource(Source):
 
     ``FolderSource(root)`` reads class folders in the order of ``torchvision.datasets.ImageFolder``:
     classes sorted by name and numbered from 0, the images of a class sorted by folder and name, at
-    any depth. As in ImageFolder, files beside the class folders are left out, and a folder without
-    class folders is an error. Unlike ImageFolder, macOS's ``._*.jpg`` files are left out.
-    :meth:`from_file_list`, :meth:`from_paths` and :meth:`from_dataset` keep the given order.
+    any depth. Files beside the class folders are left out, and at least one class folder must
+    exist. Unlike in ImageFolder, macOS's ``._*.jpg`` files are left out. :meth:`from_file_list`,
+    :meth:`from_paths` and :meth:`from_dataset` keep the given order.
 
     Args:
         root: folder of the class folders.
         extensions: endings of image files, case-insensitive; other files are left out.
         allow_empty: whether classes may have no images; otherwise they are an error.
-        sizes_in_fingerprint: whether the content id includes the size of each file, which reveals
-            files replaced under the same name; costs one stat for each file, once.
+        sizes_in_fingerprint: whether the content id includes each file's size, which reveals files
+            replaced under the same name; costs one stat for each file, once.
         cache_dir: directory for the listing of 10,000 images or more, which is reused until a
             folder changes; None keeps it beside ``root``, or in
             ``$XDG_CACHE_HOME/stateful_gpu_loader`` if that folder cannot be written. Folders on
-            FUSE are listed every time, because their times need not change.
+            FUSE, whose times may stay unchanged, are listed every time.
 
     Attributes:
         root: the folder, absolute; None for paths without a root.
@@ -159,12 +159,11 @@ class FolderSource(Source):
             paths: absolute, or relative to ``root``, or without a root to the current working
                 directory. Sort a directory listing first.
             labels: an integer for each path; None numbers the paths from 0, as DALI's reader does.
-            root: if given, the content id covers only the paths below it, and stays the same when
-                the folder moves.
+            root: if given, the content id covers only the paths below it, so the folder can move.
             sizes_in_fingerprint: as for the class.
 
         Raises:
-            ValueError: no paths, another number of labels than paths, or a label beyond 64 bits.
+            ValueError: no paths, different numbers of labels and paths, or a label beyond 64 bits.
             TypeError: a label is not an integer, or ``paths`` is a single string.
 
         >>> FolderSource.from_paths(["b.jpg", "a.jpg"], [7, 8], root="photos").targets.tolist()
@@ -189,16 +188,16 @@ class FolderSource(Source):
         torchvision's dataset is an ImageFolder, ImageNet, DatasetFolder, Country211, EuroSAT,
         CLEVRClassification, DTD, FGVCAircraft, Flowers102, Food101, GTSRB, Imagenette, LFWPeople,
         OxfordIIITPet, Places365, RenderedSST2, StanfordCars or SUN397. timm's dataset is an
-        ImageDataset over a folder. A Subset of one of them is taken too, as ``random_split``
-        returns. Files must be opened by torchvision's default loader, or as RGB images by timm. A
+        ImageDataset over a folder. A Subset of one of them, as from ``random_split``, is accepted
+        too. Files must be opened by torchvision's default loader, or as RGB images by timm. A
         subclass must not replace ``__getitem__``.
 
         Only files and targets are used. Pass the dataset's ``transform`` to the loader, as recipes.
-        The decoders apply the EXIF orientation; the loaders of torchvision and timm do not. timm
-        gives the next image for one that Pillow cannot read; see ``on_bad_sample`` of the loader.
+        Unlike torchvision and timm, the decoders apply the EXIF orientation. timm replaces an image
+        that Pillow cannot read by the next one; see ``on_bad_sample`` of the loader.
 
         Args:
-            dataset: the dataset. Its ``target_transform`` is None.
+            dataset: the dataset, without a ``target_transform``.
             sizes_in_fingerprint: as for the class.
 
         Raises:
@@ -265,8 +264,8 @@ class FolderSource(Source):
     def fingerprint(self) -> str:
         """Return a blake2b of the relative paths and classes in order, and of the sizes if chosen.
 
-        It does not depend on where ``root`` lies nor on the system's listing order. It changes when
-        a file is added, removed, renamed, or moved to another class or index.
+        It does not depend on the location of ``root`` or the system's listing order. It changes
+        when a file is added, removed, renamed, or moved to another class or index.
         """
         if self._fingerprint is None:
             digest = ContentDigest("files 1")
@@ -298,7 +297,7 @@ def _targets(labels: Iterable[SupportsIndex] | None, num_paths: int) -> npt.NDAr
             number = operator.index(label)
         except TypeError as error:
             raise TypeError(
-                f"label {index} is {label!r}, no integer. Remedy: number the classes"
+                f"label {index} is {label!r}, not an integer. Remedy: number the classes"
             ) from error
         if not -(2**63) <= number < 2**63:
             raise ValueError(f"label {index} is {number}, beyond 64 bits. Remedy: number from 0")
@@ -311,7 +310,7 @@ def _targets(labels: Iterable[SupportsIndex] | None, num_paths: int) -> npt.NDAr
 
 
 KEPT_FROM = 10_000
-"""Number of images from which a listing is kept; fewer are listed again in milliseconds."""
+"""Smallest number of images whose listing is kept; fewer are listed in milliseconds."""
 
 LABEL = re.compile(r"[+-]?[0-9]{1,18}")
 """At most 18 digits, which fit into 64 bits."""
@@ -327,14 +326,13 @@ class Listing:
     """int64 [num_classes]: number of images of each class."""
     names: NameTable
     """Paths relative to the root, separated by ``/``: by class, then folder, then name, sorted by
-    code point, so the order is the same on every machine and in every locale."""
+    code point, so the order is the same in every locale."""
 
 
 def list_images(root: Path, extensions: tuple[str, ...], cache_dir: str | None = None) -> Listing:
     """Return the images of all class folders, at any depth, from a kept or a new listing.
 
-    Links to folders are followed, but a link to a folder above itself is an error. A listing of
-    :data:`KEPT_FROM` images or more is kept, and reused until the times of a folder change.
+    Links to folders are followed, but a link to a folder above itself is an error.
 
     Args:
         extensions: endings in lower case; other files are left out, and so are macOS's ``._``
@@ -370,8 +368,8 @@ def list_images(root: Path, extensions: tuple[str, ...], cache_dir: str | None =
 def read_file_list(path: Path) -> tuple[list[str], list[int]]:
     """Return the paths and labels of a file list, in order.
 
-    A line is a path and, after white space, a label; a path may contain spaces. Blank lines and
-    lines that start with ``#`` are skipped. The file is UTF-8 in every locale.
+    A line is a path and, after white space, a label. Blank lines and lines that start with ``#``
+    are skipped. The file is UTF-8.
 
     Raises:
         OSError: the file cannot be read.
@@ -441,12 +439,12 @@ def _check(index: Index, size: int) -> None:
     check_ends("name_ends", ends, total=len(text), shortest=1)
     num_names = len(ends) - 1
     if len(times) != len(folders) or len(counts) != len(classes):
-        raise ValueError("its arrays do not belong together")
+        raise ValueError("its arrays do not match")
     # Each count is at most the expected sum, so the sum cannot overflow.
     if ((counts < 0) | (counts > num_names)).any() or counts.sum() != num_names:
         raise ValueError(f"its counts are not those of {num_names} names")
     if any("/" in name or name in ("", ".", "..") for name in classes):
-        raise ValueError("a class in it is no folder of the listed one")
+        raise ValueError("a class in it is not a folder of the listed one")
     _check_inside(folder.encode(errors="surrogateescape") for folder in folders if folder)
     firsts = np.frombuffer(text, dtype=np.uint8)[ends[:-1]]
     if (firsts == ord("/")).any() or b"\0" in text:
@@ -488,7 +486,7 @@ def _walk(
     above: tuple[str, ...],
     times: dict[str, tuple[int, int]],
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yield each folder below ``folder``, itself included, with its images; record their times."""
+    """Yield ``folder`` and each folder below it, with its images; record their times."""
     path = os.path.realpath(root / folder)
     if path in above:
         raise ValueError(

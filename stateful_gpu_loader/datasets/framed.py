@@ -60,7 +60,7 @@ class Place(NamedTuple):
         return self._replace(record=number, offset=offset)
 
     def damaged(self, what: str, remedy: str | None = None) -> ValueError:
-        """Return the ValueError for a record that every retry would find malformed."""
+        """Return the ValueError for a malformed record."""
         remedy = remedy or self.remedy
         return damaged(self.path, what, record=self.record, offset=self.offset, remedy=remedy)
 
@@ -245,8 +245,8 @@ class FramedSource(Source):
     def fingerprint(self) -> str:
         """Return a blake2b of the files' names, the records' offsets, and the chosen fields.
 
-        Copies of the files at other paths have the same fingerprint. It changes if a record is
-        added, removed or changes its length, but not if bytes are overwritten in place.
+        It does not depend on the files' folder. It changes if a record is added, removed or changes
+        its length, but not if bytes are overwritten in place.
         """
         if self._fingerprint is None:
             digest = ContentDigest(self._framing.kind)
@@ -258,7 +258,7 @@ class FramedSource(Source):
     def _payload(self, index: int) -> tuple[Bytes, Place]:
         """Return the record's content, newly allocated uint8 [n], and its place."""
         if not 0 <= index < len(self):
-            raise IndexError(f"{index = } is outside of 0 to {len(self) - 1}. Remedy: keep within")
+            raise IndexError(f"{index = } is outside 0 to {len(self) - 1}. Remedy: stay inside")
         file = bisect_right(self._starts, index) - 1
         number = index - self._starts[file]
         start, end = self._offsets[file][number : number + 2].tolist()
@@ -295,13 +295,13 @@ class FramedSource(Source):
         return index["offsets"].astype(np.int64, copy=False)
 
     def _check(self, path: str, size: int, offsets: Offsets, checked: int) -> None:
-        """Check that an index belongs to a file, by its end and ``checked`` of its records."""
+        """Check that an index matches a file, by its end and ``checked`` of its records."""
         if offsets[-1] != size:
             raise ValueError(
                 f"{path!r} has {size} bytes, and its index ends at byte {offsets[-1]}. Remedy: "
                 "make the index again, or leave index_paths out"
             )
-        # Not self._files: a source opens no file until a sample is read.
+        # Not self._files: a source opens files only to read samples.
         files = OpenFiles()
         last = len(offsets) - 2
         for number in sorted({last * i // max(1, checked - 1) for i in range(checked)}):
@@ -346,8 +346,8 @@ def read_indices(
 class FramedShards(FileShards, EncodedShards):
     """Base class of TFRecordShards and RecordIOShards.
 
-    A cursor is the offset of the next record in bytes. In a compressed file, which can be read only
-    from its beginning, it is the number of records before the next one.
+    A cursor is the offset of the next record in bytes. In a compressed file it is the number of
+    records before the next one.
 
     Args:
         images: conversion of records to samples.
@@ -379,7 +379,7 @@ class FramedShards(FileShards, EncodedShards):
     ) -> Iterator[tuple[EncodedSample | ValueError, int]]:
         """Yield each sample from ``cursor`` on, with the cursor of the next sample.
 
-        A whole but malformed record yields a ValueError in its place.
+        A malformed record yields a ValueError in its place.
 
         Raises:
             OSError: the file is missing or cannot be read.

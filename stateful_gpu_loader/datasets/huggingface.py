@@ -24,16 +24,16 @@ _REMEDY = "filter the row out of the dataset, or leave it out with on_bad_sample
 class HuggingFaceSource(Source):
     """Rows of a Hugging Face ``datasets.Dataset``: an Image column and columns of the target.
 
-    The encoded bytes come from the dataset's memory-mapped Arrow table. Pillow decodes nothing, and
-    ``dataset[index]`` is not called. If a row has a path instead of bytes, that file is read. It
-    may be a URL. A relative path starts at the current working directory, as in ``datasets``.
+    The encoded bytes come from the dataset's memory-mapped Arrow table, without ``dataset[index]``
+    or Pillow. If a row has a path or URL instead of bytes, that file is read. A relative path
+    starts at the current working directory, as in ``datasets``.
 
     Results of ``select``, ``shuffle``, ``filter``, ``train_test_split`` and
-    ``concatenate_datasets`` are read in the same way. ``Image(decode=False)`` and ``with_format``
-    change only the fingerprint.
+    ``concatenate_datasets`` are supported. ``Image(decode=False)`` and ``with_format`` change only
+    the fingerprint.
 
-    The decoders read JPEG, PNG, WebP and PPM to RGB. ``datasets`` stores some arrays as TIFF. A
-    row of another format is a bad sample.
+    The decoders read JPEG, PNG, WebP and PPM. A row of another format, such as TIFF, is a bad
+    sample.
 
     Args:
         dataset: the dataset: one split, loaded without ``streaming=True``.
@@ -46,7 +46,7 @@ class HuggingFaceSource(Source):
         dataset: the dataset.
 
     Raises:
-        TypeError: ``dataset`` is not a ``datasets.Dataset``, such as a DatasetDict or a stream.
+        TypeError: ``dataset`` is not a ``datasets.Dataset``; a DatasetDict or a stream is not.
         ValueError: a column is missing or has an unsupported type, such as a list of images; the
             dataset has no rows, or has a function from ``with_transform``.
 
@@ -88,14 +88,15 @@ class HuggingFaceSource(Source):
         kind = _kind_of(feature)
         if kind not in ("Image", "Value", None):
             raise ValueError(
-                f"{self._name!r}: the column {self.image!r} holds {kind}, and no images. Remedy: "
+                f"{self._name!r}: the column {self.image!r} holds {kind}, not images. Remedy: "
                 f"pass image= with one of the columns: {', '.join(self.dataset.column_names)}"
             )
         mode = getattr(feature, "mode", None)
         if mode not in (None, "RGB"):
             raise ValueError(
-                f"{self._name!r}: the column {self.image!r} is Image({mode = }), and the decoders "
-                "give RGB. Remedy: dataset.cast_column with Image(), and convert in the transform"
+                f"{self._name!r}: the column {self.image!r} is Image({mode = }), but the decoders "
+                "return RGB. Remedy: dataset.cast_column with Image(), and convert in the "
+                "transform"
             )
         for name in self._selection.choice.names:
             kind = _kind_of(self._feature_of(name))
@@ -165,7 +166,7 @@ class HuggingFaceSource(Source):
         return damaged(self._name, str(error), record=f"row {index}", remedy=_REMEDY)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what the dataset can recreate; it pickles a mapped table as its path."""
+        """Leave out the table, which the dataset recreates from its path."""
         return {k: v for k, v in self.__dict__.items() if k not in ("_rows", "_chosen")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -181,7 +182,7 @@ def _check_dataset(dataset: Any) -> None:
     module = sys.modules.get("datasets")
     if module is None or not isinstance(dataset, module.Dataset):
         raise TypeError(
-            f"dataset is of type {type(dataset).__name__}, and no datasets.Dataset. Remedy: "
+            f"dataset is of type {type(dataset).__name__}, not a datasets.Dataset. Remedy: "
             f"{_remedy_for(module, dataset)}"
         )
     if dataset.format["type"] == "custom":
@@ -197,7 +198,7 @@ def _remedy_for(module: Any, dataset: Any) -> str:
         return f"choose one of its splits: {', '.join(map(repr, dataset))}"
     if module is not None and isinstance(dataset, module.IterableDataset):
         return "load it without streaming=True, or read its Parquet files with ParquetShards"
-    return "pass what datasets.load_dataset(..., split='train') returns"
+    return "pass the result of datasets.load_dataset(..., split='train')"
 
 
 def _kind_of(feature: Any) -> str | None:

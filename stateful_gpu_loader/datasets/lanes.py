@@ -1,7 +1,7 @@
 """Lanes: how a dataset's shards are dealt, and which lanes each rank reads.
 
-The number of lanes is a constant of the dataset. So the order of samples within a lane does not
-depend on the number of workers or ranks, and any worker can continue a lane from its cursor.
+The number of lanes is a constant of the dataset, so the order within a lane does not depend on
+workers or ranks, and any worker can continue a lane from its cursor.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class LanePlan:
 
     @property
     def algorithm(self) -> str:
-        """Text of all that determines the order besides seed and shards, for the fingerprint."""
+        """Fingerprint text of everything that determines the order besides seed and shards."""
         windows = f", windows of {self.window}" if self.is_shuffled else ""
         # The numbers of samples determine where each rank's epoch ends.
         counts = self.num_samples()
@@ -163,7 +163,7 @@ class LanePlan:
     ) -> int | None:
         """Return the number of batches that every rank delivers in the rest of the epoch.
 
-        It is the number of the largest rank.
+        The largest rank determines it.
 
         Args:
             counts: number of samples that each lane has delivered already; None at the beginning.
@@ -181,7 +181,7 @@ class LanePlan:
     def check_shares(self, seed: int, epoch: int, division: LaneDivision) -> None:
         """Check that no rank is without a batch in an epoch in which another rank has one.
 
-        Every rank raises the same error, so that no rank waits for another.
+        Every rank raises the same error, so no rank waits.
 
         Raises:
             ValueError: a rank has no batch.
@@ -226,10 +226,7 @@ class LanePlan:
 
 
 def key_of_lane(lane: int, ordinal: int) -> int:
-    """Return the key position of a lane's sample, unique in an epoch.
-
-    Neighbours in a lane have neighbouring keys. A lane has fewer than 2**40 samples in an epoch.
-    """
+    """Return the key position of a lane's sample: unique in an epoch, consecutive in a lane."""
     return lane * MOST_SAMPLES + ordinal
 
 

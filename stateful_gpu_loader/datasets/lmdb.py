@@ -1,14 +1,13 @@
 """LMDB files: random access to the records of one or several files, in any format.
 
-This module keeps three rules of LMDB. First, an environment must not be opened twice in a process,
-so all sources share it. Second, it must not cross a fork, so it is closed before a fork and opened
-again at the next read. Third, LMDB maps its file, and reading a mapped file beyond its end kills
-the process. So the file's size is compared with the size in its header whenever it is opened.
+LMDB has three rules. An environment must not be opened twice in a process, so all sources share it.
+It must not cross a fork, so it is closed before a fork and opened again at the next read. Reading a
+mapped file beyond its end kills the process, so the file's size is compared with its header at each
+opening.
 
-lmdb's cursors load a page of every value even if only keys are wanted. For a file that is not in
-memory that is a random read per record: minutes per million records, instead of seconds. So this
-module reads the pages of the tree itself. Their layout is that of LMDB 0.9 for 64 bits (mdb.c:
-MDB_meta, MDB_page, MDB_node), little-endian.
+lmdb's cursors load a page of every value even for keys alone: for an uncached file, minutes per
+million records instead of seconds. So this module reads the pages of the tree itself. Their layout
+is that of LMDB 0.9 for 64 bits (mdb.c: MDB_meta, MDB_page, MDB_node), little-endian.
 """
 
 from __future__ import annotations
@@ -41,15 +40,15 @@ from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.state.contents import ContentDigest
 
 RECORDS_IN_FINGERPRINT = 32
-"""Number of records of each database whose content the fingerprint includes."""
+"""Number of whole records of each database in the fingerprint."""
 
 
 class LmdbSource(Source):
     """Base class of LMDB sources: a format defines :meth:`parse` and :meth:`settings`.
 
     Records are in the order of their keys, path by path, as in DALI's readers. The keys are read
-    once, here (under 1 s per million, without the records), and sent to workers with the source. A
-    database must not be written while it is read.
+    once, here (under 1 s per million), and sent to workers with the source. A database must not be
+    written while it is read.
 
     Args:
         paths: the folder with ``data.mdb``, or the file itself; or several, one after the other.
@@ -139,11 +138,10 @@ class LmdbSource(Source):
     def fingerprint(self) -> str:
         """Return a blake2b of all records' keys and lengths, and of 32 whole records per database.
 
-        Keys alone are often mere numbers, the same for every data set. The 32 records are evenly
-        spread, including the first and the last, so a change of all labels is noticed. A single
-        record that changed in place and kept its length is noticed only if it is one of the 32.
-        Copies at other paths, and databases rewritten with the same records, have the same
-        fingerprint.
+        Keys alone are often mere numbers. The 32 records are evenly spread, including the first and
+        the last, so a change of all labels is noticed. A single record that changed in place and
+        kept its length is noticed only if it is one of the 32. Copies, and databases rewritten with
+        the same records, have the same fingerprint.
         """
         if self._fingerprint is None:
             digest = ContentDigest(f"lmdb 1, {self.settings()}")
@@ -171,13 +169,13 @@ def _text(key: bytes) -> str:
 REFETCH = "Remedy: fetch it again"
 
 FORK_TIMEOUT = 30.0
-"""Seconds that a fork and reads in other threads wait for each other; both take milliseconds."""
+"""Maximum seconds that a fork and reads in other threads wait for each other."""
 _SECONDS_BETWEEN_CHECKS = 0.002
 
 
 @dataclass(frozen=True, slots=True)
 class LmdbIndex:
-    """Facts about the records of one file that are known without reading them."""
+    """Keys and lengths of the records of one file."""
 
     keys: KeyTable
     """Keys in order."""
@@ -190,8 +188,7 @@ class LmdbIndex:
 class LmdbEnvironment:
     """Reads the LMDB at one path, for all sources of this process.
 
-    Created by :func:`environment_at`. It is pickled as its path and number, and closed with the
-    last source that uses it.
+    It is pickled as its path and number, and closed with the last source that uses it.
 
     Args:
         path: absolute path of the folder that contains ``data.mdb``, or of the file itself.
@@ -255,7 +252,7 @@ class LmdbEnvironment:
         read = _Read()
         try:
             with _GATE.opened(self, read).begin(buffers=True) as transaction:
-                # A view of the mapped file; lmdb has released the GIL while it loaded the pages.
+                # A view of the mapped file; lmdb loaded the pages without the GIL.
                 value = transaction.get(key)
                 return None if value is None else np.array(value, dtype=np.uint8)
         except lmdb.Error as error:
@@ -276,8 +273,6 @@ def environment_at(
     path: str | os.PathLike[str], number: FileNumber | None = None
 ) -> LmdbEnvironment:
     """Return the environment at a path: the same object while any source uses it.
-
-    Nothing is opened yet.
 
     Args:
         path: path of the folder or the file.
@@ -310,7 +305,7 @@ class _Gate:
 
     def shared(self, path: str, number: FileNumber | None) -> LmdbEnvironment:
         with self._lock:
-            # By the file: two paths may lead to the same file, and the file may be rewritten.
+            # By file, because two paths may lead to the same file, and the file may be rewritten.
             key = os.path.realpath(_file(path)), number
             environment = self._shared.get(key)
             if environment is None:
@@ -358,7 +353,7 @@ class _Gate:
         """Close the environments that are not being read."""
         for environment in self._shared.values():
             if not environment._reads:
-                # It is forgotten first, so that no read finds it half closed.
+                # Removed first, so that no read finds it half closed.
                 opened, environment._opened = environment._opened, None
                 if opened is not None:
                     opened.close()
@@ -376,7 +371,7 @@ def _open(path: str, number: FileNumber | None) -> Any:
     if number not in (None, file_number(file)):
         raise OSError(
             errno.ESTALE,
-            "another database took its place since it was indexed. Remedy: make a new source",
+            "it was replaced by another database after indexing. Remedy: make a new source",
             file,
         )
     try:
@@ -403,7 +398,7 @@ def _open(path: str, number: FileNumber | None) -> Any:
         opened.close()
         raise OSError(
             errno.EIO,
-            f"truncated LMDB: the file has {size} bytes, and says that it has {claimed}. "
+            f"truncated LMDB: the file has {size} bytes, but its header says {claimed}. "
             f"{REFETCH}; if it is whole, rewrite it with 'mdb_copy -c'",
             file,
         )
@@ -482,8 +477,7 @@ def read_meta(descriptor: int) -> LmdbMeta:
 def read_leaves(descriptor: int, meta: LmdbMeta) -> Iterator[tuple[list[bytes], list[int]]]:
     """Yield the keys and the lengths of the values of each leaf of the main database, in order.
 
-    The length is -1 if the value would lie beyond the end of the file: reading it with LMDB would
-    kill the process.
+    The length is -1 if the value would lie beyond the end of the file.
 
     Raises:
         ValueError: a page is damaged or missing, or records are not plain (sub-databases, several
@@ -528,7 +522,7 @@ def read_leaves(descriptor: int, meta: LmdbMeta) -> Iterator[tuple[list[bytes], 
 def _walk(descriptor: int, meta: LmdbMeta, number: int, depth: int) -> Iterator[bytes]:
     """Yield the leaves below a page, in order."""
     if number > meta.last_page:
-        raise ValueError(f"page {number} of {meta.last_page + 1} is asked for")
+        raise ValueError(f"page {number} of {meta.last_page + 1} is requested")
     page = os.pread(descriptor, meta.page_size, number * meta.page_size)
     if len(page) < meta.page_size:
         raise ValueError(f"page {number} lies beyond the file's end")

@@ -29,9 +29,9 @@ class MixedDataset(ConcatDataset[Any]):
     As a dataset it is the concatenation of its parts: ``mixed[i]`` and ``len(mixed)`` are those of
     torch's ConcatDataset, and a mixture of sources is a source. The order comes from
     :class:`~stateful_gpu_loader.samplers.mixture.MixtureSampler`, a loader's default sampler for
-    this dataset. It goes through each part in the part's own order, again and again, and each epoch
-    continues where the one before stopped. So a part larger than its share of an epoch takes
-    several epochs, and a smaller part repeats. A part may be a mixture itself.
+    this dataset. It repeats each part in the part's own order, and each epoch continues where the
+    previous one stopped. So a part larger than its share of an epoch takes several epochs. A part
+    may be a mixture itself.
 
     Args:
         datasets: the parts.
@@ -40,12 +40,12 @@ class MixedDataset(ConcatDataset[Any]):
         num_samples: length of an epoch; or ``"first_exhausted"``, the longest first epoch without
             repeats; or ``"all_exhausted"``, the shortest epoch with every sample.
         block_length: number of positions in which the parts are shuffled together. A shorter block
-            keeps the proportions closer, see MixtureSampler; 1 keeps them closest, without chance.
+            keeps the proportions closer (see MixtureSampler); 1 keeps them closest.
 
     Raises:
-        ValueError: no datasets; another number of weights than datasets; weights that are negative,
-            not finite or all zero; an empty dataset with a weight; num_samples or block_length out
-            of range.
+        ValueError: no datasets; different numbers of weights and datasets; weights that are
+            negative, not finite or all zero; an empty dataset with a weight; num_samples or
+            block_length out of range.
         TypeError: a dataset is iterable, or has no length.
 
     >>> web, books = range(100), range(1000, 1010)
@@ -110,7 +110,7 @@ def pass_length(part: Any) -> int:
 
 def _check_parts(parts: list[Any]) -> None:
     if not parts:
-        raise ValueError("there are no datasets to mix. Remedy: pass one at least")
+        raise ValueError("there are no datasets to mix. Remedy: pass at least one")
     for number, part in enumerate(parts):
         if isinstance(part, IterableDataset) or not hasattr(part, "__len__"):
             kind = "iterable" if isinstance(part, IterableDataset) else "without a length"
@@ -141,7 +141,7 @@ def _checked(name: str, value: int, largest: int) -> int:
 
 
 _CORRECTIONS = 3
-"""Number of corrections of the time bound; missing or excess samples are then due near it."""
+"""Number of corrections of the time bound, after which it is nearly exact."""
 _FEW = 64
 """Number of datasets up to which the exact computation is faster."""
 _LARGEST = 1 << 52
@@ -184,8 +184,8 @@ class Apportionment:
 
     Webster's method of apportionment (Balinski and Young, "Fair Representation", 1982). Sample j of
     a dataset with weight w is due at time (2j + 1) / w. The sequence has all samples in order of
-    their times, ties in the order of the datasets. A prefix never depends on what follows, and the
-    time to count it does not grow with its length.
+    their times, ties in the order of the datasets. The time to count a prefix does not grow with
+    its length.
 
     *Bound.* Let p be the proportions of D datasets, and c the counts in the first n samples. Let T
     be the number for which the time is 2T / (sum of weights). Each c is within 1/2 of p * T. So n,
@@ -238,8 +238,8 @@ class Apportionment:
     def counts_of(self, prefixes: Sequence[int]) -> IndexArray:
         """Return :meth:`counts` of many prefixes at once, much faster.
 
-        Due times are compared in float64. Each is rounded once, so a later time never becomes
-        smaller than an earlier one. If equal numbers leave a doubt, the exact times are compared.
+        Due times are compared in float64. Each is rounded once, so their order never reverses.
+        Equal numbers are compared exactly.
 
         Args:
             prefixes: lengths of prefixes, at least one.
@@ -316,7 +316,7 @@ class Apportionment:
         taken, left = np.flatnonzero(last == last.max()), np.flatnonzero(following == last.max())
         counts[taken] -= 1
         equal = np.sort(np.concatenate([taken, left]))
-        # Equal weights have exactly equal times; for other weights exact times are compared.
+        # Equal weights have exactly equal times.
         _, firsts = np.unique(self._divisors[equal], return_index=True)
         if len({self._due(d, int(counts[d])) for d in equal[firsts].tolist()}) > 1:
             exact = sorted((self._due(d, int(counts[d])), d) for d in equal.tolist())

@@ -1,7 +1,7 @@
 """KeyTable and NameTable: a million keys or file names in one block of memory.
 
-Each takes about 30 bytes, where a list of str takes 90. Forked workers share the block, because it
-has no objects whose reference counts would be written. Spawned workers receive it unchanged.
+Each takes about 30 bytes, compared with 90 in a list of str. Forked workers share the block,
+because it has no reference counts to be written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _encode = methodcaller("encode", sys.getfilesystemencoding(), sys.getfilesysteme
 
 
 class KeyTable:
-    """An immutable sequence of bytes, stored joined, with their ends unless all lengths are equal.
+    """An immutable sequence of bytes, stored joined.
 
     >>> KeyTable([b"00000007_a.jpg", b"00000009_b.jpg"])[1]
     b'00000009_b.jpg'
@@ -78,7 +78,7 @@ class KeyTable:
 
 
 class NameTable:
-    """An immutable sequence of file names, of any bytes that the system allows.
+    """An immutable sequence of file names.
 
     Attributes:
         keys: the names, encoded.

@@ -60,20 +60,18 @@ _SEGMENTS = 64
 class PreparedSource(Source):
     """The images of a source after deterministic recipes, each made once and kept.
 
-    Decoding is most of an image's cost on a CPU. When an image is first read, it is decoded, goes
-    through ``recipes``, and its pixels are kept in ``directory``. Later reads take the kept pixels.
-    The loader's ``transform`` follows. A loader delivers exactly the pixels that ``source`` gives
-    with ``recipes + transform`` on the CPU, however full the directory is, on any workers and
-    ranks. (Boxes may differ in the last bit if several recipes of the transform turn or scale
-    them.)
+    The first read of an image decodes it, applies ``recipes``, and keeps the pixels in
+    ``directory`` for later reads. The loader's ``transform`` follows. A loader delivers exactly the
+    pixels of ``source`` with ``recipes + transform`` on the CPU, however full the directory is.
+    (Boxes may differ in the last bit if several recipes of the transform turn or scale them.)
 
     Several processes may fill and read a directory at the same time. ``stateful-gpu-loader
     prepare`` fills it in advance. A killed process leaves its finished images. A full disk or
     ``max_bytes`` stops the filling, but not the training. Records have checksums, and damaged
-    records are made again. The CPU decodes and applies ``recipes``, also for batches on a GPU.
+    records are made again. The CPU applies ``recipes``, even for batches on a GPU.
 
-    Files replaced under the same names are noticed only if the source's fingerprint changes, as a
-    FolderSource's does with ``sizes_in_fingerprint=True``. Otherwise remove the directory.
+    If you replace files under the same names, remove the directory, unless the source's fingerprint
+    notices, as a FolderSource's does with ``sizes_in_fingerprint=True``.
 
     Args:
         source: source of encoded images, or a Subset, concatenation or mixture of sources.
@@ -82,8 +80,7 @@ class PreparedSource(Source):
         recipes: deterministic transforms to uint8, such as ``Resize(256)``; without recipes the
             decoded images are kept.
         max_bytes: largest size of the directory; None is unlimited.
-        decoder: as the loader's ``decoder``, for the CPU. "auto" takes the decoder that the
-            directory was begun with.
+        decoder: as the loader's ``decoder``, for the CPU. "auto" takes the directory's decoder.
         scaled_decoding: as the loader's ``scaled_decoding``.
 
     Attributes:
@@ -93,9 +90,9 @@ class PreparedSource(Source):
 
     Raises:
         TypeError: ``source`` is not a source of images.
-        ValueError: a recipe draws random numbers, does not return uint8, or does not say how it
-            moves the source's boxes and masks; the directory was made with another source, decoder
-            or recipes; max_bytes is too small.
+        ValueError: a recipe draws random numbers, does not return uint8, or cannot move the
+            source's boxes and masks; the directory was made with another source, decoder or
+            recipes; max_bytes is too small.
         OSError: the directory cannot be created or read.
 
     >>> import tempfile
@@ -135,8 +132,8 @@ class PreparedSource(Source):
         found = as_source(source)
         if found is None:
             raise TypeError(
-                f"{type(source).__name__} is no source of encoded images, so it is not known how "
-                "to decode it. Remedy: pass a FolderSource, TarSource or another Source"
+                f"{type(source).__name__} is not a source of encoded images, so it cannot be "
+                "decoded. Remedy: pass a FolderSource, TarSource or another Source"
             )
         self.source = found
         self.recipes = Compose(recipes)
@@ -162,7 +159,7 @@ class PreparedSource(Source):
             ),
             index_bytes=index_bytes,
         )
-        # Sizes of images that were opened but not made yet, in case their targets move before.
+        # Sizes of images opened but not made yet, whose targets may move first.
         self._originals: dict[int, Size] = {}
         self._store = RecordStore(
             folder,
@@ -184,7 +181,7 @@ class PreparedSource(Source):
     def read(self, index: int, into: Memory | None = None) -> EncodedSample:
         """Return the image as a binary PPM, and its target.
 
-        The target of a source with boxes or masks is unchanged, for :meth:`move_target` to move.
+        Boxes and masks are unchanged; :meth:`move_target` moves them.
 
         Raises:
             OSError: as the source's ``read``.
@@ -203,7 +200,7 @@ class PreparedSource(Source):
     def open_for_loader(self, index: int) -> EncodedSample | OwnImage:
         """Return an image whose pixels a loader requests when it crops them.
 
-        The pixels are read or decoded only then, and cropped while they are in the CPU cache.
+        So they are cropped while they are in the CPU cache.
         """
         if not reads_as(self, PreparedSource):
             return self.read(index)
@@ -287,10 +284,10 @@ class PreparedSource(Source):
             pixels = self._made(index, sample, _header(sample))[0]
             if pixels.shape[1:] != (header.height, header.width):
                 raise LoaderError(
-                    f"{self._name(index)} is damaged, and its original is of another size than it "
-                    f"was: it gives {tuple(pixels.shape[1:])} instead of "
+                    f"{self._name(index)} is damaged, and the size of its original has changed: "
+                    f"it gives {tuple(pixels.shape[1:])} instead of "
                     f"{(header.height, header.width)} (height, width). Remedy: remove the "
-                    "directory, as files of the source were replaced"
+                    "directory, because files of the source were replaced"
                 )
             return pixels
         end = len(record) - entry.json_bytes
@@ -336,7 +333,7 @@ def _drawn(recipes: Compose, size: Size) -> PipelineDraw:
     try:
         return recipes.draw(0, 0, np.zeros(1, dtype=np.int64), np.array([size]))
     except ValueError as error:
-        # A ValueError would mean that the image is damaged.
+        # A ValueError would mean a damaged image.
         raise LoaderError(f"{recipes!r} in a PreparedSource: {error}") from error
 
 
@@ -351,20 +348,19 @@ def _check_recipes(recipes: Compose, source: Source) -> None:
     for recipe in recipes.recipes:
         if recipe.num_draws:
             raise ValueError(
-                f"{recipe!r} draws again for each sample, so its pixels cannot be kept. Remedy: "
+                f"{recipe!r} draws random numbers, so its pixels cannot be kept. Remedy: "
                 "put it, and what follows it, into the loader's transform"
             )
     if recipes.output_dtype != torch.uint8 or recipes.memory_format != torch.contiguous_format:
         raise ValueError(
-            f"{recipes!r} gives {recipes.output_dtype}, {recipes.memory_format}, and what is kept "
-            "is uint8. Remedy: put ToDtype, Normalize and ToMemoryFormat into the loader's "
-            "transform"
+            f"{recipes!r} gives {recipes.output_dtype}, {recipes.memory_format}, but uint8 is "
+            "kept. Remedy: put ToDtype, Normalize and ToMemoryFormat into the loader's transform"
         )
     immovable = recipes.immovable() if source.has_spatial_targets else None
     if immovable is not None:
         raise ValueError(
-            f"{type(source).__name__} has boxes or masks, and {immovable!r} does not tell where it "
-            "moves them. Remedy: recipes of stateful_gpu_loader.transforms"
+            f"{type(source).__name__} has boxes or masks, and {immovable!r} cannot move them. "
+            "Remedy: recipes of stateful_gpu_loader.transforms"
         )
 
 
@@ -390,13 +386,10 @@ class Description:
     """The settings that determine the pixels in a folder, and their layout."""
 
     source: str
-    """Fingerprint of the source."""
     recipes: str
-    """Fingerprint of the recipes."""
     decoder: str
-    """Family of the decoder."""
     versions: tuple[str, ...]
-    """Versions of the packages that made the pixels; other versions may differ in last bits."""
+    """Versions of the packages that made the pixels; the last bits may depend on them."""
     segment_bytes: int
     """Largest size of a pixel file."""
     layout: int = _LAYOUT
@@ -457,8 +450,8 @@ def read_description(folder: Path) -> Description | None:
         found.check_types()
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(
-            f"{str(path)!r} is no description of prepared images: {error!s:.200}. Remedy: remove "
-            "its folder, or give another one"
+            f"{str(path)!r} is not a description of prepared images: {error!s:.200}. Remedy: "
+            "remove its folder, or give another one"
         ) from error
     return found
 
@@ -476,7 +469,7 @@ def begin(folder: Path, wanted: Description, *, index_bytes: int) -> Description
         _make(folder, wanted, index_bytes)
         found = read_description(folder)
     if found is None:
-        raise FileNotFoundError(f"{str(folder / _FILE)!r} was removed while it was made")
+        raise FileNotFoundError(f"{str(folder / _FILE)!r} was removed while it was being written")
     wanted.check(folder, found)
     with contextlib.suppress(FileNotFoundError):
         KeptFile(str(folder / INDEX_FILE), os.O_RDONLY, owners_for_folder(folder))
@@ -488,7 +481,7 @@ def _make(folder: Path, wanted: Description, index_bytes: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         owners = owners_for_folder(folder)
         index = KeptFile(str(folder / INDEX_FILE), os.O_RDWR | os.O_CREAT, owners)
-        # The index only grows: another process may have begun the folder and written to it.
+        # The index only grows: another process may already use it.
         if os.fstat(index.number).st_size < index_bytes:
             os.truncate(index.number, index_bytes)
         _write_once(folder, json.dumps(asdict(wanted), indent=1), owners)

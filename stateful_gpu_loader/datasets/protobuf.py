@@ -1,7 +1,6 @@
 """The wire format of protocol buffers: the fields of a message, read without a schema.
 
-Specified at https://protobuf.dev/programming-guides/encoding. TensorFlow, Caffe and Caffe2 write
-small messages around one large field, which is not copied.
+Specified at https://protobuf.dev/programming-guides/encoding. Large fields are not copied.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ def fields(message: bytes | memoryview) -> Iterator[tuple[int, int, int | memory
             view of its bytes inside ``message``.
 
     Raises:
-        ValueError: the bytes are not a message; the text has the byte of the fault. Earlier fields
-            have been yielded.
+        ValueError: the bytes are not a message. Earlier fields have been yielded.
 
     >>> [(number, bytes(value)) for number, _, value in fields(bytes.fromhex("0a03616263"))]
     [(1, b'abc')]
@@ -55,14 +53,14 @@ message
     size, at = len(view), 0
     while at < size:
         start = at
-        # Nearly every tag has one byte; reading it here saves a call and half of the time.
+        # Nearly every tag has one byte; reading it here halves the time.
         if (tag := view[at]) < 0x80:
             at += 1
         else:
             tag, at = _varint(view, at)
         number, wire_type = tag >> 3, tag & 7
         if not 1 <= number <= MAX_FIELD:
-            raise _malformed(start, f"no field has the number {number}")
+            raise _malformed(start, f"the field number {number} is invalid")
         if wire_type == DELIMITED:
             length, at = _varint(view, at)
             if length > size - at:

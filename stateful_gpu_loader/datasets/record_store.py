@@ -1,8 +1,7 @@
-"""RecordStore: records by index, in a folder that many processes fill and read at the same time.
+"""RecordStore: records by index, in a folder shared by many processes.
 
 The folder has segments, files to which one process each appends. A record is a prepared image: a
-binary PPM, then the target as JSON. A target that is a class number is kept in the index instead,
-so it needs no reading or parsing.
+binary PPM, then the target as JSON. A class number is kept in the index instead.
 """
 
 from __future__ import annotations
@@ -43,11 +42,10 @@ INDEX_FILE = "index.bin"
 
 
 class Entry(NamedTuple):
-    """The index's entry for a record; each number is below 2**32."""
+    """Index entry of a record; each number is below 2**32."""
 
     segment: int
     checksum: int
-    """Checksum of the record."""
     offset: int
     """Offset of the record in its segment in bytes."""
     num_bytes: int
@@ -61,25 +59,24 @@ class Entry(NamedTuple):
     width: int
     """Width of the original image in pixels."""
     label: int | None = None
-    """The target, if it is a class number. Then the record has no JSON."""
+    """The target, if it is a class number; the record then has no JSON."""
 
 
 _LABEL = (1 << 32) - 1
-"""Value of ``json_bytes`` for a label: then the JSON's checksum is the target itself."""
+"""Value of ``json_bytes`` for a label, which then replaces the JSON's checksum."""
 
 
 class RecordStore:
     """Records, each stored once under an index, and returned intact or not at all.
 
     The index file has an entry of 36 bytes for each index, which is written after the record. Both
-    the entry and the record have a checksum, compared at each read. So after a crash, on a full
-    disk or in a damaged file, a record is returned as it was put or is missing.
+    have a checksum, compared at each read. So after a crash or on a full disk, a record is either
+    intact or missing.
 
-    Nothing waits for the disk or for another process. (The system blocks a writer whose disk cannot
-    keep up once the page cache is full.)
+    Nothing waits for another process or, until the page cache is full, for the disk.
 
     Args:
-        key: invalidates entries of another store.
+        key: identifies the store; entries with another key are invalid.
         segment_bytes: largest size of a segment, and so of a record.
         max_segments: largest number of segments; None is unlimited.
     """
@@ -134,8 +131,8 @@ class RecordStore:
     def put(self, index: int, record: Record, original: Size) -> bool:
         """Store a record and the size of its original image; return whether it is stored.
 
-        It is not stored if no segment has room or the folder cannot be written. In the second case
-        this process warns once and stores nothing more.
+        It is not stored if no segment has room. If the folder cannot be written, this process warns
+        once and stores nothing more.
         """
         if self._is_closed:
             return False
@@ -224,8 +221,8 @@ _TRIES_APART = 100
 class Segments:
     """Numbered files of at most ``segment_bytes``; a process holds one of them to append to.
 
-    The process holds a lock on its file, which ends with the process in any case. The next process
-    appends after the existing bytes.
+    The process locks its file. The lock ends with the process, and the next process appends after
+    the existing bytes.
 
     Args:
         segment_bytes: largest size of a file.
@@ -255,7 +252,7 @@ class Segments:
 
         Raises:
             OSError: the disk is full, the folder cannot be written or does not support locks, or a
-                file in it is not trusted. Then nothing refers to the bytes already written.
+                file in it is not trusted.
         """
         size = record.num_bytes
         with self._lock:
@@ -328,7 +325,7 @@ class Record:
     head: bytes
     """Header of a PPM, :data:`HEAD_BYTES` long."""
     pixels: Bytes
-    """uint8 [height * width * 3], colours interleaved."""
+    """uint8 [height * width * 3], interleaved."""
     json: bytes
     """The target in typed JSON, masks as bits; empty if the target is the label, cannot be written
     as JSON, or would be larger than the pixels."""
@@ -374,8 +371,8 @@ class Record:
 def checksum(head: bytes, rest: Bytes, num_pixels: int) -> int:
     """Return a 32-bit CRC over the sums of each 4 KiB of pixels, and over everything else.
 
-    It takes a tenth of the time of a full CRC. It detects a missing, foreign or misplaced page, and
-    any change within 8 bytes.
+    It takes a tenth of a full CRC's time. It detects a wrong or misplaced page, and any change
+    within 8 bytes.
 
     Args:
         head: bytes before the pixels.
@@ -410,8 +407,7 @@ def target_in(json: bytes) -> Any:
 def _with_bits(target: Any) -> list[Any]:
     """Return a target without its masks, and name, shape and compressed bits of each mask.
 
-    Masks are mostly larger than the pixels. As compressed bits they take some kilobytes, and
-    restoring them takes an eighth of the time of drawing them from outlines.
+    Compressed bits of masks take some kilobytes, and an eighth of the time of drawing outlines.
     """
     if type(target) is not dict:
         return [target, {}]

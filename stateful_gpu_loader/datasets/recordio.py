@@ -38,8 +38,8 @@ from stateful_gpu_loader.datasets.target_choice import Target, TargetChoice
 class RecordIOSource(FramedSource):
     """Encoded images and their labels in RecordIO files, local or by URL, in the files' order.
 
-    DALI's reader has the same order, whatever the order of the .idx file. The format has no
-    checksums, so only the decoder can find damage inside an image.
+    DALI's reader has the same order. The format has no checksums, so only the decoder can find
+    damage inside an image.
 
     Args:
         paths: one file or several, as for ``as_paths``.
@@ -49,7 +49,7 @@ class RecordIOSource(FramedSource):
             are the ints beside it.
         index_paths: an .idx for each file, as ``im2rec`` and ``rec2idx`` write them; or one for all
             files, with offsets that continue from file to file, as for DALI. None builds an index
-            once, from each record's header, and keeps it.
+            from the records' headers and keeps it.
         cache_dir: directory for built indices; None is beside the files.
 
     Raises:
@@ -239,7 +239,7 @@ def _value(record: ImageRecord, name: str, place: Place) -> Any:
         number = float(np.ravel(label)[0])
         if number.is_integer():
             return int(number)
-    raise place.damaged(f"its label is {label}, which is no class", "pass target='label'")
+    raise place.damaged(f"its label is {label}, not a class", "pass target='label'")
 
 
 MAGIC = 0xCED7230A
@@ -391,7 +391,7 @@ def _part(header: bytes, place: Place, *, is_first: bool) -> tuple[int, int]:
     kind = packed >> _LENGTH_BITS
     allowed = (_WHOLE, _FIRST) if is_first else (_MIDDLE, _LAST)
     if kind not in allowed:
-        raise place.damaged(f"a part of kind {kind} where one of {allowed} belongs")
+        raise place.damaged(f"a part of kind {kind}, expected one of {allowed}")
     return kind, packed & ((1 << _LENGTH_BITS) - 1)
 
 
@@ -408,5 +408,5 @@ def _foreign(place: Place, wanted: int, size: int) -> ValueError:
         f"it takes {wanted} bytes or more, and the index says {size}"
         if wanted > size
         else f"it takes {wanted} bytes, and the index says {size}",
-        "the index is of another file or leaves records out: make it again",
+        "the index is of another file or lacks records: make it again",
     )

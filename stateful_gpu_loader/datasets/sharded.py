@@ -30,14 +30,13 @@ class ShardedDataset(IterableDataset[Any], ABC):
     """An iterable dataset that resumes on any number of workers and ranks.
 
     A subclass names its shards and reads one shard. A loader deals the shards into lanes, reads
-    each lane in order and keeps a cursor for each lane, so nothing is read twice.
+    each lane in order and keeps a cursor for it, so nothing is read twice.
 
     Attributes:
         num_lanes: number of shards read at a time by all workers and ranks together; None is 64,
             or the number of shards if it is smaller. It must be a multiple of the number of ranks.
         shuffle_buffer: number of samples in memory at a time, in all workers together, with
-            ``shuffle=True``. Samples are shuffled in windows of ``shuffle_buffer // num_lanes`` of
-            a lane.
+            ``shuffle=True``. Each lane is shuffled in windows of ``shuffle_buffer // num_lanes``.
 
     >>> class Squares(ShardedDataset):
     ...     def shards(self):
@@ -61,11 +60,10 @@ class ShardedDataset(IterableDataset[Any], ABC):
         """Yield each sample from ``cursor`` on, with the cursor of the next sample.
 
         For a malformed sample it may yield a ValueError instead. The loader then raises it or
-        leaves out this sample alone, and reading continues.
+        leaves out this sample alone.
 
-        The loader seeds the global generators again for each sample. So draw from them for each
-        sample and not once for a shard, since a resume begins in the middle of a shard. A sample
-        may be read twice.
+        The loader seeds the global generators for each sample. So draw from them for each sample,
+        not once for a shard: a resume begins in the middle. A sample may be read twice.
 
         Args:
             shard: one of :meth:`shards`.
@@ -80,8 +78,8 @@ class ShardedDataset(IterableDataset[Any], ABC):
     def num_samples(self, shard: str) -> int | None:
         """Return the number of samples of a shard; None if it is unknown without reading it.
 
-        If it is known for all shards, every rank delivers the same number of batches, and
-        ``len(loader)`` is known.
+        If all are known, every rank delivers the same number of batches, and ``len(loader)`` is
+        known.
         """
         return None
 
@@ -93,7 +91,7 @@ class ShardedDataset(IterableDataset[Any], ABC):
         return f"{len(self.shards())} shards, {digest.text()}"
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield all samples in order, without this package's loader; workers divide the shards."""
+        """Yield all samples in order, for other loaders; workers divide the shards."""
         worker = get_worker_info()
         first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
         for shard in self.shards()[first::step]:
@@ -199,8 +197,7 @@ def records_from(
 ) -> Generator[tuple[T, int]]:
     """Yield each record of a file from a cursor on, with the cursor of the next record.
 
-    A cursor is the offset of a record. In a compressed file, which can be read only from its
-    beginning, it is the number of records before it.
+    A cursor is the offset of a record, or in a compressed file the number of records before it.
 
     Args:
         path: a local path or a URL; compressed if its name says so.
@@ -237,7 +234,7 @@ def _counts_by_name(counts: Any, path_of: Mapping[str, str]) -> dict[str, int]:
     """Return the number of samples of each shard by name.
 
     A mapping or file may name a shard as ``shards()`` does, by its path, or by the last part of its
-    path if that is unique.
+    path.
     """
     given = _from_file(os.fspath(counts)) if isinstance(counts, (str, os.PathLike)) else counts
     if not isinstance(given, Mapping):
@@ -255,7 +252,7 @@ def _counts_by_name(counts: Any, path_of: Mapping[str, str]) -> dict[str, int]:
             keys[name] = named[0]
     if missing := [name for name in path_of if name not in keys]:
         raise ValueError(
-            f"counts has no {missing[0]!r}, one of {len(missing)} shards that it lacks. Remedy: "
+            f"counts has no {missing[0]!r}, one of {len(missing)} missing shards. Remedy: "
             "name each shard as shards() does"
         )
     found = {name: _count(name, given[key]) for name, key in keys.items()}
@@ -269,7 +266,7 @@ def _count(name: str, count: Any) -> int:
         return operator.index(count)
     except TypeError:
         raise TypeError(
-            f"counts[{name!r}] is a {type(count).__name__}, and no integer. Remedy: count from 0"
+            f"counts[{name!r}] is a {type(count).__name__}, not an integer. Remedy: count from 0"
         ) from None
 
 
@@ -287,6 +284,7 @@ def _from_file(path: str) -> dict[str, Any]:
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
-            f"{path!r} is no list of shards and samples ({type(error).__name__}: {error}). Remedy: "
+            f"{path!r} is not a list of shards and samples ({type(error).__name__}: {error}). "
+            "Remedy: "
             'pass a JSON file such as {"000.tar": 1000}'
         ) from error

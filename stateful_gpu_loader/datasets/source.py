@@ -27,10 +27,10 @@ class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
     """Base class of all random-access sources of encoded images.
 
     A format is a subclass in its own file, with three methods: ``__len__``, :meth:`read` and
-    :meth:`fingerprint`. The loader needs nothing else. A source can be pickled for spawned workers,
-    and contains everything needed to read any index: a worker lists or indexes nothing again.
+    :meth:`fingerprint`. A source can be pickled for spawned workers, and contains everything needed
+    to read any index.
 
-    As a plain dataset it returns ``(data, target)``: the encoded bytes as uint8 [num_bytes].
+    As a plain dataset it returns ``(data, target)``, with the encoded bytes as uint8 [num_bytes].
 
     >>> class OneColour(Source):
     ...     def __len__(self):
@@ -44,16 +44,15 @@ class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
     """
 
     has_spatial_targets: bool = False
-    """Whether targets refer to places in the image (boxes, masks), and so move with its pixels."""
+    """Whether targets (boxes, masks) move with the image's pixels."""
     suits_processes: bool = False
     """Whether many workers are faster as threads of several forked processes than of one.
 
-    The value is not inherited by subclasses. A forked child must be able to read from the source,
-    whatever other threads did at the fork. Threads must share nothing that they have read, such as
-    a decoded row group.
+    Subclasses do not inherit it. A forked child must be able to read, whatever other threads did at
+    the fork. Threads must share nothing that they have read, such as a decoded row group.
     """
     num_recipes_before: int = 0
-    """Number of recipes already applied to the images; a loader's recipes draw as if after them."""
+    """Number of recipes already applied to the images; the loader's streams follow theirs."""
 
     makes_pixels: bool = False
     """Whether the images are already decoded pixels instead of JPEG or other image files."""
@@ -70,8 +69,7 @@ class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
     def expect(self, indices: npt.NDArray[np.int64], *, anew: bool = False) -> None:
         """Begin to fetch samples that will be read soon; called only for a remote source.
 
-        It affects time alone: expected samples may never be read, and others may be. A failure
-        appears when the sample is read.
+        It affects time alone. A failure appears when the sample is read.
 
         Args:
             indices: int64 [n], each in ``range(len(self))``.
@@ -118,11 +116,11 @@ class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
     def read(self, index: int) -> EncodedSample:
         """Return the encoded sample at ``0 <= index < len(self)``, by random access.
 
-        Called from many threads at once: it must have no side effects, and should release the GIL
-        while it waits for storage.
+        Many threads call it at once: it must have no side effects, and should release the GIL while
+        it waits for storage.
 
         A source may add a second parameter, ``into: Memory | None = None``. The returned bytes may
-        be read into the last memory that ``into`` returns, from its beginning.
+        lie in the last memory that ``into`` returned, from its beginning.
 
         Raises:
             OSError: the storage failed; the loader retries. The message names the sample and index.
@@ -139,13 +137,13 @@ class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return the content id: equal for equal samples in equal order, at any storage place.
+        """Return the content id: equal for equal samples in equal order, at any location.
 
-        It must be cheap: from names or an index, not from pixels. It is computed when first called.
+        It must be cheap: from names or an index, not from pixels.
         """
 
     def __getitem__(self, index: SupportsIndex) -> tuple[torch.Tensor, Any]:
-        """Return ``(data, target)``; any integer type, negative indices count from the end.
+        """Return ``(data, target)``; negative indices count from the end.
 
         Raises:
             IndexError: the index is outside ``[-len(self), len(self))``.
@@ -203,7 +201,7 @@ def _takes_into(function: FunctionType) -> bool:
 def reads_as(source: Source, kind: type[Any]) -> bool:
     """Return whether a source of this class uses the class's own ``read``.
 
-    If a subclass, a mixin or an attribute replaces ``read``, the class must not bypass it.
+    A ``read`` replaced by a subclass, a mixin or an attribute must not be bypassed.
     """
     return getattr(source.read, "__func__", None) is kind.read
 
@@ -235,7 +233,6 @@ def _check_size(size: Size, header: ImageHeader) -> None:
         )
     if header.orientation not in (1, 5, 6, 7, 8):
         raise ValueError(
-            f"the image has EXIF orientation {header.orientation}, and it is unknown whether its "
-            "target refers to the pixels before or after it is applied. Remedy: write the file "
-            "upright"
+            f"the image has EXIF orientation {header.orientation}, and its target may refer to "
+            "the pixels before or after rotation. Remedy: write the file upright"
         )

@@ -3,7 +3,7 @@
 TensorFlow's ``example.proto`` and ``feature.proto`` define Example {Features features = 1}.
 Features is {map<string, Feature> feature = 1}. Feature is {oneof {BytesList bytes_list = 1;
 FloatList float_list = 2; Int64List int64_list = 3}}, each list {repeated value = 1}. Other fields
-are skipped, and repeated fields are merged, as in all protocol buffer readers.
+are skipped, and repeated fields are merged.
 """
 
 from __future__ import annotations

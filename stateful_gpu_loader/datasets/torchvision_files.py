@@ -19,11 +19,9 @@ class ListedFiles:
     paths: list[str]
     """n paths, relative to ``root``, or absolute if they lie elsewhere."""
     targets: list[Any]
-    """n targets."""
     classes: list[str]
-    """Names of the classes; empty if the dataset has none."""
+    """Names of the classes, if any."""
     class_to_idx: dict[str, int]
-    """Number of each class, by name."""
 
 
 _Pairs = tuple[Sequence[Any], Sequence[Any]]
@@ -49,7 +47,7 @@ def _pets(dataset: Any) -> _Pairs:
     kinds = dataset._target_types
     if len(kinds) != 1 or kinds[0] not in lists:
         raise ValueError(
-            f"OxfordIIITPet has target_types={kinds!r}, and a target here is one class. Remedy: "
+            f"OxfordIIITPet has target_types={kinds!r}, but a target here is one class. Remedy: "
             "target_types='category' or 'binary-category'"
         )
     return dataset._images, lists[kinds[0]]
@@ -59,8 +57,8 @@ def _timms(dataset: Any) -> _Pairs:
     reader = dataset.reader
     if known_class(reader, ("ReaderImageFolder",)) is None:
         raise TypeError(
-            f"timm's ImageDataset has a {type(reader).__name__}, which is no list of image files. "
-            "Remedy: a Source of the same data, such as HuggingFaceSource or TarSource"
+            f"timm's ImageDataset has a {type(reader).__name__}, which is not a list of image "
+            "files. Remedy: a Source of the same data, such as HuggingFaceSource or TarSource"
         )
     for name, plain in (
         ("input_img_mode", "RGB"),
@@ -70,8 +68,8 @@ def _timms(dataset: Any) -> _Pairs:
         value = getattr(dataset, name)
         if value != plain:
             raise ValueError(
-                f"timm's ImageDataset has {name}={value!r}, and its samples are no RGB images with "
-                f"classes. Remedy: {name}={plain!r}"
+                f"timm's ImageDataset has {name}={value!r}, so its samples are not RGB images "
+                f"with classes. Remedy: {name}={plain!r}"
             )
     return _pairs_of("samples")(reader)
 

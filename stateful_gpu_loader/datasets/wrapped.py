@@ -22,8 +22,6 @@ from stateful_gpu_loader.records import EncodedSample
 def as_source(dataset: Any) -> Source | None:
     """Return a source itself, or one for a Subset, concatenation or mixture of sources; else None.
 
-    So ``random_split(FolderSource(root), [0.9, 0.1])`` is decoded like the whole.
-
     >>> as_source([1, 2, 3]) is None
     True
     """

@@ -86,11 +86,11 @@ def test_a_message_that_is_cut_off_is_refused_or_ends_between_fields(
         ("08 80808080808080808080 00", 1, "more than 64 bits"),
         ("0801 09 00000000", 2, "field 1 takes 8 bytes, 4 are left"),
         ("0d 0000", 0, "field 1 takes 4 bytes, 2 are left"),
-        ("0801 0001", 2, "no field has the number 0"),
+        ("0801 0001", 2, "the field number 0 is invalid"),
         ("0801 0b0c", 2, "field 1 has the wire type 3"),
         ("0e", 0, "field 1 has the wire type 6"),
         ("0f", 0, "field 1 has the wire type 7"),
-        ("8080808010 00", 0, "no field has the number 536870912"),
+        ("8080808010 00", 0, "the field number 536870912 is invalid"),
     ],
 )
 def test_what_is_malformed_is_named_with_its_byte(data: str, place: int, reason: str) -> None:

@@ -1,7 +1,7 @@
 """Footers and row groups of Parquet files, through pyarrow. Only this module imports it.
 
 :class:`OpenFiles` fetches the bytes, and pyarrow only decodes them. So a failure of the storage
-(OSError) and damaged bytes (ValueError) stay distinct. pyarrow mixes the exception types of both.
+(OSError) and damaged bytes (ValueError) stay distinct, unlike in pyarrow.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def read_footer(path: str) -> Footer:
     if len(ending) < 8 or ending[4:] != _MAGIC:
         raise damaged(
             path,
-            f"it ends with {ending[4:]!r} and not with {_MAGIC!r}: it is no Parquet file, or one "
-            f"that was truncated ({size} bytes)",
+            f"it ends with {ending[4:]!r} and not with {_MAGIC!r}: it is not a Parquet file, or "
+            f"it was truncated ({size} bytes)",
             offset=max(0, size - 4),
             remedy="fetch or write the file again",
         )
@@ -163,7 +163,7 @@ def decoding(
     Raises:
         ValueError: the bytes are damaged.
         MemoryError: memory is too small for the decoded bytes, or for the size that damaged bytes
-            claim. pyarrow does not say which, and a lack of memory must not skip a sample.
+            claim. pyarrow does not distinguish them, and a lack of memory must not skip a sample.
     """
     try:
         yield
@@ -228,9 +228,9 @@ def iterate_rows(
 ) -> Iterator[tuple[int, int, Any]]:
     """Yield rows from ``start`` on: (number of the first row, row group, ``pyarrow.RecordBatch``).
 
-    Earlier row groups are not read. Earlier rows of the same row group are decoded and dropped. For
-    any size of row groups, about 8 MiB of rows (at least one row) are decoded at a time, and 1 MiB
-    of each column is held encoded.
+    Earlier row groups are not read. Earlier rows of the same row group are decoded and dropped.
+    About 8 MiB of rows (at least one row) are decoded at a time, and 1 MiB of each column is held
+    encoded.
 
     Raises:
         OSError: the storage failed.
@@ -287,7 +287,7 @@ def _open(footer: Footer, file: _RangeFile, *, buffer_size: int = 0) -> Any:
     return pyarrow.parquet.ParquetFile(
         pyarrow.PythonFile(file, mode="r"),
         metadata=footer.metadata,
-        # Reading ahead would use pyarrow's threads, which a forked child does not have.
+        # Reading ahead would use pyarrow's threads, which a forked child lacks.
         pre_buffer=False,
         buffer_size=buffer_size,
         page_checksum_verification=True,
@@ -312,7 +312,7 @@ def _chunks(footer: Footer, number: int, leaves: Sequence[int]) -> list[Any]:
     """Return the ``pyarrow.parquet.ColumnChunkMetaData`` of columns in a row group.
 
     With a damaged footer, ``RowGroupMetaData.column`` ends the process. So a reader, which raises
-    an error instead, parses the same columns first, up to its first read.
+    an error instead, parses the same columns first.
     """
     with suppress(_NotRead):
         reader = _open(footer, _UnreadFile(footer, number), buffer_size=1).reader

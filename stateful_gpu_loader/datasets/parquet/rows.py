@@ -21,7 +21,7 @@ from stateful_gpu_loader.records import EncodedSample
 _BYTES, _PATH = "bytes", "path"
 """Fields of an image struct, as the Hugging Face hub stores it."""
 _MOST_LISTED = 50
-"""Most columns that an error lists."""
+"""Maximum number of columns that an error lists."""
 
 
 class Place(NamedTuple):
@@ -74,8 +74,8 @@ class Selection:
         fields = {field.name: field.type for field in image} if types.is_struct(image) else {}
         if not is_bytes(types, fields.get(_BYTES, image)):
             raise ValueError(
-                f"{path!r}: the column {self.image!r} is of type {image}, and an image is bytes, "
-                "or a struct with a field 'bytes'. Remedy: pass image= with one of the columns: "
+                f"{path!r}: the column {self.image!r} is of type {image}; an image is bytes, or a "
+                "struct with a field 'bytes'. Remedy: pass image= with one of the columns: "
                 f"{_listing(schema)}"
             )
         for name in self.choice.names:
@@ -263,8 +263,8 @@ def value_of(scalar: Any) -> Any:
     """Return the value of a ``pyarrow.Scalar`` of a type that :func:`check_type` accepts.
 
     Booleans, numbers, strings and bytes become Python values. Dates, times and durations become the
-    stored int, in the column's unit. Lists of numbers become newly allocated arrays, and nested
-    lists are stacked if their lengths agree. Other lists stay lists. Structs become dicts.
+    stored int, in the column's unit. Lists of numbers become new arrays, and nested lists of equal
+    lengths are stacked. Other lists stay lists. Structs become dicts.
 
     Raises:
         ValueError: the value, or a value inside it, is null or not valid text.

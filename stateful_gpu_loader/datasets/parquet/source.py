@@ -43,14 +43,14 @@ class ParquetSource(Source):
     """Rows of Parquet files: a column of encoded images, and columns of the target.
 
     The image is a column of bytes, or a struct ``{bytes, path}`` as on the Hugging Face hub. If the
-    struct has no bytes, the file at its path is read. The path may be a URL. A relative path starts
-    at the Parquet file's folder.
+    struct has no bytes, the file at its path or URL is read. A relative path starts at the Parquet
+    file's folder.
 
-    Reading a row reads its whole row group, because pyarrow reads nothing smaller. Each process (a
-    worker process, or all worker threads together) keeps up to ``cache_bytes`` of decoded row
-    groups. A shuffled order over more data reads a row group for almost every sample, and causes
-    one warning. Then shuffle by blocks (:meth:`block_lengths`) with a window that fits into
-    ``cache_bytes``, write smaller row groups, or use ParquetShards.
+    Reading a row reads its whole row group, because pyarrow reads nothing smaller. Each process
+    keeps up to ``cache_bytes`` of decoded row groups, which its threads share. A shuffled order
+    over more data reads a row group for almost every sample, and causes one warning. Then shuffle
+    by blocks (:meth:`block_lengths`) with a window that fits into ``cache_bytes``, write smaller
+    row groups, or use ParquetShards.
 
     Args:
         paths: one or several, local or URLs, with wildcards and braces, in order.
@@ -119,7 +119,7 @@ class ParquetSource(Source):
         self._footers: BoundedCache[Footer] = BoundedCache(_FOOTERS, _one)
 
     def _check_types(self, first: Footer, other: Footer) -> None:
-        """Refuse columns of different types or units, whose values would not be comparable."""
+        """Refuse columns whose types or units differ between files."""
         for column in self._selection.columns:
             name = path_to(first.schema, column)[0]
             types = [footer.schema.field(name).type for footer in (first, other)]
@@ -173,7 +173,7 @@ class ParquetSource(Source):
         """Return a blake2b of the files' names and footers, and of the chosen columns.
 
         Footers hold the columns, the rows, sizes and positions of all row groups, and the writer's
-        statistics. So the content id does not depend on the files' paths, and no data is read.
+        statistics. So no data is read, and the files may move.
         """
         digest = ContentDigest("parquet 1")
         for name, footer in zip(names_of(self.paths), self._digests, strict=True):
@@ -193,7 +193,7 @@ class ParquetSource(Source):
         return self._selection.rows(read_row_group(self._footer(group), number, columns))
 
     def _footer(self, group: int) -> Footer:
-        """Return the footer of a row group's file, which must be unchanged since it was indexed."""
+        """Return the footer of a row group's file; refuse a file changed after indexing."""
         file = int(self._groups[group, 0])
         path = self.paths[file]
         footer = self._footers.get(file, lambda: self._read_footer(file))
@@ -243,17 +243,17 @@ def _one(footer: Footer) -> int:
 class ParquetShards(FileShards, EncodedShards):
     """Streamed Parquet files: a shard is a file, a cursor the number of a row.
 
-    Row groups before the cursor are not read. About 8 MiB of rows are decoded at a time for any
-    size of row groups, so many files can be open at once.
+    Row groups before the cursor are not read. About 8 MiB of rows are decoded at a time, so many
+    files can be open at once.
 
     Args:
         paths: one or several, local or URLs, with wildcards and braces, in order.
         image: the image column, as for :class:`ParquetSource`.
         target: the target columns, as for :class:`ParquetSource`; None for the row's number in its
             file.
-        count_rows: whether the number of rows is read from the files' footers, once, when first
-            needed; then every rank delivers the same number of batches, and ``len(loader)`` is
-            known. It costs a small read for each file: pass False for very many URLs.
+        count_rows: whether the number of rows is read from the files' footers, when first needed;
+            then every rank delivers the same number of batches, and ``len(loader)`` is known. For
+            very many URLs, pass False to save a small read for each.
         num_lanes: number of files read at a time; None is 64, or fewer if there are fewer files.
         shuffle_buffer: as for :class:`ShardedDataset`.
 
@@ -300,10 +300,7 @@ class ParquetShards(FileShards, EncodedShards):
         return self._footer_of(shard)[0] if self.count_rows else None
 
     def fingerprint(self) -> str:
-        """Return a blake2b of the files' names, the chosen columns and, if counted, the footers.
-
-        Copies of the files at other paths have the same fingerprint.
-        """
+        """Return a blake2b of the files' names, the chosen columns and, if counted, the footers."""
         digest = ContentDigest("parquet shards 1")
         for name in self._names:
             digest.add_name(name).add(self._footer_of(name)[1] if self.count_rows else b"")
@@ -350,9 +347,7 @@ class ParquetShards(FileShards, EncodedShards):
 
 
 IN_TURN = 64
-"""Number of row groups wasted in a row before the warning. Looking at a few samples wastes fewer.
-A resume late in a window of blocks may waste a whole window, but its row groups fit into the
-cache."""
+"""Number of row groups wasted in succession before the warning; looking at samples wastes fewer."""
 LEAST_SHARE = 8
 """A row group is wasted if less than this fraction (1 / LEAST_SHARE) of its rows was read."""
 
@@ -361,15 +356,14 @@ LEAST_SHARE = 8
 class RowGroupUse:
     """Counts decoded row groups that were dropped for lack of room with few of their rows read.
 
-    It counts reads instead of time, so the same order of reads always gives the same warning, once
-    for each source in each process, including worker processes.
+    It counts reads instead of time, so the same order of reads gives the same warning, once for
+    each source in each process.
     """
 
     cache_bytes: int
     num_groups: int
-    """Number of row groups of the source."""
     wasted: int = 0
-    """Number of row groups wasted in a row so far."""
+    """Number of row groups wasted in succession so far."""
     wasted_bytes: int = 0
     """Size of these row groups in memory."""
     has_warned: bool = False
@@ -403,8 +397,8 @@ class RowGroupUse:
 class BoundedCache(Generic[T]):
     """The values used last, as many as fit into ``limit`` bytes, but at least one.
 
-    A forked child and a pickled copy start empty. While a value is made, only threads that want the
-    same value wait. If making it fails, each of them tries again.
+    A forked child and a pickled copy start empty. Only threads that want the same value wait while
+    it is made. If that fails, each of them tries again.
 
     Args:
         size_of: returns the size of a value in bytes.
@@ -465,7 +459,7 @@ class BoundedCache(Generic[T]):
         return list(self._held().slots)
 
     def drop(self, key: int) -> None:
-        """Drop the value of a key; code that is using the value is not affected."""
+        """Drop the value of a key."""
         here = self._held()
         with here.lock:
             slot = here.slots.get(key)

@@ -23,7 +23,6 @@ def failed(error: OSError, path: str, what: str) -> OSError:
 
 
 REMEDY = "fetch the file again, or leave the record out with on_bad_sample="
-"""Remedy for a record that a loader reads."""
 
 INDEX_REMEDY = "fetch or write the file again, or leave it out of paths="
 """Remedy for a file whose records are indexed before a loader reads any."""
@@ -32,7 +31,7 @@ INDEX_REMEDY = "fetch or write the file again, or leave it out of paths="
 def damaged(
     path: str, what: str, *, record: Any = None, offset: int | None = None, remedy: str = REMEDY
 ) -> ValueError:
-    """Return the ValueError for a record that every retry would find malformed.
+    """Return the ValueError for a malformed record.
 
     Args:
         record: number or key of the record in the file.

@@ -1,8 +1,8 @@
 """Indices of files, built once and kept beside the file or in a cache directory.
 
 An index of folders is valid while their times are unchanged. A folder's times change when an entry
-is added, removed or renamed, but not when a file's content changes. The modification time can be
-set back, as tar does when it unpacks into a folder. The change time cannot.
+is added, removed or renamed, but not when a file's content changes. Programs such as tar can set
+the modification time back, but not the change time.
 """
 
 from __future__ import annotations
@@ -64,8 +64,7 @@ def cached_index(
     The index is kept beside the file as ``.<name>.<kind>.npz`` where that folder is writable, else
     in the cache folder. It is built again if the file's size, modification time, inode or file
     system has changed. A damaged or untrusted index (:class:`KeptFile`) is logged and built again.
-    Several processes may build an index at the same time, because it is written to a temporary file
-    that is then renamed.
+    Several processes may build an index at the same time.
 
     Args:
         path: file or folder; a local path or a URL.
@@ -74,8 +73,8 @@ def cached_index(
         check: raises ValueError if a kept index does not match the file's size in bytes.
         cache_dir: the only directory for the index; None keeps it beside a local file, else in
             ``$XDG_CACHE_HOME/stateful_gpu_loader`` (``~/.cache`` by default).
-        fits: whether an index matches whatever the file's own size and change time do not cover;
-            an index that does not fit is neither used nor kept.
+        fits: whether an index is valid beyond the file's size and change time; an index that does
+            not fit is neither used nor kept.
 
     Raises:
         OSError: the file's status cannot be read.
@@ -95,7 +94,7 @@ def cached_index(
         except (FileNotFoundError, NotADirectoryError):
             continue
         except Exception as error:
-            # For damaged bytes NumPy and zipfile raise many types, including MemoryError.
+            # NumPy and zipfile raise many types, including MemoryError.
             refused[place] = f"{type(error).__name__}: {error}"
     for place, reason in refused.items():
         logger.warning("the kept index %r is not used, and is built again: %s", str(place), reason)
@@ -112,7 +111,7 @@ def remove_index(path: str, *, kind: str, cache_dir: str | None) -> list[str]:
         try:
             os.unlink(place)
         except OSError:
-            continue  # not there, or not ours to remove
+            continue  # missing, or not ours to remove
         removed.append(place)
     return removed
 
@@ -157,10 +156,10 @@ def check_ends(name: str, ends: npt.NDArray[np.int64], *, total: int, shortest: 
 
 
 def _identity(path: str) -> tuple[int, dict[str, object]]:
-    """Return the size in bytes, and attributes that differ for a file that replaces this one.
+    """Return the size in bytes, and attributes that a replacement file changes.
 
-    A FUSE file system may number a file differently at each mount, so its inodes are left out. The
-    device number differs between machines, so the file system's own identifier is used.
+    Inodes on FUSE may differ between mounts, so they are left out. Device numbers differ between
+    machines, so the file system's own identifier is used.
     """
     if is_url(path):
         size, mark = remote_identity(path)
@@ -242,7 +241,7 @@ def _keep(places: list[Path], header: str, index: Index, owners: Owners) -> None
 
 
 def _check_replaceable(place: Path, owners: Owners) -> None:
-    """Raise PermissionError if another user keeps an index here: each would replace the other's."""
+    """Raise PermissionError if another user keeps an index here."""
     try:
         owner = place.lstat().st_uid
     except FileNotFoundError:
@@ -266,7 +265,7 @@ Times = npt.NDArray[np.int64]
 """int64 [num_folders, 2]: modification and change time of each folder, in nanoseconds."""
 
 YOUNG = 2_000_000_000
-"""Nanoseconds within which a folder may change twice without a new time, on the coarsest clocks."""
+"""Nanoseconds within which a coarse clock may miss a folder's second change."""
 UNKNOWN = (-1, -1)
 
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -287,8 +286,7 @@ def times_before_listing(folder: str) -> tuple[int, int]:
 def are_unchanged(folders: Iterable[str], times: Times) -> bool:
     """Return whether no folder has changed since :func:`times_before_listing` returned its times.
 
-    Folders on FUSE file systems always count as changed: file systems for object stores leave a
-    folder's times unchanged when objects come or go.
+    Folders on FUSE always count as changed, because object stores may leave their times unchanged.
     """
     devices: set[int] = set()
     try:
@@ -325,8 +323,7 @@ DELAY = 1.0
 def progress_bar(description: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
     """Yield a function that takes the amount of work done so far.
 
-    A bar appears on stderr if it is a terminal, tqdm is installed, and the work takes longer than
-    :data:`DELAY`.
+    A bar appears on a terminal's stderr after :data:`DELAY`, if tqdm is installed.
 
     Args:
         description: label of the bar, such as ``"indexing train.tar"``.

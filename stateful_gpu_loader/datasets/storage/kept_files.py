@@ -1,4 +1,4 @@
-"""Files that the package keeps for later runs: how they are made, and which ones are trusted.
+"""Files kept for later runs: creation and trust.
 
 Anyone who can write a kept file controls what a later run reads. So a kept file is used only if it
 is a regular file, belongs to a trusted user, and is not writable by every user. Links are not
@@ -62,8 +62,7 @@ def owners_for_data(path: str | None) -> Owners:
 def owners_for_folder(folder: Path) -> Owners:
     """Return the users whose files in a folder are trusted: this one, root, the folder's owner.
 
-    The folder's owner is left out if every user can write to a folder above it, such as ``/tmp``:
-    another user may have created the folder first.
+    The folder's owner is left out below a folder that every user can write to, such as ``/tmp``.
     """
     trusted = {os.geteuid(), 0}
     if not any(above.stat().st_mode & stat.S_IWOTH for above in folder.parents if above.exists()):
@@ -114,9 +113,9 @@ def new_file(place: Path, owners: Collection[int]) -> Iterator[tuple[IO[bytes], 
 
 def _check_trust(status: os.stat_result, path: str, owners: Collection[int]) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise _untrusted(path, "it is no regular file")
+        raise _untrusted(path, "it is not a regular file")
     if status.st_uid not in owners:
-        raise _untrusted(path, f"user {status.st_uid} owns it, none of {sorted(owners)}")
+        raise _untrusted(path, f"user {status.st_uid} owns it, not one of {sorted(owners)}")
     if status.st_mode & stat.S_IWOTH:
         raise _untrusted(path, f"every user can write it (mode {stat.S_IMODE(status.st_mode):o})")
 

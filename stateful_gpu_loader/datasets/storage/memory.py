@@ -14,7 +14,7 @@ Memory = Callable[[int], Bytes]
 
 
 LARGEST_GUESS = 2**28
-"""Maximum number of bytes allocated on the evidence of a single read, whose size may be unusual."""
+"""Maximum number of bytes allocated on the evidence of a single read."""
 
 
 def with_margin(num_bytes: int) -> int:
@@ -27,7 +27,7 @@ def with_margin(num_bytes: int) -> int:
 
 
 def new_memory(num_bytes: int) -> Bytes:
-    """Return a NumPy array: torch.empty is slower and obeys torch's default device."""
+    """Return a NumPy array; torch.empty is slower and uses torch's default device."""
     return np.empty(num_bytes, dtype=np.uint8)
 
 
@@ -115,8 +115,8 @@ class Arena:
     def leave_out(self, start: int, spans: Sequence[tuple[int, int]]) -> int:
         """Remove parts of the last bytes, and return the new start of the remaining bytes.
 
-        The bytes before a removed part move up to the bytes after it, which leaves a gap before the
-        new start. In an image few bytes come before the removed parts, and all pixels after them.
+        The bytes before a removed part move up to the bytes after it. In an image only few bytes
+        come before.
 
         Args:
             start: first of the last bytes.

@@ -32,15 +32,15 @@ def file_number(path: str) -> FileNumber | None:
 
 
 class OpenFiles:
-    """Opens files as they are read, and keeps the descriptors of the files read last.
+    """Opens files on demand, and keeps the descriptors of the files read last.
 
     Each read passes its own offset, so threads can share a descriptor. A forked child opens its own
     descriptors, and a pickled copy starts without any.
 
     Args:
         limit: largest number of descriptors kept open.
-        numbers: :func:`file_number` of local files when they were indexed, by path; a file that has
-            replaced an indexed file is refused.
+        numbers: :func:`file_number` of local files when they were indexed, by path; a replaced file
+            is refused.
         owners: trusted users, for kept files (:class:`KeptFile`); None reads any file.
 
     >>> import tempfile
@@ -70,7 +70,7 @@ class OpenFiles:
 
         Args:
             ranges: (URL, begin, end) in bytes; consumed only if there is room.
-            num_bytes: total size of the ranges. If it is too large to keep, nothing is fetched.
+            num_bytes: total size of the ranges; beyond the room, nothing is fetched.
             anew: whether to drop the ranges announced before.
         """
         if anew:
@@ -92,8 +92,8 @@ class OpenFiles:
     def fill(self, path: str, offset: int, parts: Sequence[memoryview]) -> None:
         """Read from ``offset`` on into ``parts``, which are consecutive in the file.
 
-        One system call fills all parts, so nothing is copied afterwards. Files are not mapped,
-        because truncating a mapped file kills the process, while a read reports an error.
+        One system call fills all parts. Files are not mapped, because truncating a mapped file
+        kills the process.
 
         Raises:
             OSError, ValueError: as :meth:`read`.
@@ -118,8 +118,8 @@ class OpenFiles:
                 done += got
         if done < size:
             raise ValueError(
-                f"{path!r} ends at byte {offset + done}, in the middle of the {size} bytes from "
-                f"{offset}. Remedy: fetch the file again; if it was replaced, make a new index"
+                f"{path!r} ends at byte {offset + done}, inside the {size} bytes from {offset}. "
+                "Remedy: fetch the file again; if it was replaced, make a new index"
             )
 
     def _kept(self, path: str) -> Descriptor | None:
@@ -145,7 +145,7 @@ class OpenFiles:
     def forget(self) -> None:
         """Drop all descriptors and fetched ranges; files close once no thread reads them.
 
-        Called in each forked child, because a thread of the parent may have held the lock.
+        Called in each forked child, where a thread of the parent may have held the lock.
         """
         self._files = OrderedDict()
         self._lock = threading.Lock()
@@ -198,7 +198,7 @@ class _Opened(Descriptor):
         if expected not in (None, (status.st_dev, status.st_ino)):
             raise OSError(
                 errno.ESTALE,
-                "another file took its place since it was indexed. Remedy: make a new source",
+                "it was replaced by another file after indexing. Remedy: make a new source",
                 path,
             )
 

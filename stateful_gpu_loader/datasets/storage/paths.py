@@ -68,7 +68,7 @@ def as_paths(paths: AnyPath | Iterable[AnyPath]) -> list[str]:
 def is_apple_double(name: str) -> bool:
     """Return whether the file is an AppleDouble file: macOS metadata beside another file.
 
-    Its name is ``._`` and the other file's name. It appears on foreign disks and in archives.
+    Its name is ``._`` and the other file's name.
 
     >>> is_apple_double("._cat.jpg"), is_apple_double("cat._.jpg")
     (True, False)
@@ -79,7 +79,7 @@ def is_apple_double(name: str) -> bool:
 def names_of(paths: list[str]) -> list[str]:
     """Return the paths relative to their deepest common folder.
 
-    The names stay the same when that folder moves. URLs lose their query, such as a signature.
+    URLs lose their query, such as a signature.
 
     Raises:
         ValueError: two paths have the same name.
@@ -116,7 +116,7 @@ def _expand(text: str) -> Iterator[str]:
 
 def _resolve(text: str) -> list[str]:
     if is_url(text):
-        # fsspec would resolve it against the working directory of each read.
+        # fsspec would resolve it against the working directory at each read.
         text = _RELATIVE_FILE.sub(lambda found: f"{found[0]}{os.getcwd()}/", text)
         if "*" not in text:
             return [text]

@@ -1,8 +1,8 @@
 """Files by URL, read through fsspec. Only this module imports it.
 
-A request to object storage takes 20 to 100 ms, for any size up to some megabytes. So the ranges
-that will be read are requested ahead, with nearby ranges joined, and kept until they are read. This
-affects speed alone: a range that was not requested, or that failed, is read when it is needed.
+A request to object storage takes 20 to 100 ms, for any size up to some megabytes. So upcoming
+ranges are requested ahead, nearby ones together, and kept until they are read. This affects speed
+alone: a range that is missing or failed is read when needed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from stateful_gpu_loader.errors import MissingDependency
 
 _BUFFER = 1 << 20
 _PART = 4 << 20
-"""Bytes of one request of a stream. A stream holds two, and a rank reads many streams at a time."""
+"""Bytes of one request of a stream, which holds two."""
 _REMEMBERED = 256
-"""Number of URLs remembered; fsspec itself caches the file systems."""
+"""Number of URLs remembered."""
 
 _systems: dict[str, tuple[Any, str]] = {}
 _owner = os.getpid()
@@ -112,8 +112,8 @@ class _StreamAhead(io.RawIOBase):
         following = self._position + len(content)
         if len(content) < min(_PART, self._size - self._position):
             raise OSError(
-                f"{self._url!r} ends at byte {following} of {self._size}: it was cut off while it "
-                "was read. Remedy: leave files unchanged while they are read"
+                f"{self._url!r} ends at byte {following} of {self._size}: it was truncated while "
+                "it was read. Remedy: do not change files while they are read"
             )
         if following < self._size:
             self._next = self._begin(following)
@@ -205,7 +205,7 @@ def _as_oserror(url: str) -> Iterator[None]:
     except OSError as error:
         if error.errno is not None:
             raise
-        # Clients' own messages often name no file, or only part of the URL.
+        # Clients' messages often lack the URL.
         kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
         raise kind(f"{url!r} cannot be read: {error}") from error
     except Exception as error:
@@ -298,14 +298,14 @@ class ReadAhead:
         try:
             content = part.content.result()
         except Exception:
-            return None  # the caller reads it again, and gets the error if it persists
+            return None  # the caller reads it again, and gets a persistent error
         if len(content) < part.end - part.begin:
             return None
         return memoryview(content)[offset - part.begin :][:size]
 
     def __del__(self) -> None:
         if self._owner != os.getpid():
-            return  # a forked child owns no requests, and their locks may be held for ever
+            return  # a forked child has no requests, and their locks may stay locked
         for part in self._parts.values():
             part.content.cancel()
 
@@ -358,7 +358,7 @@ REQUESTS = 64
 class _Background:
     """Daemon threads, started as needed.
 
-    At interpreter exit an executor would wait for its threads and all queued calls.
+    At interpreter exit an executor would wait for queued calls.
     """
 
     def __init__(self) -> None:
@@ -400,10 +400,10 @@ def in_background(call: Callable[[], bytes]) -> Future[bytes]:
     return _background.submit(call)
 
 
-def _begin_anew() -> None:
+def _begin_in_child() -> None:
     """Create new threads in a forked child, which has none of its parent's."""
     global _background
     _background = _Background()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_begin_in_child)

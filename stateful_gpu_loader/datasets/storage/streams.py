@@ -49,7 +49,7 @@ def open_stream(path: str, offset: int = 0) -> IO[bytes]:
         offset: in bytes; must be 0 for a compressed file.
 
     Raises:
-        OSError: the file cannot be opened. Reading raises OSError too, also for errors of remote
+        OSError: the file cannot be opened. Reading raises OSError too, even for errors of remote
             clients. Damaged or truncated compressed bytes raise one of :func:`damage_errors`.
         ValueError: a non-zero offset in a compressed file.
         MissingDependency: zstandard, or a package for the URL, is not installed.
@@ -92,7 +92,7 @@ def read_up_to(stream: IO[bytes], size: int) -> Bytes:
     >>> bytes(read_up_to(io.BytesIO(b"abc"), 5))
     b'abc'
     """
-    # A damaged length may be huge, so memory grows with the bytes that arrive.
+    # A damaged length may be huge, so memory grows with the bytes read.
     data = np.empty(min(size, _LARGEST_STEP), dtype=np.uint8)
     done = 0
     while done < size:
@@ -190,7 +190,7 @@ class _Decompressed(io.RawIOBase):
 class _Zstandard:
     """Decompresses frame after frame.
 
-    zstandard's own reader takes a truncated file for a complete one.
+    zstandard's reader does not notice truncated files.
     """
 
     def __init__(self, raw: IO[bytes], decompressor: Any) -> None:

@@ -106,7 +106,7 @@ def tar_index(files: OpenFiles, path: str, cache_dir: str | None) -> TarIndex:
 def _check(path: str, index: Index, size: int) -> None:
     """Raise ValueError unless the arrays index a tar of ``size`` bytes.
 
-    For a local tar the headers of the first and the last member are compared, too.
+    For a local tar the first and last headers are compared, too.
     """
     members = array_in(index, "members", np.int64, columns=3)
     extensions = array_in(index, "extensions", np.int64)
@@ -119,16 +119,16 @@ def _check(path: str, index: Index, size: int) -> None:
     check_ends("starts", starts, total=len(members), shortest=1)
     check_ends("key_ends", key_ends, total=len(keys), shortest=0)
     if len(extensions) != len(members) or len(key_ends) != len(starts) or links.count("\0") % 2:
-        raise ValueError("its arrays do not belong together")
+        raise ValueError("its arrays do not match")
     if ((extensions < 0) | (extensions >= vocabulary.count("/"))).any():
         raise ValueError("a member in it has an unknown extension")
     offsets, sizes, marks = members.T
     is_inside = (offsets >= BLOCK) & (sizes >= 0) & (offsets <= size) & (sizes <= size)
     if not is_inside.all() or (offsets + sizes > size).any() or (marks >> 32).any():
-        raise ValueError(f"a member in it is outside of the tar's {size} bytes")
+        raise ValueError(f"a member in it is outside the tar's {size} bytes")
     if is_url(path) or not len(members):
         return
-    files = OpenFiles(limit=1)  # private: a source opens no file until a sample is read
+    files = OpenFiles(limit=1)  # private: a source opens files only to read samples
     for offset, _, mark in members[[0, -1]].tolist():
         if zlib.crc32(files.read(path, offset - BLOCK, BLOCK).data) != mark:
             raise ValueError(f"another header is before byte {offset}: the tar was replaced")
@@ -242,7 +242,7 @@ def _build(files: OpenFiles, path: str) -> Index:
                 keys.append(os.fsencode(grouping.key or ""))
             members.append((member.offset, member.size, member.mark))
             extensions.append(numbers.setdefault(extension, len(numbers)))
-    # An extension follows the last "/" of a name, so it contains none.
+    # An extension contains no "/".
     vocabulary = "".join(f"{name}/" for name in numbers).encode("utf-8", "surrogateescape")
     ends = np.cumsum([0, *map(len, keys)], dtype=np.int64)
     links = "".join(
@@ -297,9 +297,10 @@ def _complaint(
     return (
         f"of {total} samples in {len(paths)} tars {' and '.join(counts)}. The first: key "
         f"{indices[tar].key(sample)!r} in {paths[tar]!r} has "
-        f"{', '.join(map(repr, indices[tar].extensions_of(sample)))}.{note} Remedy: pass image= "
-        "and target= as the members are called, or missing='skip' to leave such samples out; if "
-        "the members of a key are not consecutive, pack the tar again in the order of the names"
+        f"{', '.join(map(repr, indices[tar].extensions_of(sample)))}.{note} Remedy: pass the "
+        "members' extensions as image= and target=, or missing='skip' to leave such samples out; "
+        "if the members of a key are not consecutive, pack the tar again in the order of the "
+        "names"
     )
 
 
@@ -315,8 +316,8 @@ _REMEDY = "make the index of this tar again with wds2idx, or leave index_paths= 
 def samples_of(index: TarIndex, path: str, tar: str) -> TarIndex:
     """Return the samples listed in an index file, in its order, from the tar's own index.
 
-    Each entry must match a member of the tar in offset, size and extension. Files that belong to no
-    sample by webdataset's rule are left out.
+    Each entry must match a member of the tar in offset, size and extension. Files outside
+    webdataset's samples are left out.
 
     Raises:
         OSError: the index file cannot be read.
@@ -327,7 +328,7 @@ def samples_of(index: TarIndex, path: str, tar: str) -> TarIndex:
     head, _, body = text.partition("\n")
     heading = _HEADING.fullmatch(head)
     if heading is None:
-        raise damaged(path, f"{head[:80]!r} is no heading of wds2idx", record=0, remedy=_REMEDY)
+        raise damaged(path, f"{head[:80]!r} is not a heading of wds2idx", record=0, remedy=_REMEDY)
     lines = body.splitlines()
     version, announced = heading[1], int(heading[2])
     if len(lines) != announced:
@@ -365,7 +366,7 @@ def _components(line: str, version: str, path: str, record: int) -> list[tuple[s
     while at < len(line):
         match = _COMPONENT[version].match(line, at)
         if match is None:
-            what = f"{line[at : at + 80]!r} is no component"
+            what = f"{line[at : at + 80]!r} is not a component"
             raise damaged(path, what, record=record, remedy=_REMEDY)
         found.append((match[1], int(match[2]), int(match[3])))
         at = match.end()

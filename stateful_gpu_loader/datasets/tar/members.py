@@ -75,8 +75,8 @@ class Reader(Protocol):
 class RangeReader:
     """Reads windows of a file of known size, and skips the bytes between them.
 
-    A window is 4 KiB of a local file, which skips the contents of images even between nearby
-    headers. It is 8 MiB of a remote file, where a request takes as long as that transfer.
+    A window is 4 KiB of a local file, to skip the contents of images. It is 8 MiB of a remote file,
+    where a request takes as long as that transfer.
     """
 
     def __init__(self, files: OpenFiles, path: str, size: int) -> None:
@@ -127,8 +127,7 @@ class StreamReader:
 class Members:
     """Iterates over the regular members; links, folders and devices are left out.
 
-    Before requesting the next member, the caller may read the content of the current one. Unread
-    content is skipped.
+    The caller may read the content of the current member; unread content is skipped.
 
     Args:
         reader: reader at the first byte of a header, or at the archive's end.
@@ -137,8 +136,7 @@ class Members:
     Attributes:
         links: links found so far.
         end: offset where the archive ends, once the iteration has ended.
-        is_closed: whether a block of zeros is there; a file without it may have been truncated
-            between two members.
+        is_closed: whether a block of zeros is there; without it the file may have been truncated.
 
     Raises:
         ValueError: the archive is damaged or truncated, is not a tar, or has a sparse member. All
@@ -288,13 +286,13 @@ def parse_header(block: bytes) -> Header | None:
     if block == _ZEROS:
         return None
     if not _checksum_fits(block):
-        raise ValueError("no tar header: its checksum differs")
+        raise ValueError("not a tar header: its checksum differs")
     size = parse_number(block[124:136])
     kind = block[156:157]
     name = block[:100].partition(b"\0")[0]
     if kind == b"\0":
         kind = b"5" if name.endswith(b"/") else b"0"
-    # GNU tar, whose magic has a blank there, stores times in place of ustar's prefix.
+    # GNU tar, with a blank in its magic, stores times in place of ustar's prefix.
     if block[345] and block[257:263] == b"ustar\0":
         name = block[345:500].partition(b"\0")[0] + b"/" + name
     return Header(name, size, kind)
@@ -313,7 +311,7 @@ def parse_number(field: bytes) -> int:
         return int.from_bytes(field[1:], "big")
     digits = field.partition(b"\0")[0].strip() or b"0"
     if not _OCTAL.fullmatch(digits):
-        raise ValueError(f"no tar header: {field!r} is no size")
+        raise ValueError(f"not a tar header: {field!r} is not a size")
     return int(digits, 8)
 
 

@@ -42,8 +42,8 @@ _META = re.compile(r"__[^/]*__($|/)")
 def split_name(name: str) -> tuple[str, str] | None:
     """Split a name at the first dot of its last part into key and lower-cased extension.
 
-    Return None for names that belong to no sample: names without an extension, macOS's
-    ``._name.jpg``, and the archive's metadata, which is ``__name__`` or lies in such a folder.
+    Return None for names outside samples: without an extension, macOS's ``._name.jpg``, and
+    metadata, which is ``__name__`` or lies in such a folder.
 
     >>> split_name("train/a.b/0001.left.JPG"), split_name("README"), split_name("__meta__/1.txt")
     (('train/a.b/0001', 'left.jpg'), None, None)
@@ -57,7 +57,7 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 
 def link_note(links: Iterable[tuple[str, str]], key: str, wanted: frozenset[str]) -> str:
-    """Return a sentence about a link in place of a member of the sample, or an empty text.
+    """Return a sentence about a link in place of a member, or an empty text.
 
     Args:
         links: (name, kind and target) of the links in the archive.
@@ -265,12 +265,13 @@ class MemberChoice:
 def _alternatives(name: object, argument: str) -> tuple[str, ...]:
     if not isinstance(name, str):
         raise TypeError(
-            f"{argument}= has {name!r}, which is no extension. Remedy: pass names such as 'jpg'"
+            f"{argument}= has {name!r}, not an extension. Remedy: pass names such as 'jpg'"
         )
     parts = tuple(part.strip().lower().removeprefix(".") for part in name.split(";"))
     if not all(parts) or KEY in parts:
         raise ValueError(
-            f"{argument}={name!r} is no choice of extensions. Remedy: pass names such as 'jpg;png'"
+            f"{argument}={name!r} is not a choice of extensions. Remedy: pass names such as "
+            "'jpg;png'"
         )
     pickled = [part for part in parts if part.rpartition(".")[2] in PICKLES]
     if pickled:

@@ -35,14 +35,14 @@ from stateful_gpu_loader.datasets.tar.samples import (
 from stateful_gpu_loader.datasets.target_choice import Target
 from stateful_gpu_loader.records import EncodedSample
 
-_PACK = "pass image= and target= as the members are called, or missing='skip' to leave it out"
+_PACK = "pass the members' extensions as image= and target=, or missing='skip' to leave it out"
 
 
 class TarShards(FileShards, EncodedShards):
     """Images in WebDataset tars, read as streams: plain, or with ``.tgz .gz .zst .bz2 .xz``.
 
-    Members form samples as in :class:`TarSource`. A plain tar is resumed at the byte where the next
-    sample begins, by URL as well. A compressed tar is decompressed from its beginning again.
+    Members form samples as in :class:`TarSource`. A plain tar resumes at the byte where the next
+    sample begins. A compressed tar is decompressed from its beginning.
 
     Args:
         paths: one or several, in order; ``{000..011}``, ``{a,b}`` and wildcards expand.
@@ -210,7 +210,7 @@ class TarSample:
     offsets: dict[str, int] = field(default_factory=dict)
     """Offset of each content in the decompressed tar, by extension."""
     links: list[Link] = field(default_factory=list)
-    """All links in the tar before the next sample, whether or not they belong to this one."""
+    """All links in the tar before the next sample."""
 
 
 def _tar_samples(
@@ -225,15 +225,14 @@ def _tar_samples(
     Args:
         cursor: 0, or a cursor that was yielded with a sample.
         wanted: extensions whose contents are read; None for all.
-        accepts: whether a sample counts and is yielded. It sees the extensions; the contents may
-            not have been read.
+        accepts: whether a sample counts and is yielded. It sees extensions, not necessarily
+            contents.
 
     Raises:
         OSError: the tar cannot be opened or read.
-        ValueError: the rest of the tar is damaged or truncated. The truncated sample is not
-            yielded, because it may lack members; if all members are wanted, this also holds for
-            the last sample of an archive without an end mark. Or the tar ends before the cursor.
-            Or a shard read from its beginning has another number of samples than ``counts``.
+        ValueError: the rest of the tar is damaged or truncated. A truncated sample is not yielded,
+            nor, if all members are wanted, the last sample of an archive without an end mark. Or
+            the tar ends before the cursor, or the number of samples differs from ``counts``.
     """
     path, number = shards.path_of(shard), 0
 

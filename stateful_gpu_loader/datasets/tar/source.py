@@ -58,10 +58,10 @@ class TarSource(Source):
     """WebDataset tars, local or by URL, with random access by an index.
 
     Each tar's headers are read once, and its index is kept beside the tar or in a cache directory.
-    By URL this reads most of the tar, because headers are read with the contents between them.
-    Members form samples as in the package ``webdataset``: consecutive members with the same path up
-    to the first dot of its last part are a sample, and the rest of the name is the extension. A key
-    that returns later in the tar begins another sample, as in that package.
+    By URL this reads most of the tar. Members form samples as in the package ``webdataset``:
+    consecutive members with the same path up to the first dot of its last part are a sample, and
+    the rest of the name is the extension. A key that returns later in the tar begins another
+    sample.
 
     Args:
         paths: one or several, in order; ``{000..011}``, ``{a,b}`` and wildcards expand.
@@ -143,8 +143,8 @@ class TarSource(Source):
         if links:
             path, link = links[0]
             logger.warning(
-                "%d links in tars are left out, as they have no content: the first, %r in %r, is "
-                "%s. Remedy: pack the tar with tar --hard-dereference --dereference",
+                "%d links in tars are left outbecause they have no content: the first, %r in %r, "
+                "is %s. Remedy: pack the tar with tar --hard-dereference --dereference",
                 len(links),
                 link.name,
                 path,
@@ -212,7 +212,7 @@ class TarSource(Source):
     def fingerprint(self) -> str:
         """Return a blake2b of the choice, and of all members' keys, extensions and sizes in order.
 
-        It does not depend on the tars' paths and names, nor on the program that packed them.
+        It does not depend on the tars' names or on the program that packed them.
         """
         if self._fingerprint is None:
             self._fingerprint = f"{len(self)} samples in tars, {self._digest()}"
@@ -274,10 +274,10 @@ class TarSource(Source):
 
     def _replaced(self, index: int, offset: int) -> OSError:
         path = self.paths[self._tar(index)]
-        # The tar's size and time may be unchanged, so the next TarSource would use the index.
+        # The tar's size and time may be unchanged, so its index must go.
         removed = remove_index(path, kind=KIND, cache_dir=self._cache_dir)
         indices = f" Its kept index {', '.join(map(repr, removed))} was removed." * bool(removed)
-        # The whole file was replaced, so leaving out one record is no remedy.
+        # The whole file was replaced: leaving out one record does not help.
         return OSError(
             errno.ESTALE,
             f"replaced since it was indexed: another header before byte {offset}, sample "
@@ -305,8 +305,6 @@ class TarSource(Source):
 
 def _spans(places: list[list[int]]) -> list[tuple[int, int]]:
     """Return the byte ranges to read for members of a sample, headers included.
-
-    Members that lie close together are read at once, others separately.
 
     >>> _spans([[512, 100, 0], [1536, 1, 0]]), _spans([[512, 100, 0], [1_000_000, 1, 0]])
     ([(0, 1537)], [(0, 612), (999488, 1000001)])

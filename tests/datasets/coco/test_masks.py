@@ -93,9 +93,9 @@ def test_runs_that_do_not_fit_are_refused(counts: Any, text: str) -> None:
     [
         ([1, 2, 3, 4], "a polygon has 4 numbers"),
         ([1, 2, 3, 4, 5, 6, 7], "a polygon has 7 numbers"),
-        ([1, 2, 3, 4, 5, "x"], "no number"),
+        ([1, 2, 3, 4, 5, "x"], "not a number"),
         ([[1, 2], [3, 4], [5, 6]], "a polygon has 6 numbers"),
-        ([1, 2, 3, 4, 5, float("nan")], "million pixels away, or is no number"),
+        ([1, 2, 3, 4, 5, float("nan")], "million pixels away, or is not a number"),
         ([1, 2, 3, 4, 5, 1e12], "million pixels away"),
     ],
 )

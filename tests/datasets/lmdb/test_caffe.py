@@ -51,9 +51,9 @@ def test_later_fields_win_and_unknown_ones_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        (b"", "holds no data, and no image"),
-        (message((5, 3), (7, 1)), "holds no data, and no image"),
-        (message((1, 4), (2, 1), (3, 1), (6, 0.5), (5, 3)), "holds float_data, and no image"),
+        (b"", "holds no data, not an image"),
+        (message((5, 3), (7, 1)), "holds no data, not an image"),
+        (message((1, 4), (2, 1), (3, 1), (6, 0.5), (5, 3)), "holds float_data, not an image"),
         (message((1, 3), (2, 2), (3, 2), (4, bytes(11)), (7, 0)), "3 channels of 2 x 2 .* 11 byt"),
         (message((1, 2), (2, 2), (3, 2), (4, bytes(8)), (7, 0)), "2 channels of 2 x 2 .* 8 bytes"),
         (message((1, 1), (2, -2), (3, -2), (4, bytes(4)), (7, 0)), "1 channels of -2 x -2 pixels"),

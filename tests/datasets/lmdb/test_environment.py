@@ -73,7 +73,7 @@ def test_a_source_made_anew_reads_the_database_that_is_there_now(tmp_path: Path)
     assert first[0][1] == 1, "it holds the file that it has indexed"
     pickled = pickle.dumps(first)
     del first
-    with pytest.raises(OSError, match="another database took its place"):
+    with pytest.raises(OSError, match="replaced by another database"):
         pickle.loads(pickled).read(0)
 
 

@@ -125,7 +125,7 @@ def altered(sound: bytes, place: int, value: bytes) -> bytes:
         (104, b"\x99\x01", r"300 records on \d+ pages were found, expected 300 on 409"),
         (120, b"\x2b\x01", r"300 records on \d+ pages were found, expected 299"),
         (128, b"\1\0\0\0\0\0\0\0", "page 1 is not the page of the tree"),
-        (128, b"\1\1\1\1\1\1\0\0", r"page \d+ of \d+ is asked for"),
+        (128, b"\1\1\1\1\1\1\0\0", r"page \d+ of \d+ is requested"),
     ],
 )
 def test_a_meta_page_that_lies_is_found_out(

@@ -153,7 +153,9 @@ def test_an_original_of_another_size_does_not_take_the_place_of_a_damaged_record
     with Image.open(file) as image:
         height, width = image.height, image.width
         image.resize((width + 10, height + 20)).save(file)
-    with pytest.raises(LoaderError, match=rf"another size.*instead of \({height}, {width}\)"):
+    with pytest.raises(
+        LoaderError, match=rf"size of its original.*instead of \({height}, {width}\)"
+    ):
         stream(PreparedSource(source, tmp_path / "kept"), [T.RandomResizedCrop(8)])
 
 

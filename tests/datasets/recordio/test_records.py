@@ -55,10 +55,10 @@ def test_records_with_the_magic_anywhere_come_back(pieces: list[list[bytes]], wi
     [
         (b"\0" * 8, "begins with 0x00000000 instead of the magic 0xced7230a"),
         (part(1, b"abcd") + b"\0" * 8, "begins with 0x00000000"),
-        (part(2, b"abcd"), r"a part of kind 2 where one of \(0, 1\) belongs"),
+        (part(2, b"abcd"), r"a part of kind 2, expected one of \(0, 1\)"),
         (part(3, b"abcd"), "a part of kind 3"),
         (part(5, b"abcd"), "a part of kind 5"),
-        (part(1, b"abcd") + part(0, b""), r"a part of kind 0 where one of \(2, 3\) belongs"),
+        (part(1, b"abcd") + part(0, b""), r"a part of kind 0, expected one of \(2, 3\)"),
         (part(1, b"abcd") + part(1, b""), "a part of kind 1"),
         (part(1, b"abcd") + part(7, b""), "a part of kind 7"),
     ],

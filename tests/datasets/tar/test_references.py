@@ -194,12 +194,15 @@ def test_an_index_may_name_some_samples_in_any_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda text: "", "record 0: '' is no heading"),
-        (lambda text: text.replace("v1.2", "v9.9"), "record 0: 'v9.9 4' is no heading"),
+        (lambda text: "", "record 0: '' is not a heading"),
+        (lambda text: text.replace("v1.2", "v9.9"), "record 0: 'v9.9 4' is not a heading"),
         (lambda text: text.replace("v1.2 4", "v1.2 5"), "announces 5 samples and has 4"),
         (lambda text: text.replace("jpg 512 ", "jpg 1024 "), "record 1: .* no member at byte 1024"),
         (lambda text: text.replace("jpg 512 ", "jpg 512 9"), "record 1: it names 9.* bytes of"),
-        (lambda text: text.replace("jpg 512 ", "cls 512 "), "record 1: .*(no component|of 'cls')"),
+        (
+            lambda text: text.replace("jpg 512 ", "cls 512 "),
+            "record 1: .*(not a component|of 'cls')",
+        ),
         (lambda text: text.replace("jpg 512 ", "jpg "), "record 1"),
     ],
 )

@@ -87,7 +87,7 @@ def test_the_samples_before_the_damage_come(tmp_path: Path, ending: str) -> None
         for dataset in (TarShards(path), TarRecords(path)):
             found, error = until_the_error(dataset, path.name)
             assert len(found) == whole
-            assert f"a{ending}', byte {header}: no tar header: its checksum differs" in error
+            assert f"a{ending}', byte {header}: not a tar header: its checksum differs" in error
 
 
 @pytest.mark.parametrize("ending", [".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"])
@@ -127,7 +127,7 @@ def test_a_sample_without_image_or_target_is_named(tmp_path: Path) -> None:
     assert len(found) == 4
     assert error == (
         f"{str(path)!r}, record 'b', byte 8192: lacks the target (cls), has jpg. Remedy: pass "
-        "image= and target= as the members are called, or missing='skip' to leave it out"
+        "the members' extensions as image= and target=, or missing='skip' to leave it out"
     )
     whole = list(TarShards(path).read_shard("a.tar", 0))
     kinds = [isinstance(sample, ValueError) for sample, _ in whole]

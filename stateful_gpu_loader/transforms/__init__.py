@@ -1,10 +1,9 @@
 """Recipes: image transforms with the names and arguments of ``torchvision.transforms.v2``.
 
-A recipe draws numbers for a whole batch from the samples' keys, before it makes pixels. A resumed
-run therefore crops, flips and colors images as the uninterrupted run did.
+A recipe draws numbers for a whole batch from the samples' keys, before it makes pixels. So a
+resumed run makes the same pixels.
 
-The modules import torchvision inside functions: its import takes longer than torch's, and loaders
-without images import this package too.
+The modules import torchvision inside functions, because its import takes longer than torch's.
 """
 
 from stateful_gpu_loader.transforms.auto_augment import AugMix, AutoAugment

@@ -160,8 +160,7 @@ def as_fill(fill: Any) -> float | tuple[float, ...] | None:
     """Return one value for all channels, a tuple with a value for each, or None.
 
     Raises:
-        TypeError: the fill is something else. v2's dict of types is not supported, because recipes
-            only see images.
+        TypeError: the fill is something else, such as v2's dict of types.
 
     >>> as_fill(0), as_fill([124, 116, 104]), as_fill(None)
     (0.0, (124.0, 116.0, 104.0), None)

@@ -45,9 +45,6 @@ class AutoAugment(AugmentPolicy):
         fill: value outside the image: one number, or one per channel. None gives zeros, into
             which the border is blended.
 
-    Raises:
-        TypeError, ValueError: an argument is invalid.
-
     >>> recipe = AutoAugment()
     >>> recipe.draw(np.array([[0.0, 0.3, 0.5, 0.9, 0.9]]), np.array([[375, 500]])).numbers
     array([[10.,  4.,  5., 30.]])
@@ -121,9 +118,6 @@ class AugMix(AugmentPolicy):
         fill: value outside the image: one number, or one per channel. None gives zeros, into
             which the border is blended.
 
-    Raises:
-        TypeError, ValueError: an argument is invalid.
-
     >>> recipe = AugMix(mixture_width=1, chain_depth=1)
     >>> recipe.draw(np.array([[0.25, 0.5, 0.9, 0.33, 0.9, 0.9]]), np.array([[375, 500]])).numbers
     array([[0.25      , 0.75      , 5.        , 6.66666651]])
@@ -179,7 +173,7 @@ class AugMix(AugmentPolicy):
                 operations = space[np.floor(chosen[:, chain, place] * len(space)).astype(np.int64)]
                 bins = np.floor(levels[:, chain, place] * self.severity).astype(np.int64)
                 values = magnitudes_for_sizes(operations, bins, _NUM_BINS, sizes, 1.0 / 3.0)
-                # This keeps four bits fewer than the other policies.
+                # Four bits fewer than in the other policies.
                 values = np.where(operations == Operation.POSTERIZE, values - 4.0, values)
                 values = with_signs(operations, values, signs[:, chain, place])
                 acts = place < depths[:, chain]

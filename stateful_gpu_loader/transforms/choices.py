@@ -24,11 +24,11 @@ from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe, noth
 class _Part:
     """Recipes in a row that are applied together or not at all.
 
-    Its numbers are those of the recipes, with the height and width between two recipes.
+    Its numbers are the recipes' numbers, with the height and width between two recipes.
 
     Args:
         owner: name of the recipe that has this part, for errors.
-        steps: recipes, in order; a Compose is replaced by its recipes.
+        steps: recipes, in order; a Compose is flattened.
         first: number of its first recipe among all parts' recipes, from 1.
 
     Raises:
@@ -82,7 +82,7 @@ class _Part:
         return list(zip(self.recipes, rows, strict=True))
 
     def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray | None:
-        """Return how the recipes together move points, see :meth:`Recipe.motion`."""
+        """Return the recipes' combined motion, see :meth:`Recipe.motion`."""
         moved, end = at_rest(len(sizes)), 0
         for recipe, columns in self.each(numbers):
             motion = recipe.motion(columns, sizes)
@@ -148,7 +148,7 @@ class _OfParts(Recipe):
     def _motion_of_chosen(
         self, chosen: IndexArray | FloatArray, numbers: IndexArray | FloatArray, sizes: IndexArray
     ) -> FloatArray | None:
-        """Return how one part of each image moves points; see :meth:`Recipe.motion`."""
+        """Return the motion of one part of each image."""
         moved = at_rest(len(sizes))
         for i, (part, columns) in enumerate(zip(self._parts, self._columns, strict=True)):
             rows = np.flatnonzero(chosen == i)
@@ -224,16 +224,13 @@ class _OneOfSeveral(_OfParts):
 class RandomApply(_OneOfSeveral):
     """Apply other recipes with a probability, as ``torchvision.transforms.v2.RandomApply``.
 
-    Numbers: 1 to apply the recipes, else 0; then the recipes' numbers, 0 if
-    they are not applied. Names end with ``_1`` for the first recipe, ``_2`` for the second;
-    ``height_before_2`` and ``width_before_2`` are the size of the second recipe's input.
+    Numbers: 1 to apply the recipes, else 0; then the recipes' numbers, or 0. Names end with ``_1``
+    for the first recipe, ``_2`` for the second; ``height_before_2`` and ``width_before_2`` are the
+    size of the second recipe's input.
 
     Args:
         transforms: recipes, in order; none may change the dtype of images.
         p: the probability that all of them are applied.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
 
     >>> from stateful_gpu_loader.transforms import GaussianBlur
     >>> recipe = RandomApply([GaussianBlur(23)], p=0.1)
@@ -261,9 +258,6 @@ class RandomChoice(_OneOfSeveral):
         transforms: recipes to choose from; a Compose is one choice. None may change the dtype of
             images.
         p: weights of the recipes, on any scale; None for equal weights.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
 
     >>> from stateful_gpu_loader.transforms import CenterCrop, Resize
     >>> recipe = RandomChoice([Resize(256), CenterCrop(224)], p=[3, 1])
@@ -296,9 +290,6 @@ class RandomOrder(_OfParts):
 
     Args:
         transforms: recipes; a Compose keeps its own order. None may change the dtype of images.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
 
     >>> from stateful_gpu_loader.transforms import RandomHorizontalFlip, RandomInvert
     >>> recipe = RandomOrder([RandomHorizontalFlip(), RandomInvert()])
@@ -359,7 +350,7 @@ class RandomOrder(_OfParts):
 
 
 def _as_parts(transforms: Any) -> tuple[Recipe | Compose, ...]:
-    """Return each step as one part: a recipe, or a Compose of any other number of recipes."""
+    """Return each step as one part."""
     _checked(transforms)
     steps = [Compose([step]) for step in transforms]
     return tuple(step.recipes[0] if len(step.recipes) == 1 else step for step in steps)

@@ -40,7 +40,7 @@ class PipelineDraw:
 
     @property
     def keeps_one_size(self) -> bool:
-        """Whether images of equal size still have equal size after each recipe."""
+        """Whether images of equal size keep equal sizes after each recipe."""
         return all((draw.sizes == draw.sizes[:1]).all() for draw in self.draws)
 
     def take(self, part: slice) -> PipelineDraw:
@@ -59,8 +59,8 @@ class PipelineDraw:
 class Compose:
     """Applies recipes in order.
 
-    Recipe i draws from stream ``Stream.RECIPES + i``: a recipe added at the end does not change the
-    numbers of earlier ones.
+    Recipe i draws from stream ``Stream.RECIPES + i``, so a recipe added at the end changes no other
+    numbers.
 
     Args:
         transforms: recipes, in order; a nested Compose is replaced by its recipes.
@@ -95,13 +95,13 @@ class Compose:
                     f"Remedy: {remedy}"
                 )
         if recipes:
-            # Before workers are forked: otherwise each worker would import it.
+            # Before the fork, so that workers need not import it.
             import torchvision.transforms.v2  # noqa: F401
         self.recipes: tuple[Recipe, ...] = tuple(recipes)
         self._first_stream: int = Stream.RECIPES
 
     def following(self, num_recipes: int) -> Compose:
-        """Return these recipes with the streams that they have after ``num_recipes`` others."""
+        """Return these recipes with their streams after ``num_recipes`` others."""
         following = copy.copy(self)
         following._first_stream = self._first_stream + num_recipes
         return following
@@ -109,8 +109,8 @@ class Compose:
     def divided(self) -> tuple[Compose, Compose]:
         """Split into the recipes that make the pixels, and later ones that only change their type.
 
-        The first part makes bytes of decoded images. The second, the final Normalize, ToDtype and
-        ToMemoryFormat, draws nothing, and can be applied elsewhere, to the whole batch.
+        The first part makes uint8. The second, the final Normalize, ToDtype and ToMemoryFormat,
+        draws nothing, and can be applied elsewhere, to the whole batch.
 
         >>> from stateful_gpu_loader.transforms import CenterCrop, ToDtype
         >>> first, last = Compose([CenterCrop(224), ToDtype(torch.float16)]).divided()
@@ -166,9 +166,8 @@ class Compose:
             rows: from :meth:`PipelineDraw.sample`.
 
         Returns:
-            The part, and the number of recipes that it accounts for: ``num_cut`` of :meth:`apply`
-            when only the part is decoded. These are the first recipes, up to the last crop or the
-            first resize.
+            The part, and the number of first recipes, up to the last crop or the first resize, that
+            it accounts for: ``num_cut`` of :meth:`apply` if only the part is decoded.
 
         >>> from stateful_gpu_loader.transforms import RandomHorizontalFlip, RandomResizedCrop
         >>> recipes = Compose([RandomHorizontalFlip(), RandomResizedCrop(224)])
@@ -243,11 +242,11 @@ class Compose:
         """Apply the recipes to n images of any sizes at once, on any device.
 
         Crops, bilinear resizes and flips, and Normalize and ToDtype directly after them, are one
-        pass over the pixels. Bytes are rounded after each resize, as torchvision does on a GPU. The
-        float32 sums may differ from torchvision's in the last bits, so a few bytes in ten thousand
-        differ by one level. Row i is bit for bit a function of image i and its numbers.
+        pass over the pixels. Bytes are rounded after each resize, as torchvision does on a GPU.
+        Against torchvision, a few bytes in ten thousand differ by one level. Row i is a function of
+        image i and its numbers.
 
-        The call does not wait for the device; work is queued on the current stream.
+        Work is queued on the current stream, without waiting for it.
 
         Args:
             images: n uint8 images [C, H, W] of any strides, on one device, of the sizes in the

@@ -1,7 +1,7 @@
-"""from_torchvision: recipes that equal a pipeline of torchvision's or timm's transforms.
+"""from_torchvision: recipes equivalent to torchvision's or timm's transforms.
 
-A transform is recognized by the module and name of its class, so neither package is imported here.
-A subclass is not recognized: its code may do anything.
+A transform is recognized by the module and name of its class, without importing either package.
+Subclasses are not recognized.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from stateful_gpu_loader.transforms.values import Normalize, ToDtype
 
 
 def from_torchvision(transform: Any) -> Compose:
-    """Return the recipes that equal a transform: the same arguments, the same distributions.
+    """Return equivalent recipes of a transform: the same arguments and distributions.
 
     The images are those of torchvision's datasets: RGB, from Pillow. A transform gets uint8 tensors
     if it converts no Pillow image to a tensor, or begins with ``ToPILImage``.
 
-    Recipes draw other numbers than torchvision for the same seed.
-    ``docs/coming-from/torchvision.md`` says how far pixels differ for the same numbers.
+    For the same seed, recipes and torchvision draw different numbers.
+    ``docs/coming-from/torchvision.md`` says how much pixels differ for the same numbers.
 
     Args:
         transform: a transform or a ``Compose`` of ``torchvision.transforms`` or of its ``v2``, a
@@ -68,7 +68,7 @@ def from_torchvision(transform: Any) -> Compose:
             references, stands for that attribute.
 
     Raises:
-        UnsupportedTransform: some parts have no equal recipe. ``refused`` names all of them.
+        UnsupportedTransform: some parts have no equivalent recipe; ``refused`` names them.
 
     >>> from torchvision.transforms import v2
     >>> from_torchvision(v2.Compose([
@@ -91,7 +91,8 @@ def from_pillow(transform: Any) -> Compose:
     """Return the recipes as :func:`from_torchvision` does, of a transform of Pillow images.
 
     Raises:
-        UnsupportedTransform: parts have no equal recipe, or nothing makes tensors of the images.
+        UnsupportedTransform: parts have no equivalent recipe, or nothing converts the images to
+            tensors.
     """
     return _converted(transform, _Kind.PIL)
 
@@ -117,11 +118,11 @@ class _Kind(Enum):
 
 
 class _NoEqualError(Exception):
-    """A transform has no equal recipe; the text is the reason."""
+    """A transform has no equivalent recipe; the text is the reason."""
 
 
 class _Conversion:
-    """Converts transforms in the order in which they are called.
+    """Converts transforms in the order of their calls.
 
     Args:
         kind: type of the first transform's input.
@@ -162,7 +163,7 @@ class _Conversion:
         try:
             return self._kept(*convert(self, transform))
         except (_NoEqualError, TypeError, ValueError) as error:
-            # The remedy in a recipe's error is for users of recipes, so it is cut off.
+            # A recipe's remedy is for users of recipes, so it is cut off.
             self.refuse(place, transform, str(error).partition(" Remedy:")[0].rstrip("."))
             return []
 
@@ -252,7 +253,7 @@ def _held(transform: Any) -> tuple[str, Any] | None:
     """Return the attribute and the transform to which an object only passes its image.
 
     The object is called with stand-ins for both, because a class may call its transform twice. Code
-    with a branch does not count, because it may do something else with an image.
+    with a branch does not count.
     """
     for name in ("transforms", "transform"):
         held = vars(transform).get(name) if hasattr(transform, "__dict__") else None
@@ -264,7 +265,7 @@ def _held(transform: Any) -> tuple[str, Any] | None:
 
 
 def _is_straight(transform: Any, name: str) -> bool:
-    """Whether all calls of an object run the same code, which names one attribute and no more."""
+    """Whether all calls of an object run the same code, which names a single attribute."""
     kind = type(transform)
     call = getattr(kind, "forward" if isinstance(transform, nn.Module) else "__call__", None)
     code = getattr(call, "__code__", None)
@@ -325,7 +326,7 @@ def _for_a_recipe(conversion: _Conversion, arguments: dict[str, Any]) -> dict[st
         elif name == "value" and value is None:
             made[name] = "random"
     if "antialias" in arguments and conversion.kind is _Kind.PIL:
-        # Pillow always averages. For nearest, it takes the middle pixel.
+        # Pillow always averages, except for nearest, which takes the middle pixel.
         made["antialias"] = True
         mode = made["interpolation"]
         made["interpolation"] = "nearest-exact" if _is_nearest(mode) else mode
@@ -341,7 +342,7 @@ def _is_v2(transform: Any) -> bool:
 
 
 def _for_the_image(conversion: _Conversion, values: dict[Any, Any]) -> Any:
-    """Return the entry for the image in one of v2's dicts of types."""
+    """Return the image's entry in one of v2's dicts of types."""
     import PIL.Image
     from torchvision import tv_tensors
 
@@ -369,7 +370,7 @@ def _to_dtype(conversion: _Conversion, transform: Any) -> list[Recipe]:
     dtype = transform.dtype
     if isinstance(dtype, dict):
         dtype = _for_the_image(conversion, dtype)
-    if dtype is None or conversion.kind is _Kind.PIL:  # v2 leaves these images as they are
+    if dtype is None or conversion.kind is _Kind.PIL:  # v2 does not change these images
         return []
     return _as_dtype(conversion, dtype, scale=transform.scale)
 
@@ -391,7 +392,7 @@ def _nothing(conversion: _Conversion, transform: Any) -> list[Recipe]:
 
 
 def _becomes(kind: _Kind) -> _Converter:
-    """Return a converter of a transform that makes tensors of Pillow images, as decoders do."""
+    """Return a converter of a transform from Pillow images to tensors, as decoders make."""
 
     def convert(conversion: _Conversion, transform: Any) -> list[Recipe]:
         conversion.kind = kind
@@ -517,7 +518,7 @@ _EQUAL = (
     Resize,
     TrivialAugmentWide,
 )
-"""Recipes whose arguments are attributes of torchvision's transform with the same name."""
+"""Recipes whose arguments are attributes of torchvision's transform of the same name."""
 
 _CONVERTERS: dict[str, _Converter] = {
     **{recipe.__name__: _same(recipe) for recipe in _EQUAL},
@@ -548,7 +549,7 @@ _FROM_PIL = {
     *("ImageClassification", "ObjectDetection", "SemanticSegmentation"),
     *("timm.ToTensor", "timm.ToNumpy", "timm.MaybeToTensor", "timm.MaybePILToTensor"),
 }
-"""Transforms whose input are Pillow images, or that make tensors of Pillow images."""
+"""Transforms that take Pillow images."""
 
 _OTHER_OPERATIONS = "its operations and magnitudes are not those of torchvision's"
 _MAKES_SEVERAL = "it makes several images of one"

@@ -1,4 +1,4 @@
-"""Cut: the part of an image that the first recipes keep, so that only this part is decoded."""
+"""Cut: the part of an image that the first recipes keep, and that is decoded."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ class Cut(NamedTuple):
         return Cut(self.box, (not rows, columns) if axis == 0 else (rows, not columns))
 
     def resize(self, size: Size) -> Cut:
-        """Resize the part; no recipe can be folded after that."""
+        """Resize the part; later recipes cannot be folded."""
         return Cut(self.box, self.mirrored, size)

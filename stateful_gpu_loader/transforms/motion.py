@@ -1,7 +1,7 @@
-"""Motions: how recipes move the points of an image, so that boxes and masks move with the pixels.
+"""Motions: how recipes move an image's points, for boxes and masks.
 
-Motions are float64 [n, 2, 3], one matrix for each of n images, and map (x, y, 1) to (x, y).
-Coordinates are pixels from the upper left corner: an image spans (0, 0) to (width, height).
+Motions are float64 [n, 2, 3], one matrix per image, and map (x, y, 1) to (x, y), in pixels from the
+upper left corner: an image spans (0, 0) to (width, height).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def scaled_and_shifted(scales: npt.ArrayLike, shifts: npt.ArrayLike) -> FloatArr
 
 
 def at_rest(n: int) -> FloatArray:
-    """Return motions of n images that do not move any point."""
+    """Return motions of n images that move no point."""
     return scaled_and_shifted(np.ones((n, 2)), np.zeros((n, 2)))
 
 
@@ -45,7 +45,7 @@ def one_after_the_other(first: FloatArray, second: FloatArray) -> FloatArray:
     >>> one_after_the_other(double, shift)[0].tolist()
     [[2.0, 0.0, 5.0], [0.0, 2.0, 0.0]]
     """
-    # Written out, because the rounding of a matrix product depends on the machine's BLAS.
+    # Written out, because a matrix product's rounding depends on the BLAS.
     joined = second[:, :, :1] * first[:, :1] + second[:, :, 1:2] * first[:, 1:]
     joined[:, :, 2] += second[:, :, 2]
     return joined
@@ -81,5 +81,5 @@ def inverse(motions: FloatArray) -> FloatArray:
     d, e, f = motions[:, 1, 0], motions[:, 1, 1], motions[:, 1, 2]
     area = a * e - b * d
     rows = (e, -b, b * f - c * e), (-d, a, c * d - a * f)
-    # Adding 0.0 turns negative zeros into zeros.
+    # Adding 0.0 removes negative zeros.
     return np.stack([np.stack(row, axis=1) for row in rows], axis=1) / area[:, None, None] + 0.0

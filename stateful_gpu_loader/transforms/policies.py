@@ -1,8 +1,7 @@
 """RandAugment and TrivialAugmentWide: random operations of random strength for each image.
 
 In a batch, images with the same operation are processed in one call, each with its own magnitude.
-Shears, translations and rotations share one call. The groups are known on the CPU, so nothing waits
-for the device.
+Shears, translations and rotations share one call.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ def highest_magnitudes(
 ) -> FloatArray:
     """Return the magnitude of each operation in the last bin, float64 [number of operations].
 
-    It is 0 for operations without a magnitude, and for those whose magnitude follows another rule.
+    0 for operations without a magnitude, or with another rule.
     """
     highest = np.zeros(len(Operation))
     highest[[Operation.SHEAR_X, Operation.SHEAR_Y]] = shear
@@ -174,7 +173,7 @@ def checked_num_bins(num_magnitude_bins: Any) -> int:
 def _linspace(start: FloatArray, end: FloatArray, num_bins: int, bins: IndexArray) -> FloatArray:
     """``torch.linspace`` from the nearer end, rounded to float32 once, as on CPUs with FMA.
 
-    The products are exact in float64, so the result is the same everywhere.
+    Exact products in float64 make it the same everywhere.
     """
     first, last = start.astype(np.float32), end.astype(np.float32)
     step = ((last - first) / np.float32(num_bins - 1)).astype(np.float64)
@@ -213,7 +212,7 @@ def _matrices(operations: IndexArray, magnitudes: FloatArray, size: tuple[int, i
     is_rotation = operations == Operation.ROTATE
     is_translation = ~(is_shear | is_rotation)
     if is_shear.any():
-        # Python's math, as in torchvision: the last bit of NumPy's depends on the CPU.
+        # Python's math, as in torchvision; NumPy's last bit depends on the CPU.
         degrees = [math.degrees(math.atan(value)) for value in magnitudes[is_shear].tolist()]
         shears = _along(operations[is_shear] == Operation.SHEAR_Y, np.array(degrees))
         matrices[is_shear] = inverse_affine_matrices(size, shears=shears, center=(0.0, 0.0))
@@ -252,7 +251,7 @@ def augment(image: Tensor, operation: int, magnitude: float, how: Sampling) -> T
     group = _group(operation, magnitude, image.shape[-1] == image.shape[-2])
     if group == Operation.IDENTITY:
         return image
-    # Operations work plane by plane, twice as fast if planes are contiguous.
+    # Operations are twice as fast if planes are contiguous.
     images = image.contiguous().unsqueeze(0)
     if group == _WARP:
         row = np.array([operation]), np.array([magnitude])
@@ -302,7 +301,7 @@ def _carry_out(group: int, images: Tensor, parameters: Tensor) -> Tensor:
 def _group(operation: int, magnitude: float, is_square: bool) -> int:
     """Return the group of an image: an operation, all sampled warps, or a number of quarter turns.
 
-    torchvision rotates by right angles without sampling, which affects the last bits of floats.
+    torchvision rotates by right angles without sampling.
     """
     if operation not in _GEOMETRIC:
         return operation
@@ -341,9 +340,6 @@ class AugmentPolicy(Recipe):
     Args:
         interpolation: "nearest" or "bilinear".
         fill: value outside the image: one number, one for each channel, or None.
-
-    Raises:
-        TypeError, ValueError: an argument has a wrong type or is not supported.
     """
 
     def __init__(self, interpolation: Interpolation, fill: Fill) -> None:
@@ -402,9 +398,6 @@ class RandAugment(AugmentPolicy):
         fill: value outside the image: one number, or one per channel. None gives zeros, into
             which the border is blended.
 
-    Raises:
-        TypeError, ValueError: an argument is invalid.
-
     >>> recipe = RandAugment(num_ops=2)
     >>> recipe.draw(np.array([[0.4, 0.9, 0.3, 0.1]]), np.array([[375, 500]])).numbers
     array([[  5.        ,   9.        ,   4.        , -50.98187256]])
@@ -460,9 +453,6 @@ class TrivialAugmentWide(AugmentPolicy):
         interpolation: "nearest" or "bilinear".
         fill: value outside the image: one number, or one per channel. None gives zeros, into
             which the border is blended.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
 
     >>> TrivialAugmentWide().draw(np.array([[0.4, 0.7, 0.9]]), np.array([[375, 500]])).numbers
     array([[ 5. , 94.5]])

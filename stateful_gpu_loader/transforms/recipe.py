@@ -1,7 +1,7 @@
 """Base classes of recipes, which draw numbers for a whole batch and apply them to images.
 
-The numbers come from uniforms that depend only on the samples' keys, so CPU and GPU turn the same
-numbers into pixels. The uniforms of a batch recipe depend only on the batch's key.
+The numbers depend only on the samples' keys (of a batch recipe, on the batch's key), so CPU and GPU
+use the same numbers.
 """
 
 from __future__ import annotations
@@ -73,15 +73,15 @@ class Recipe(ABC):
     """
 
     num_draws: int = 0
-    """Number of uniforms per sample: a fixed budget, 0 if nothing is random."""
+    """Number of uniforms per sample, 0 if nothing is random."""
     number_names: tuple[str, ...] = ()
     """Names of the columns of :attr:`Draw.numbers`, or () for unnamed columns."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Drop inherited methods that a subclass has made invalid.
 
-        If a subclass overrides :meth:`apply`, the other methods would make its parent's pixels. If
-        it overrides :meth:`draw`, :attr:`number_names` would be its parent's.
+        If a subclass overrides :meth:`apply`, the other methods would make its parent's pixels;
+        likewise :meth:`draw` and :attr:`number_names`.
         """
         super().__init_subclass__(**arguments)
         for name in (
@@ -130,7 +130,7 @@ class Recipe(ABC):
     def cut(self, cut: Cut, numbers: Sequence[float]) -> Cut | None:
         """Fold a recipe that keeps a part of an image's bytes, or resizes them, into a cut.
 
-        Then only that part is decoded, and goes through :meth:`apply_to_cut`.
+        Only that part is decoded, and goes through :meth:`apply_to_cut`.
 
         Args:
             cut: the part that earlier recipes keep, without a resize.
@@ -175,8 +175,8 @@ class Recipe(ABC):
     def place(self, placement: Placement, numbers: IndexArray | FloatArray) -> Placement | None:
         """Fold a recipe that only moves pixels, or resizes bytes bilinearly, into a placement.
 
-        Several recipes then become one pass over the pixels of a batch. The result equals that of
-        :meth:`apply`, but for the differences of a resize on another device.
+        Several recipes then become one pass over a batch's pixels. The result equals
+        :meth:`apply`'s, except that a resize may round differently on another device.
 
         Args:
             placement: origin of the pixels of n images so far.
@@ -273,7 +273,7 @@ def nothing_drawn(sizes: IndexArray) -> Draw:
 
 
 def copy_into(result: Tensor, out: Tensor) -> None:
-    """Copy without broadcasting or conversion, which would hide mistakes.
+    """Copy without broadcasting or conversion.
 
     Raises:
         ValueError: shapes or dtypes differ.
@@ -293,8 +293,8 @@ def _checked_image(image: Any) -> Tensor:
     if isinstance(image, (tuple, list, dict)):
         raise TypeError(
             f"a recipe got a whole sample, a {type(image).__name__}. A loader applies recipes to "
-            "the images of a source; for any other dataset, transform gets the samples as they "
-            "are. Remedy: use a source, such as FolderSource(root) in place of torchvision's "
+            "the images of a source; for any other dataset, transform gets the whole samples. "
+            "Remedy: use a source, such as FolderSource(root) in place of torchvision's "
             "ImageFolder, or put the recipes in the dataset's own transform"
         )
     if not isinstance(image, Tensor):
@@ -335,9 +335,6 @@ class WithProbability(Recipe):
 
     Args:
         p: the probability.
-
-    Raises:
-        ValueError: not 0 <= p <= 1.
     """
 
     num_draws = 1
@@ -376,7 +373,7 @@ def fingerprint_of(step: object) -> str:
     "MixUp(alpha=1.0, num_classes=10, labels_getter='default')"
     """
     cls = type(step)
-    # A class of the same name outside this package is a different step.
+    # Another package may have a class of the same name.
     prefix = "" if cls.__module__.startswith(f"{_PACKAGE}.") else f"{cls.__module__}."
     arguments = inspect.signature(cls).parameters
     described = ", ".join(f"{name}={getattr(step, name)!r}" for name in arguments)
@@ -394,7 +391,7 @@ class BatchRecipe(ABC):
     """
 
     num_draws: int = 0
-    """Number of uniforms per batch: a fixed budget."""
+    """Number of uniforms per batch."""
 
     @abstractmethod
     def draw(self, uniforms: FloatArray, num_samples: int, size: tuple[int, int]) -> Numbers:

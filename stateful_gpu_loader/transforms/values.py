@@ -19,7 +19,7 @@ class ToDtype(Recipe):
     """Convert the image, as ``torchvision.transforms.v2.ToDtype``.
 
     Args:
-        dtype: the new dtype; v2's dict of types is not supported, because recipes only see images.
+        dtype: the new dtype; v2's dict of types is not supported.
         scale: whether to scale values to the range of the new dtype, which is [0, 1] for floats.
 
     Raises:
@@ -74,7 +74,7 @@ _FORMATS = (torch.contiguous_format, torch.channels_last)
 class ToMemoryFormat(Recipe):
     """Set the batch's memory format, as ``images.to(memory_format=...)``; no pixel changes.
 
-    The last ToMemoryFormat among the recipes decides.
+    The last ToMemoryFormat wins.
 
     Args:
         memory_format: ``torch.contiguous_format``, or ``torch.channels_last``, which is best for
@@ -122,13 +122,13 @@ class Normalize(Recipe):
     """Standardize each channel, as ``torchvision.transforms.v2.Normalize``.
 
     A uint8 image is scaled to float32 in [0, 1] first, as by ``ToDtype(torch.float32,
-    scale=True)``. Both steps are one, within 1e-6 of torchvision's two for ImageNet's values. A
+    scale=True)``. Both are one step, within 1e-6 of torchvision's two for ImageNet's values. A
     float image keeps its dtype.
 
     Args:
         mean: one number for each channel, on the scale of float images.
         std: one number for each channel, none of them 0.
-        inplace: must stay False: a recipe does not change its input.
+        inplace: must stay False.
 
     Raises:
         TypeError: mean or std is not a sequence of numbers.
@@ -166,7 +166,7 @@ class Normalize(Recipe):
                 f"Normalize needs a uint8 or float tensor, but the image is {image.dtype}. "
                 "Remedy: put ToDtype(torch.float32, scale=True) before it"
             )
-        # Like torchvision's normalize_image, whose numbers would make the host wait for the device.
+        # Like torchvision's normalize_image, which would make the host wait for the device.
         mean = _per_channel(self.mean, image.dtype, image.device)
         return image.sub(mean).div_(_per_channel(self.std, image.dtype, image.device))
 

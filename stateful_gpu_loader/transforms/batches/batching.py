@@ -1,9 +1,8 @@
 """Batching: applies recipes to a ragged batch of images, on any device.
 
-Recipes that can be folded (:meth:`Recipe.place`, :meth:`Recipe.pointwise`) cost nothing until a
-recipe cannot. Then one resampling carries them all out. The recipes and a sample's own numbers
-decide which code makes its pixels. Where padding decides, no pixel changes: a crop is exact either
-way.
+Recipes are folded (:meth:`Recipe.place`, :meth:`Recipe.pointwise`) until one cannot be. Then one
+resampling applies them all. The code that makes a sample's pixels depends on the recipes and the
+sample's numbers alone, except for crops, which are exact either way.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from stateful_gpu_loader.transforms.recipe import FloatArray, Recipe
 
 
 class Batching:
-    """n images and the operations still to be carried out on them.
+    """n images and their pending operations.
 
     Args:
         images: n >= 1 images, [C, H, W] of any strides, with one dtype and device; they are not
-            changed. A :class:`StridedImage` becomes a tensor only if a recipe needs one.
+            changed. A :class:`StridedImage` becomes a tensor only if needed.
         memory_format: of every batch that is made.
 
     >>> from stateful_gpu_loader.transforms import CenterCrop, Normalize
@@ -85,7 +84,7 @@ class Batching:
         if self._images[0].dtype is not torch.uint8:
             return False
         placed = recipe.place(self._placement, numbers)
-        # Moves give the same result before and after the steps. A resize rounds, so it does not.
+        # Moves, but not resizes, which round, commute with the steps.
         if placed is not None and (
             self._pointwise == Pointwise() or placed.antialias == self._placement.antialias
         ):
@@ -99,10 +98,10 @@ class Batching:
         return True
 
     def _settle(self) -> None:
-        """Carry out the folded recipes: one resampling, or one for each size of results."""
+        """Apply the folded recipes: one resampling for each size of results."""
         placement, images = self._placement, self._images
         if isinstance(images, Tensor):
-            images = images.unbind(0)  # one call of torch instead of one per image
+            images = images.unbind(0)  # one torch call instead of one per image
 
         def make(members: list[int]) -> Tensor:
             chosen, part = [images[i] for i in members], placement.take(np.array(members))

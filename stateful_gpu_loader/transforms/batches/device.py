@@ -1,7 +1,7 @@
 """Work on the device of the images, without waiting for it.
 
-The numbers of the samples are known on the CPU. One small copy on the device's stream brings them
-to the images, so the host does not wait and reads nothing back.
+The samples' numbers are on the CPU. One small copy on the device's stream brings them to the
+images, so the host never waits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def on_device(numbers: npt.NDArray[Any], device: torch.device) -> Tensor:
     if device.type == "cpu":
         return copied
     if device.type == "cuda":
-        # Even a non-blocking copy from pageable memory waits for the stream.
+        # A copy from pageable memory would wait for the stream.
         copied = copied.pin_memory()
     return copied.to(device, non_blocking=True)
 
@@ -52,7 +52,7 @@ def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device
     >>> constant((0.5, 0.25), torch.float32, torch.device("cpu"))
     tensor([0.5000, 0.2500])
     """
-    with torch.inference_mode(False):  # the tensor is also used outside of inference mode
+    with torch.inference_mode(False):  # the tensor is also used outside inference mode
         return torch.tensor(values, dtype=dtype).to(device)
 
 
@@ -62,7 +62,7 @@ def apply_by_group(
     operations: Mapping[int, Operation],
     parameters: npt.NDArray[np.float64] | None = None,
 ) -> Tensor:
-    """Apply its group's operation to each image, with one call per group.
+    """Apply the operation of its group to each image, in one call per group.
 
     Args:
         images: [n, C, H, W]; they are not changed, the result may be a view of them.
@@ -113,14 +113,14 @@ def apply_by_group(
 def kernels_that_run(try_out: Callable[[], ModuleType], instead: str) -> ModuleType | None:
     """Return the kernels that ``try_out`` imports and launches; None, with a warning, on failure.
 
-    An installed Triton fails without a C compiler.
+    Triton fails without a C compiler.
 
     Args:
         try_out: imports a module of kernels, launches them once and returns it.
         instead: the slower alternative, for the warning.
 
     Raises:
-        torch.OutOfMemoryError: memory has run out. Load must not decide which code runs.
+        torch.OutOfMemoryError: memory has run out; load must not decide which code runs.
     """
     try:
         return try_out()

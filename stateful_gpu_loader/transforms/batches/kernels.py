@@ -1,12 +1,11 @@
 """The Triton kernel: one launch that crops, resizes, flips, normalizes and casts a ragged batch.
 
-Only this file of the folder imports triton, which torch installs on GPU machines.
 :mod:`~stateful_gpu_loader.transforms.batches.ragged` and the kernels of ColorJitter import this
-file when they need it.
+file when needed, because only GPU machines have triton.
 
 A program makes a tile of BLOCK_ROWS x BLOCK_COLUMNS pixels of one image, all three channels. It
-reads the tile's source rows once: each is resized, and added with its weight to the rows of the
-tile. Where tiles overlap, bytes come from the cache.
+reads each source row of the tile once, resizes it, and adds it with its weight to the tile's rows.
+Where tiles overlap, bytes come from the cache.
 
 The number of columns follows the width of the batch. The shape of a tile changes no operation on a
 pixel.
@@ -30,8 +29,8 @@ def divided(value: tl.tensor, by: tl.tensor) -> tl.tensor:
     """Divide float32 values, rounded to nearest as in torch, subnormal numbers included.
 
     The arguments are broadcast. In some versions, such as Triton 3.4, ``tl.math.div_rn`` treats
-    numbers below 2**-126 as 0, so that two of them give NaN. The PTX instruction used here does
-    not. Triton's interpreter and AMD have no PTX, but a correct ``div_rn``.
+    numbers below 2**-126 as 0. The PTX instruction used here does not. Triton's interpreter and AMD
+    lack PTX, but have a correct ``div_rn``.
     """
     if _IN_PTX:
         return tl.inline_asm_elementwise(
@@ -46,9 +45,8 @@ FIELDS = 12
 """Number of parameters per sample: see :func:`~.ragged.parameters`."""
 
 BLOCK = (4, 128)
-"""Rows and columns; fewer columns if the batch is narrow. On an H100 a batch of 256 photographs
-takes 178 us, and 229 us in blocks of 8 x 64 (``"launch by block"`` of
-``benchmarks/bench_gpu.py``)."""
+"""Rows and columns; fewer columns for a narrow batch. On an H100 a batch of 256 photographs takes
+178 us, and 229 us in blocks of 8 x 64 (``"launch by block"`` of ``benchmarks/bench_gpu.py``)."""
 _LARGEST_GRID = 65535
 
 
@@ -61,7 +59,7 @@ def resample(
         parameters: int64 [n, FIELDS], on the device.
         coefficients: float32 [len(steps), 3], on the device; unread if there are no steps.
         out: [n, 3, h, w], uint8, float32, float16 or bfloat16, of any strides.
-        antialias: whether the triangle is as wide as the skipped pixels.
+        antialias: whether the triangle covers the skipped pixels.
         steps: as :attr:`Pointwise.steps`, one letter per step.
     """
     samples, _, height, width = out.shape
@@ -131,7 +129,7 @@ def _gain(
 
 @triton.jit
 def _loaded(place: tl.tensor) -> tl.tensor:
-    # Through int32: the direct conversion from uint8 is a slow instruction (I2F, not I2FP).
+    # Through int32, because converting uint8 directly is slow (I2F, not I2FP).
     return tl.load(place).to(tl.int32).to(tl.float32)
 
 
@@ -216,7 +214,7 @@ def resample_kernel(
             row_red = tl.fma(weight, _loaded(place), row_red)
             row_green = tl.fma(weight, _loaded(place + source_channel), row_green)
             row_blue = tl.fma(weight, _loaded(place + 2 * source_channel), row_blue)
-        # Weights outside are nearly zero, but pixels must not depend on which rows a tile reads.
+        # Weights outside are nearly zero, but pixels must not depend on the tile's rows.
         is_tap = (y >= y_start) & (y < y_start + y_count)
         weight = tl.where(is_tap, _weight(y - y_start, y_offset, y_inverse) * y_gain, 0.0)
         weight = tl.broadcast_to(weight, (BLOCK_ROWS, BLOCK_COLUMNS))

@@ -20,8 +20,7 @@ BoolArray = npt.NDArray[np.bool_]
 class Placement:
     """For each of n images: a box is mirrored and resized, and a window of the result is flipped.
 
-    A placement holds one resize. Flips before and after the resize are separate, because the resize
-    rounds its sums in the order of the pixels.
+    A placement holds one resize. Flips before and after it are separate, because the resize rounds.
 
     >>> placement = Placement.of(np.array([[375, 500]])).flip(1, np.array([True]))
     >>> placement.crop(np.array([[0, 10, 300, 400]])).boxes
@@ -141,11 +140,11 @@ class Pointwise:
     """
 
     steps: str = ""
-    """One of "-", "*", "/" for each step, in order."""
+    """Each step's "-", "*" or "/"."""
     coefficients: tuple[tuple[float, ...], ...] = ()
     """One number, or one for each channel, for each step; they are rounded to float32."""
     dtype: torch.dtype = torch.uint8
-    """dtype of the result; uint8 means that there are no steps."""
+    """dtype of the result; uint8 if there are no steps."""
 
     def then(self, step: str, numbers: Iterable[float]) -> Pointwise:
         """Append one step, after which the values are float32."""

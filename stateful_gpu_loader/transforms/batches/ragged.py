@@ -1,14 +1,12 @@
 """Resampling of a ragged batch: images of any sizes and strides become one batch.
 
-A GPU does it in one Triton launch. Elsewhere, and where Triton does not run, batched torch
-operations do it. Both compute ``torch.nn.functional.interpolate(mode="bilinear",
-align_corners=False)`` in float32, along the rows first, then along the columns. Each value is a sum
-in the order of the pixels, rounded half to even to a byte, as in torchvision for uint8 images on a
-GPU. No sample depends on the batch around it.
+A GPU needs one Triton launch. Without Triton, batched torch operations do the work. Both compute
+``torch.nn.functional.interpolate(mode="bilinear", align_corners=False)`` in float32, along the rows
+first, then along the columns. Each value is a sum in the order of the pixels, rounded half to even
+to a byte, as in torchvision for uint8 images on a GPU. No sample depends on the batch around it.
 
-Before rounding, values differ from aten's by less than 1e-3 of a level of 255. On photographs, on
-the CPU, they differ by at most 1e-4 and on average by 4e-6; most are bit-identical. At most 3 of
-10,000 bytes therefore differ, by one level, where a sum is close to a half.
+Before rounding, values differ from aten's by less than 1e-3 of a level of 255; on photographs, on
+the CPU, by at most 1e-4 and on average 4e-6. So at most 3 of 10,000 bytes differ, by one level.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from stateful_gpu_loader.transforms.batches.placement import Placement, Pointwis
 
 _LARGEST_INT32 = 2**31 - 1
 _PACKED_BYTES = 2**28
-"""Size in bytes of a packed portion. Batches of very different images are mostly padding."""
+"""Size in bytes of a packed portion."""
 
 
 def resample(
@@ -39,8 +37,7 @@ def resample(
 ) -> Tensor:
     """Return the batch [n, C, h, w] in ``pointwise.dtype``, on the device of the images.
 
-    Nothing waits for the device. Work is queued on the current stream, on which the images must
-    be ready.
+    Work is queued on the current stream, on which the images must be ready.
 
     Args:
         images: n >= 1 images, uint8 [C, H, W] of any strides, all on one device.
@@ -125,9 +122,9 @@ def launch(
 def parameters(images: Sequence[Image], placement: Placement) -> IndexArray:
     """Return the kernel's parameters of each image: int64 [n, 12].
 
-    The address of the first pixel that is read; strides of rows, columns and channels in bytes,
-    negative if mirrored. Then height and width of the box; height and width after the resize;
-    first row of the window and row step; first column and column step.
+    The address of the first pixel read; strides of rows, columns and channels in bytes, negative if
+    mirrored. Then height and width of the box, and after the resize; first row of the window and
+    row step; first column and column step.
     """
     strides = np.array([image.stride() for image in images], dtype=np.int64)
     addresses = np.array([image.data_ptr() for image in images], dtype=np.int64)
@@ -205,7 +202,7 @@ def _along(pixels: Tensor, dim: int, size: int, placement: Placement) -> Tensor:
         around = list(pixels.shape)
         around[dim] = size
         taken = pixels.gather(dim, place.expand(around)).to(torch.float32)
-        # Always two roundings: whether a product is fused would depend on the size of the vectors.
+        # Always two roundings; whether a product is fused would depend on vector size.
         total = total + taken.mul_((weight * gain).view(shape))
     return total
 
@@ -227,7 +224,7 @@ def _taps(
         start = (center - support + 0.5).to(torch.int64).clamp_(min=0)
         stop = torch.minimum((center + support + 0.5).to(torch.int64), length)
         return start, stop - start, start - center + 0.5, 1.0 / support
-    # Rounded once, like the fused multiply-add that compilers make of aten's formula.
+    # Rounded once, like the fused multiply-add of aten's formula.
     place = (middle.double() * scale.double() - 0.5).to(torch.float32)
     nearest = torch.minimum(place.clamp_(min=0.0), (length - 1).to(torch.float32))
     start = nearest.to(torch.int64)
@@ -236,7 +233,7 @@ def _taps(
 
 
 def _most_taps(placement: Placement, axis: int) -> int:
-    """Return an upper bound that is known on the CPU, so that nothing waits for the device."""
+    """Return an upper bound, computed on the CPU."""
     if not placement.antialias:
         return 2
     scales = placement.boxes[:, 2 + axis] / placement.resized[:, axis]
@@ -244,7 +241,7 @@ def _most_taps(placement: Placement, axis: int) -> int:
 
 
 def portions(placement: Placement) -> Iterator[IndexArray]:
-    """Yield groups of adjacent images that take little memory when padded; at least one image."""
+    """Yield groups of adjacent images that take little memory when padded."""
     n = len(placement.boxes)
     areas = placement.boxes[:, 2:]
     first = 0

@@ -1,10 +1,9 @@
 """Color changes for an image or a batch: torchvision's, but independent of the thread count.
 
-torch computes ``a.add(b, alpha=w)`` with one rounding in whole vectors of pixels, but with two at
-the ends of each thread's share, and sums an image in as many parts as there are threads. A level
-can depend on either: for a grey pixel, a * w + a * (1 - w) is a, or just below. Here the result is
-always that of whole vectors, alone and in a batch, on any device. Each image of a batch has its own
-factor, shift or threshold. Bytes of one image on a CPU go through
+torch rounds ``a.add(b, alpha=w)`` once in whole vectors of pixels, but twice at the ends of each
+thread's share, and sums an image in one part per thread. Either can change a level. Here the result
+is always that of whole vectors, on any device. Each image of a batch has its own factor, shift or
+threshold. Bytes of one image on a CPU go through
 :mod:`~stateful_gpu_loader.transforms.color.levels`.
 
 Source: ``torchvision.transforms.v2.functional``.
@@ -29,7 +28,7 @@ _EDGE, _MIDDLE = 1.0 / 13.0, 5.0 / 13.0
 
 
 def to_grey(images: Tensor) -> Tensor:
-    """Return the grey of each pixel, [..., 1, H, W], in the dtype of the images.
+    """Return the grey of each pixel, [..., 1, H, W], in the images' dtype.
 
     Args:
         images: [..., C, H, W] of 1 or 3 channels, uint8 or float.
@@ -110,7 +109,7 @@ def _bounded(pixels: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _as_float(images: Tensor) -> Tensor:
-    """Convert to float32; torch would use the default dtype of the process."""
+    """Convert to float32, not to torch's default dtype."""
     return images if images.is_floating_point() else images.to(torch.float32)
 
 
@@ -127,7 +126,7 @@ def _times(images: Tensor, factor: Factor) -> Tensor:
 def _fused_add(pixels: Tensor, other: Tensor, weight: Factor) -> Tensor:
     """Return pixels + other * weight for float32, rounded once like a fused multiply-add.
 
-    The product of two float32 is exact in float64, so in effect only the sum is rounded.
+    The product of two float32 is exact in float64.
     """
     if isinstance(weight, Tensor):
         product = other.double() * weight.to(pixels.dtype).double()
@@ -211,8 +210,6 @@ def autocontrast(images: Tensor) -> Tensor:
 def equalize(images: Tensor) -> Tensor:
     """Make each channel's histogram as even as possible.
 
-    torchvision's function is already batched.
-
     Args:
         images: [n, C, H, W], uint8 or float in [0, 1].
 
@@ -230,9 +227,8 @@ def adjust_sharpness(images: Tensor, factors: Tensor) -> Tensor:
     """Blend each image with a blurred copy: 0 is blurred, 1 the image, more is sharper.
 
     The outermost pixels do not change, nor does an image less than 3 pixels high or wide.
-    torchvision leaves the sum to a convolution, whose order of additions depends on the library.
-    Here the order is fixed, and rounding is that of torch's vectors on CPUs with fused
-    multiply-add.
+    torchvision uses a convolution, whose order of additions depends on the library. Here the order
+    is fixed, and rounding is that of torch's vectors on CPUs with fused multiply-add.
 
     Args:
         images: [n, C, H, W] of 1 or 3 channels, uint8 or float in [0, 1].
@@ -260,7 +256,7 @@ def adjust_sharpness(images: Tensor, factors: Tensor) -> Tensor:
 
 
 def _blurred_levels(pixels: Tensor) -> Tensor:
-    """Blur whole numbers: their sums are exact, and a 13th is never halfway between two levels."""
+    """Blur whole numbers, whose sums are exact."""
     rows = pixels[..., :-2, :] + pixels[..., 1:-1, :] + pixels[..., 2:, :]
     sums = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
     return sums.add_(pixels[..., 1:-1, 1:-1], alpha=4).div_(13).round_()

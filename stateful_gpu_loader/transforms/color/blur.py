@@ -33,9 +33,6 @@ class GaussianBlur(BatchwiseRecipe):
         kernel_size: (width, height) of the kernel in pixels, odd; or an int for a square.
         sigma: lowest and highest standard deviation, or one number for a fixed one.
 
-    Raises:
-        TypeError, ValueError: an argument is invalid.
-
     >>> GaussianBlur(5).draw(np.array([[0.5]]), np.array([[375, 500]])).numbers
     array([[1.05]])
     """
@@ -78,8 +75,8 @@ class GaussianBlur(BatchwiseRecipe):
         kernels = (down.unsqueeze(-1) * across.unsqueeze(-2)).unsqueeze(1)
         reach_x, reach_y = self.kernel_size[0] // 2, self.kernel_size[1] // 2
         padded = pad(images.to(dtype), [reach_x, reach_x, reach_y, reach_y], mode="reflect")
-        # Every plane has its own kernel. A single plane would use other code, less precise on a
-        # GPU, so a second plane is added.
+        # Every plane has its own kernel. A second plane is added to a single one, for which a GPU
+        # uses less precise code.
         planes = 2 if n * channels == 1 else channels
         blurred = conv2d(
             _as_channels(padded.expand(-1, planes, -1, -1)).unsqueeze(0),
@@ -95,7 +92,7 @@ def _as_channels(batch: Tensor) -> Tensor:
 
 
 def _gaussians(length: int, deviations: Tensor) -> Tensor:
-    """Return the weights of each deviation, [n, length], computed as in torchvision."""
+    """Return the weights of each deviation, [n, length], as in torchvision."""
     end = (length - 1) / (2.0 * math.sqrt(2.0))
     places = torch.linspace(-end, end, length, dtype=deviations.dtype, device=deviations.device)
     return torch.softmax(places.div(deviations).pow_(2).neg_(), dim=-1)

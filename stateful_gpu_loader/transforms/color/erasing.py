@@ -1,8 +1,7 @@
 """RandomErasing: replace a random box by a number or by noise.
 
-The noise is the same on every device. Philox4x32-10, in torch's int64 as ``randomness`` has it in
-NumPy, turns (seed, block number) into eight 16-bit halves of words. Each half is an index into a
-table of the normal distribution. Whole numbers and look-ups are exact everywhere.
+The noise is the same on every device. Philox4x32-10, in torch's int64, turns (seed, block number)
+into eight 16-bit halves of words. Each half is an index into a table of the normal distribution.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ class RandomErasing(Recipe):
     """Erase a random box, with a probability, as ``torchvision.transforms.v2.RandomErasing``.
 
     Numbers: top, left, height, width of the box in pixels, all 0 if nothing is erased; then the two
-    halves of the seed of the ``"random"`` noise, which is the same on every device. Up to ten boxes
-    are tried; if none fits into the image, nothing is erased.
+    halves of the seed of the ``"random"`` noise. Up to ten boxes are tried; if none fits into the
+    image, nothing is erased.
 
     Args:
         p: the probability that a box is erased.
@@ -46,10 +45,7 @@ class RandomErasing(Recipe):
         ratio: lowest and highest height / width of the box.
         value: the new value: one number, one for each channel, or "random" for normal noise with
             mean 0 and deviation 1. Integer images get the integer part, modulo their range.
-        inplace: must stay False: a recipe does not change its input.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
+        inplace: must stay False.
 
     >>> recipe = RandomErasing(1.0, value="random")
     >>> recipe.draw(np.full((1, 25), 0.5), np.array([[375, 500]])).numbers[:, :4]
@@ -152,7 +148,7 @@ class RandomErasing(Recipe):
 
 
 def _as_pixels(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert by way of int64: from float, overflow of a smaller integer type is undefined."""
+    """Convert through int64, because a float's overflow of a smaller integer is undefined."""
     return values.to(dtype) if dtype.is_floating_point else values.to(torch.int64).to(dtype)
 
 
@@ -218,8 +214,8 @@ def philox(counter: Tensor, key: Tensor) -> Tensor:
     >>> [f"{word:08x}" for word in philox(zero, zero[:2]).flatten().tolist()]
     ['6627e8d5', 'e169c58d', 'bc57ac4c', '9b00dbd8']
     """
-    # Lanes 0 and 2 are multiplied, lanes 1 and 3 are mixed in; each kind is handled as a pair. No
-    # product exceeds 48 bits, because torch does not define the overflow of int64.
+    # Lanes 0 and 2 are multiplied, lanes 1 and 3 mixed in, in pairs. No product exceeds 48 bits,
+    # because torch does not define the overflow of int64.
     multiplied, mixed = counter[0::2], counter[1::2]
     high, low, steps = (
         constant(pair, torch.int64, counter.device).view(2, 1)
@@ -239,7 +235,7 @@ def philox(counter: Tensor, key: Tensor) -> Tensor:
 def _quantiles(device: torch.device) -> Tensor:
     """Return the middles of 2**16 equally likely parts of the normal distribution: float32 [65536].
 
-    They are multiples of 2**-20, on which all C libraries agree.
+    Multiples of 2**-20, on which all C libraries agree.
     """
     inverse = NormalDist().inv_cdf
     upper = [round(inverse(0.5 + (i + 0.5) / 65536) / _GRANULE) * _GRANULE for i in range(32768)]

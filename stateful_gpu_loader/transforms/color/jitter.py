@@ -36,7 +36,7 @@ from stateful_gpu_loader.transforms.recipe import (
 
 _LARGEST_INT32 = 2**31 - 1
 _NOTHING = 4
-"""An operation that leaves the image as it is."""
+"""An operation that changes nothing."""
 _ORDERS = np.array(list(itertools.permutations(range(4))), dtype=np.float64)
 _ADJUSTMENTS: tuple[Callable[[Tensor, Factor], Tensor], ...] = (
     adjust_brightness,
@@ -56,15 +56,12 @@ class ColorJitter(Recipe):
     """Change brightness, contrast, saturation and hue in random order, as v2's ``ColorJitter``.
 
     Numbers: the order, as four of 0 brightness, 1 contrast, 2 saturation, 3 hue; then the four
-    factors in that numbering. A property whose argument is None does not change.
+    factors in that numbering.
 
     Args:
         brightness, contrast, saturation: lowest and highest factor, or one number d for
             (max(0, 1 - d), 1 + d).
         hue: lowest and highest shift, within -0.5 and 0.5, or one number d for (-d, d).
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
 
     >>> ColorJitter(brightness=0.4, hue=0.1)
     ColorJitter(brightness=(0.6, 1.4), contrast=None, saturation=None, hue=(-0.1, 0.1))
@@ -116,8 +113,7 @@ class ColorJitter(Recipe):
     def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
         """Apply in two Triton launches, or else in four steps with one call per operation.
 
-        Both give the same pixels: bytes bit for bit; of floats, one in 2**29 may differ in its last
-        bit.
+        Both give the same bytes; one float in 2**29 may differ in its last bit.
         """
         asked = np.array([i if self._ranges[i] is not None else _NOTHING for i in range(4)])
         orders = asked[numbers[:, :4].astype(np.int64)]
@@ -146,9 +142,6 @@ class RandomGrayscale(WithProbability):
 
     Args:
         p: the probability of grey.
-
-    Raises:
-        ValueError: not 0 <= p <= 1.
 
     >>> import torch
     >>> RandomGrayscale().apply(torch.tensor([[[100]], [[0]], [[0]]], dtype=torch.uint8), [1])

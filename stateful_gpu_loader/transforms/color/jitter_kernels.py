@@ -1,14 +1,12 @@
 """The Triton kernels of ColorJitter: a batch in two launches, each image in its own order.
 
-:mod:`~stateful_gpu_loader.transforms.color.jitter` imports this file when it needs it.
+Contrast blends with the image's mean grey after the preceding operations. The first launch applies
+these and sums the grey; the second applies all operations. Pixels stay in registers between
+operations, so each launch reads the batch once.
 
-Contrast blends with the mean grey of the image after the preceding operations. The first launch
-carries these out and sums the grey; the second carries out all operations. Pixels stay in registers
-between operations: each launch reads the batch once, and the second writes it once.
-
-The arithmetic is that of ``adjustments``, in the same order, to the bit, with one exception:
-``adjustments`` rounds a sum to float64 and then to float32, ``fma`` rounds once. Bytes are
-equal; among float32 values, about one sum in 2**29 differs in the last bit.
+The arithmetic is that of ``adjustments``, in the same order. But ``adjustments`` rounds a sum to
+float64 and then to float32, and ``fma`` rounds once, so about one float32 sum in 2**29 differs in
+its last bit. Bytes are equal.
 
 Sums are whole numbers below 2**53 in float64, so they do not depend on the order of additions.
 """
@@ -42,7 +40,7 @@ _CONTRAST = 1
 
 
 def jitter(images: Tensor, orders: IndexArray, factors: FloatArray) -> Tensor:
-    """Launch on the current stream; nothing waits for the device.
+    """Launch on the current stream.
 
     Args:
         images: [n, 3, H, W], uint8, or float32 in [0, 1], of any strides; images without one
@@ -75,7 +73,7 @@ def jitter(images: Tensor, orders: IndexArray, factors: FloatArray) -> Tensor:
 
 @triton.jit
 def _place(count: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
-    """Return this program's sample, its pixels, and a mask of the pixels that exist."""
+    """Return this program's sample, its pixels, and a mask of valid pixels."""
     blocks = tl.cdiv(count, BLOCK)
     sample = (tl.program_id(0) // blocks).to(tl.int64)
     pixels = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
@@ -124,7 +122,7 @@ def _blended(
     place: tl.tensor,
     BYTES: tl.constexpr,
 ) -> tl.tensor:
-    """Return the pixels times a factor, plus the other times (1 - factor)."""
+    """Return pixels * factor + other * (1 - factor)."""
     factor = tl.load(place)
     weight = (1.0 - factor).to(tl.float32)
     factor = factor.to(tl.float32)
@@ -138,7 +136,7 @@ def _blended(
 def _turned(
     red: tl.tensor, green: tl.tensor, blue: tl.tensor, shift: tl.tensor, BYTES: tl.constexpr
 ) -> tl.tensor:
-    """Rotate the hue as ``adjustments.adjust_hue``, but select by conditions, not by products."""
+    """Rotate the hue as ``adjustments.adjust_hue``, but select by conditions."""
     if BYTES:
         red *= 1.0 / 255.0
         green *= 1.0 / 255.0
@@ -166,7 +164,7 @@ def _turned(
     falling = _clamped((1.0 - chroma) * value, 1.0)
     rising = _clamped((chroma + rest) * value, 1.0)
     low = _clamped(rest * value, 1.0)
-    # The first is what remains, or sector 6, from a hue that was rounded up to a whole turn.
+    # The first is the rest, or sector 6 of a hue rounded up to a whole turn.
     second = sector == 1.0
     third = sector == 2.0
     fourth = sector == 3.0
@@ -220,7 +218,7 @@ def grey_kernel(
     FIELDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Sum the grey that contrast needs: bytes as they are, floats in units of 2**-24."""
+    """Sum the grey that contrast needs: bytes, or floats in units of 2**-24."""
     BYTES: tl.constexpr = images.dtype.element_ty == tl.uint8
     sample, pixels, inside = _place(count, BLOCK)
     row = table + sample * FIELDS
@@ -231,7 +229,7 @@ def grey_kernel(
     for step in range(tl.load(row + 8).to(tl.int32)):
         operation = tl.load(row + step).to(tl.int32)
         red, green, blue = _adjusted(operation, row + 4, red, green, blue, BYTES)
-    # Pixels outside were loaded as black, which these operations do not change.
+    # Pixels outside are black, which these operations do not change.
     grey = _grey(red, green, blue, BYTES)
     if not BYTES:
         # Rounded half to even, as in torch.round.

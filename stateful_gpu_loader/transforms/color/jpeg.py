@@ -1,8 +1,7 @@
 """JPEG: the loss of JPEG compression, without encoding.
 
-All losses happen in whole numbers: rounded colors, averaged chroma, quantized frequencies. On a
-CPU, torchvision's libjpeg encodes and decodes. On a device, torch computes the same numbers bit for
-bit, so nothing goes back to the CPU.
+On a CPU, torchvision's libjpeg encodes and decodes. On a device, torch computes the same whole
+numbers: rounded colors, averaged chroma, quantized frequencies.
 
 Source: libjpeg-turbo's jccolor.c, jcsample.c, jfdctint.c, jcdctmgr.c, jidctint.c, jdsample.c and
 jdcolor.c, with their defaults: 4:2:0, the slow integer DCT, and smooth upsampling.
@@ -249,7 +248,7 @@ def _backward(values: Sequence[Tensor], bits: int) -> list[Tensor]:
 
 
 def _odd(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The odd half, which both transforms share."""
+    """The odd half of both transforms."""
     z5 = (a + c + b + d) * 9633
     z1, z2 = (a + d) * -7373, (b + c) * -20995
     z3, z4 = (a + c) * -16069 + z5, (b + d) * -3196 + z5

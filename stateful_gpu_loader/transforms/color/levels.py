@@ -1,8 +1,7 @@
 """Color changes of one image of bytes on a CPU: the bytes of ``adjustments``, in less time.
 
-The levels of the bytes stay in float32, as whole numbers, from one change to the next. Each change
-is in place and does not depend on the CPU, its vectors or the number of threads: every float32
-operation here is either rounded once by IEEE 754, or exact.
+Between changes, levels are whole numbers in float32. Each change is in place and does not depend on
+the CPU or the number of threads: every float32 operation is exact, or rounded once.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Change: TypeAlias = "Callable[[Tensor, float], None]"
 levels are whole numbers from 0 to 255. It changes them in place to numbers from 0 to below 256."""
 
 _BLOCK = 2**16
-"""Pixels of a block, whose temporaries stay in a CPU's cache."""
+"""Pixels of a block that fits into the CPU's cache."""
 _ALL_LEVELS = np.arange(256, dtype=np.float32)
 
 
@@ -112,8 +111,8 @@ _RED, _GREEN, _BLUE = 0.2989, _split(0.587), _split(0.114)
 def grey_of(levels: Tensor) -> Tensor:
     """Return the grey of levels [..., C, H, W] of 1 or 3 channels: float32 [..., 1, H, W], whole.
 
-    It equals ``floor(fma(blue, 0.114, fma(green, 0.587, red * 0.2989)))``, as a comparison of all
-    2**24 colors shows. The small parts have to be added first.
+    It equals ``floor(fma(blue, 0.114, fma(green, 0.587, red * 0.2989)))`` for all 2**24 colors. The
+    small parts must be added first.
     """
     if checked_channels(levels) == 1:
         return levels
@@ -125,7 +124,7 @@ def grey_of(levels: Tensor) -> Tensor:
 
 
 def _clip(levels: Tensor, factor: float) -> None:
-    if not 0 <= factor <= 1:  # else every level is between two others
+    if not 0 <= factor <= 1:  # otherwise every level is between two others
         levels.clamp_(0, 255)
 
 
@@ -139,7 +138,7 @@ def _add(levels: Tensor, addend: Tensor | float) -> None:
 def _is_rounded_alike(factor: float, addend: float) -> bool:
     """Whether float32 sums give the bytes of float64 sums for all 256 levels.
 
-    They nearly always do. Otherwise a level's float32 sum is the next to a whole number.
+    They nearly always do.
     """
     products = _ALL_LEVELS * np.float32(factor)
     exact = (products.astype(np.float64) + addend).astype(np.float32)

@@ -51,9 +51,6 @@ class RandomPhotometricDistort(BatchwiseRecipe):
         hue: lowest and highest shift, within -0.5 and 0.5.
         p: the probability of each change, and of a permutation of the channels.
 
-    Raises:
-        TypeError, ValueError: an argument is invalid.
-
     >>> recipe = RandomPhotometricDistort()
     >>> recipe.draw(np.full((1, 11), 0.25), np.array([[375, 500]])).numbers[0, :6].tolist()
     [1.0, 0.9375, 1.0, 0.75, 1.0, 0.75]

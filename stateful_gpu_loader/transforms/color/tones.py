@@ -36,9 +36,6 @@ class RandomInvert(WithProbability):
     Args:
         p: the probability.
 
-    Raises:
-        ValueError: not 0 <= p <= 1.
-
     >>> RandomInvert().apply(torch.tensor([[[0, 200]]], dtype=torch.uint8), [1])
     tensor([[[255,  55]]], dtype=torch.uint8)
     """
@@ -144,9 +141,6 @@ class RandomAutocontrast(_OfBatches):
     Args:
         p: the probability.
 
-    Raises:
-        ValueError: not 0 <= p <= 1.
-
     >>> RandomAutocontrast().apply(torch.tensor([[[100, 111]]], dtype=torch.uint8), [1])
     tensor([[[  0, 255]]], dtype=torch.uint8)
     """
@@ -162,9 +156,6 @@ class RandomEqualize(_OfBatches):
 
     Args:
         p: the probability.
-
-    Raises:
-        ValueError: not 0 <= p <= 1.
 
     >>> image = torch.tensor([10] * 256 + [20] * 256, dtype=torch.uint8).view(1, 1, 512)
     >>> RandomEqualize().apply(image, [1]).unique()
@@ -210,8 +201,7 @@ class Grayscale(Recipe):
     """Remove the color, as ``torchvision.transforms.v2.Grayscale``, and keep three channels.
 
     Args:
-        num_output_channels: must be 3, since the images of a batch have three channels; v2's
-            default is 1.
+        num_output_channels: must be 3, as a batch has three channels; v2's default is 1.
 
     Raises:
         ValueError: num_output_channels is not 3.

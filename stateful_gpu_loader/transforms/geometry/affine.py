@@ -1,9 +1,8 @@
 """RandomAffine and RandomRotation: rotate, shift, scale and shear the image at random.
 
-torchvision computes the coordinates by a matrix product. Its rounding depends on the BLAS, and is
-far coarser in a process that allows TF32 or bfloat16 products. Here each coordinate is
-``(x * a + y * b) + c``, with every step rounded: the same on every device, and equal to torchvision
-wherever its product is rounded like this.
+torchvision computes the coordinates by a matrix product, whose rounding depends on the BLAS and on
+TF32. Here each coordinate is ``(x * a + y * b) + c``, with every step rounded: the same on every
+device, and equal to torchvision's where its product is rounded like this.
 """
 
 from __future__ import annotations
@@ -50,9 +49,6 @@ class RandomAffine(BatchwiseRecipe):
             which the border is blended.
         center: (x, y) in pixels from the upper left corner; None for the image's center.
 
-    Raises:
-        TypeError, ValueError: an argument is invalid.
-
     >>> recipe = RandomAffine(30, translate=(0.1, 0.1), scale=(0.5, 1.5))
     >>> recipe.draw(np.full((1, 6), 0.75), np.array([[375, 500]])).numbers
     array([[15.  , 25.  , 19.  ,  1.25,  0.  ,  0.  ]])
@@ -92,7 +88,7 @@ class RandomAffine(BatchwiseRecipe):
         shears[: len(self.shear or ())] = self.shear or ()
         lowest[:, 4:], highest[:, 4:] = shears[0::2], shears[1::2]
         numbers = lowest + uniforms * (highest - lowest)
-        # Half to even, like Python's round, which torchvision calls here.
+        # Half to even, like Python's round in torchvision.
         numbers[:, 1:3] = np.rint(numbers[:, 1:3])
         return Draw(numbers, sizes)
 
@@ -150,9 +146,6 @@ class RandomRotation(BatchwiseRecipe):
         center: (x, y) in pixels from the upper left corner; None for the image's center.
         fill: value outside the image: one number, or one per channel. None gives zeros, into
             which the border is blended.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
 
     >>> RandomRotation(30).draw(np.array([[0.75]]), np.array([[375, 500]])).numbers
     array([[15.]])
@@ -227,7 +220,7 @@ class RandomRotation(BatchwiseRecipe):
         return height, width
 
     def _sizes_after(self, angles: FloatArray, sizes: IndexArray) -> IndexArray:
-        """Return torchvision's sizes, computed with images on the meta device, without memory."""
+        """Return torchvision's sizes, computed on the meta device."""
         from torchvision.transforms.v2 import functional as F
 
         rows = zip(angles[:, 0].tolist(), sizes.tolist(), strict=True)
@@ -307,8 +300,8 @@ def warp(
 ) -> Tensor:
     """Warp each image by its own matrix, as ``torchvision.transforms.v2.functional.affine``.
 
-    float16 and bfloat16 images are computed in float32 and rounded once. A 16-bit grid misses
-    pixels, and with it torch 2.15 reads outside the image on the CPU.
+    float16 and bfloat16 images are computed in float32 and rounded once, because a 16-bit grid
+    misses pixels, and reads outside the image on the CPU (torch 2.15).
 
     Args:
         images: [n, C, H, W], uint8 or float.
@@ -336,7 +329,7 @@ def warp(
 def sample(
     images: Tensor, grid: Tensor, interpolation: str, fill: float | tuple[float, ...] | None
 ) -> Tensor:
-    """Take the pixels of a grid, as torchvision does for all maps.
+    """Sample the pixels of a grid, as torchvision does.
 
     Args:
         images: [n, C, H, W], uint8 or float.
@@ -357,7 +350,7 @@ def sample(
     if fill is None:
         sampled = _sample(pixels, grid, interpolation)
     else:
-        # A channel of ones, sampled along, gives the share of the image in each pixel.
+        # A channel of ones gives the image's share in each pixel.
         inside = pixels.new_ones(len(pixels), 1, height, width)
         sampled = _sample(torch.cat((pixels, inside), dim=1), grid, interpolation)
         sampled, share = sampled[:, :channels], sampled[:, channels:]
@@ -398,5 +391,5 @@ def _sample(pixels: Tensor, grid: Tensor, interpolation: str) -> Tensor:
 
 
 def _each(function: Callable[[float], float], values: FloatArray) -> FloatArray:
-    """Call the C library per value, as torchvision does. NumPy's last bit depends on the CPU."""
+    """Call the C library per value, as torchvision does; NumPy's last bit depends on the CPU."""
     return np.array([function(value) for value in values.tolist()])

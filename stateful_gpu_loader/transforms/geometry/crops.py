@@ -57,7 +57,7 @@ class _Crop(Recipe):
         return image
 
     def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
-        # Images of one size have the same padding; their boxes may lie at different places.
+        # Images of one size have the same padding, but different boxes.
         whole = numbers.astype(np.int64)
         padded = self._padded(images, whole[0, :4].tolist())
         if (whole[:, 4:] == whole[0, 4:]).all():
@@ -111,7 +111,7 @@ class CenterCrop(_Crop):
     def draw(self, uniforms: FloatArray, sizes: IndexArray) -> Draw:
         missing = np.maximum(np.array(self.size) - sizes, 0)
         before, after = missing // 2, (missing + 1) // 2
-        # Half to even, like Python's round, with which torchvision finds the anchor.
+        # Half to even, like Python's round in torchvision.
         anchors = np.rint((sizes + before + after - self.size) / 2.0).astype(np.int64)
         return self._draw(before, after, anchors)
 
@@ -194,8 +194,8 @@ _NUM_TERMS = 8
 def portable_exp(exponents: FloatArray) -> FloatArray:
     """Return e ** exponents, to about 1e-13, using only additions and multiplications.
 
-    They are rounded the same everywhere. NumPy's exp is not: its last bit depends on the CPU, and a
-    box may depend on that bit.
+    They are rounded the same everywhere. The last bit of NumPy's exp depends on the CPU, and a box
+    may depend on that bit.
     """
     small = exponents * 2.0**-_HALVINGS
     power = np.ones_like(small)
@@ -236,7 +236,7 @@ def attempted_sides(
     """
     areas = sizes.prod(axis=1, keepdims=True) * between(scale, uniforms[:, :NUM_ATTEMPTS])
     ratios = portable_exp(between(log_ratio, uniforms[:, NUM_ATTEMPTS:]))
-    # Half to even, like Python's round, which torchvision calls here.
+    # Half to even, like Python's round in torchvision.
     return np.rint(np.sqrt(areas * ratios)), np.rint(np.sqrt(areas / ratios))
 
 
@@ -253,9 +253,6 @@ class RandomResizedCrop(Recipe):
         ratio: lowest and highest width / height of the box.
         interpolation: "nearest", "nearest-exact", "bilinear" or "bicubic".
         antialias: whether bilinear and bicubic average over skipped pixels.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
 
     >>> RandomResizedCrop(224).draw(np.full((1, 22), 0.5), np.array([[375, 500]])).numbers
     array([[ 29,  91, 318, 318]])
@@ -326,6 +323,6 @@ class RandomResizedCrop(Recipe):
         ratios = width / height
         heights = np.where(ratios < narrowest, np.rint(width / narrowest), height)
         widths = np.where(ratios > widest, np.rint(height * widest), width)
-        # torchvision fails if no whole pixels have the ratio; one pixel is the nearest.
+        # torchvision fails if no whole pixels have the ratio.
         boxes: IndexArray = np.maximum(np.stack((heights, widths), axis=1), 1).astype(np.int64)
         return boxes

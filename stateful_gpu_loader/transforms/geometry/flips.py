@@ -45,9 +45,6 @@ class RandomHorizontalFlip(_Flip):
     Args:
         p: the probability of a flip.
 
-    Raises:
-        ValueError: not 0 <= p <= 1.
-
     >>> import torch
     >>> RandomHorizontalFlip().apply(torch.tensor([[[1, 2, 3]]]), [1])
     tensor([[[3, 2, 1]]])
@@ -63,9 +60,6 @@ class RandomVerticalFlip(_Flip):
 
     Args:
         p: the probability of a flip.
-
-    Raises:
-        ValueError: not 0 <= p <= 1.
 
     >>> import torch
     >>> RandomVerticalFlip().apply(torch.tensor([[[1], [2]]]), [1])

@@ -24,7 +24,7 @@ def as_padding_mode(padding_mode: str, fill: float | tuple[float, ...] | None) -
     """Return a padding mode after a check.
 
     Raises:
-        ValueError: the mode is unknown, or does not take one number per channel.
+        ValueError: the mode is unknown, or takes no number per channel.
     """
     if padding_mode not in PADDING_MODES:
         raise ValueError(f"{padding_mode = } must be one of {PADDING_MODES}")
@@ -146,15 +146,12 @@ class Pad(_Padding):
 class RandomZoomOut(_Padding):
     """Put the image into a larger one, with a probability, as v2's ``RandomZoomOut``.
 
-    Numbers: pixels padded left, top, right, bottom; all 0 if the image is left as it is.
+    Numbers: pixels padded left, top, right, bottom; all 0 if the image does not change.
 
     Args:
         fill: value of the padding: one number, or one for each channel.
         side_range: lowest and highest factor of the image's height and width, at least 1.
         p: the probability.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
 
     >>> RandomZoomOut().draw(np.full((1, 4), 0.25), np.array([[375, 500]])).numbers
     array([[ 93,  70, 282, 211]])
@@ -178,13 +175,13 @@ class RandomZoomOut(_Padding):
         factors[uniforms[:, 0] >= self.p] = 1.0
         after = np.floor(sizes * factors).astype(np.int64)
         room = after - sizes
-        # Left and right were drawn first.
+        # Left and right come first.
         before = np.floor(room * uniforms[:, :1:-1]).astype(np.int64)
         numbers = np.concatenate((before[:, ::-1], (room - before)[:, ::-1]), axis=1)
         return Draw(numbers, after)
 
     def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
-        # Images of one size have one size after it; their places may differ.
+        # Images of one size keep one size, but different places.
         whole = numbers.astype(np.int64)
         if not whole.any():
             return images

@@ -1,7 +1,7 @@
 """RandomPerspective: show the image as if seen from the side.
 
-torchvision computes the map by least squares, whose last bits depend on the linear algebra library.
-Here the map is a formula of sums, products and quotients: the same everywhere.
+torchvision computes the map by least squares, whose last bits depend on the library. Here the map
+is a formula, the same everywhere.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ _CORNERS = ("top_left", "top_right", "bottom_right", "bottom_left")
 class RandomPerspective(BatchwiseRecipe):
     """Move the corners inwards, with a probability, as v2's ``RandomPerspective``.
 
-    Numbers: 1 to act, else 0; then the new positions of the four corners in
-    pixels: x and y of the top left, top right, bottom right and bottom left. If the new corners are
-    not convex, the image does not change. Boxes and masks are not supported, since parallel lines
-    do not stay parallel.
+    Numbers: 1 to act, else 0; then the new positions of the four corners in pixels: x and y of the
+    top left, top right, bottom right and bottom left. If the new corners are not convex, the image
+    does not change. Boxes and masks are not supported.
 
     Args:
         distortion_scale: largest move of a corner, 0 to 1: 1 reaches the middle.
@@ -40,9 +39,6 @@ class RandomPerspective(BatchwiseRecipe):
         interpolation: "nearest" or "bilinear".
         fill: value outside the image: one number, or one per channel. None gives zeros, into
             which the border is blended.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
 
     >>> RandomPerspective().draw(np.full((1, 9), 0.25), np.array([[375, 500]])).numbers
     array([[  1,  31,  23, 405,  23, 405, 304,  31, 304]])
@@ -83,7 +79,7 @@ class RandomPerspective(BatchwiseRecipe):
         height, width = images.shape[2:]
         dtype = torch.float64 if images.dtype is torch.float64 else torch.float32
         corners = numbers[rows, 1:].astype(np.float64).reshape(-1, 4, 2)
-        # Rounded to float32 as in torchvision. The rows are sent along in the same copy.
+        # Rounded to float32 as in torchvision; the rows share the copy.
         maps = perspective_maps(corners, (height, width)).astype(np.float32).astype(np.float64)
         packed = on_device(np.column_stack((rows, maps)), images.device)
         chosen, coefficients = packed[:, 0].to(torch.int64), packed[:, 1:].to(dtype)
@@ -132,7 +128,7 @@ def perspective_maps(corners: FloatArray, size: tuple[int, int]) -> FloatArray:
         *(height * (f * g - d), height * (a - c * g), height * (c * d - a * f)),
         *(d * h - e * g, b * g - a * h),
     )
-    # Adding 0.0 turns negative zeros into zeros.
+    # Adding 0.0 removes negative zeros.
     maps: FloatArray = np.stack(back, axis=-1) / last[:, None] + 0.0
     return maps
 

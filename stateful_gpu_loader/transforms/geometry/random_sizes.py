@@ -56,9 +56,6 @@ class RandomResize(_RandomSize):
         interpolation: "nearest", "nearest-exact", "bilinear" or "bicubic".
         antialias: whether bilinear and bicubic average over skipped pixels.
 
-    Raises:
-        TypeError, ValueError: an argument is invalid.
-
     >>> RandomResize(260, 1040).draw(np.array([[0.5]]), np.array([[375, 500]])).sizes
     array([[650, 866]])
     """
@@ -83,7 +80,7 @@ class RandomResize(_RandomSize):
         lowest, highest = self._range
         drawn = lowest + np.floor(uniforms * (highest - lowest))
         shorter = sizes.min(axis=1, keepdims=True)
-        # As in Resize: the shorter edge is exactly the drawn one, however a quotient rounds.
+        # As in Resize, the shorter edge is exactly the drawn one.
         resized = (drawn * sizes / shorter).astype(np.int64)
         return Draw(resized, resized)
 
@@ -98,9 +95,6 @@ class RandomShortestSize(_RandomSize):
         max_size: longest length of the longer edge, in pixels; None for no limit.
         interpolation: "nearest", "nearest-exact", "bilinear" or "bicubic".
         antialias: whether bilinear and bicubic average over skipped pixels.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
 
     >>> recipe = RandomShortestSize([480, 640, 800], max_size=1000)
     >>> recipe.draw(np.array([[0.1], [0.9]]), np.array([[300, 500]] * 2)).sizes
@@ -146,9 +140,6 @@ class ScaleJitter(_RandomSize):
         scale_range: lowest and highest scale.
         interpolation: "nearest", "nearest-exact", "bilinear" or "bicubic".
         antialias: whether bilinear and bicubic average over skipped pixels.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
 
     >>> ScaleJitter((1024, 1024)).draw(np.array([[0.5]]), np.array([[375, 500]])).sizes
     array([[ 806, 1075]])

@@ -14,10 +14,9 @@ The rule covers JPEG, PNG, WebP and binary PPM:
 - An animation gives its first frame, on black if the frame does not fill the canvas.
 - A JPEG without an end-of-image marker is refused, as is a PNG whose pixels fail their checksum.
 
-CPU backends give identical pixels if they use the same libjpeg-turbo. A GPU decoder differs by a
-few levels, most at colour edges. The GPU decodes common JPEGs, and the CPU everything else
-(``batch_rule.py``); docs/decoders.md compares the decoders. Exact resume is promised within a
-decoder family.
+CPU backends with the same libjpeg-turbo give identical pixels. A GPU decoder differs by a few
+levels, most at colour edges. The GPU decodes common JPEGs, and the CPU everything else
+(``batch_rule.py``). Exact resume is promised within a decoder family.
 """
 
 from stateful_gpu_loader.decoders.decoder import BatchDecoder, Decoder

@@ -1,7 +1,7 @@
-"""The decoding rule around operators that decode whole batches, and the images they take.
+"""The decoding rule around batch operators, and the images that they accept.
 
-The result for an image must not depend on its batch. An image that fails in a batch is therefore
-decoded again alone, and only the second result counts.
+The result for an image must not depend on its batch. So an image that fails in a batch is decoded
+again alone.
 """
 
 from __future__ import annotations
@@ -64,9 +64,8 @@ def decode_batch_by_rule(
 def wait_for_the_stream(device: torch.device) -> None:
     """Block the host until all work queued on the current stream of ``device`` is done.
 
-    nvJPEG's engines write as soon as they are called. The stream may still have to use memory that
-    was freed for the new pixels, and no event delays the engines. Errors of earlier work on the
-    device are raised here, before a decoder is blamed for them.
+    nvJPEG's engines write at once, possibly to freed memory that the stream still uses. Errors of
+    earlier work on the device are raised here, not blamed on a decoder.
     """
     torch.cuda.current_stream(device).synchronize()
 
@@ -83,7 +82,7 @@ def _decoded(
 ) -> list[Image | None]:
     """Decode a batch; None for each image that is refused alone.
 
-    A batch that fails as a whole is halved: one bad image among 256 costs 16 more calls.
+    A failed batch is halved: one bad image among 256 costs 16 more calls.
     """
     images = list(_attempt(decode, data, headers))
     half = len(data) // 2
@@ -123,7 +122,7 @@ def _attempt(
             _check_memory(largest)
             raise without_cause(largest, reason) from error
         if torch.cuda.is_initialized():
-            # Queued work may still write to memory that is free again.
+            # Queued work may still write to freed memory.
             torch.cuda.current_stream().synchronize()
         return [None] * len(data)
 
@@ -143,11 +142,11 @@ def _by_rule(image: Image | None, header: ImageHeader) -> Image | ValueError:
 
 
 def _check_memory(header: ImageHeader) -> None:
-    """Check whether memory may be missing: some backends do not say why they refuse an image.
+    """Check whether memory may be missing, because some backends give no reason.
 
     Raises:
-        torch.OutOfMemoryError: the image may need more memory than is free on the current device,
-            or more than torch may take.
+        torch.OutOfMemoryError: the image may need more memory than the current device has free, or
+            torch may take.
     """
     if not torch.cuda.is_initialized():
         return
@@ -161,7 +160,7 @@ def _check_memory(header: ImageHeader) -> None:
             "needed. Remedy: use a smaller batch or model, or decoder='torchcodec', which "
             "decodes into torch's own memory"
         )
-    # Only an allocation shows torch's own limit, torch.cuda.set_per_process_memory_fraction.
+    # Only an allocation shows torch.cuda.set_per_process_memory_fraction.
     torch.cuda.caching_allocator_delete(torch.cuda.caching_allocator_alloc(needed, device))
 
 
@@ -169,7 +168,7 @@ _SETTING: Any = torch.utils.deterministic
 
 
 class _Unfilled:
-    """Threads that need unfilled memory, and the setting before the first of them entered."""
+    """Threads that need unfilled memory, and the setting before the first one entered."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -192,7 +191,7 @@ class _Unfilled:
                 self._restore()
 
     def forget_other_threads(self) -> None:
-        """Remove the parent's threads, which do not exist in a forked child."""
+        """Remove the parent's threads in a forked child."""
         self._lock = threading.Lock()
         here = threading.get_ident()
         self._threads = [thread for thread in self._threads if thread == here]
@@ -213,10 +212,9 @@ os.register_at_fork(after_in_child=_unfilled.forget_other_threads)
 def unfilled_memory() -> Iterator[None]:
     """Keep torch from filling new memory, even with torch.use_deterministic_algorithms.
 
-    nvJPEG's engines do not wait for the stream, so the stream could fill the memory after the
-    engines have written their pixels. The setting belongs to the process: until it is restored,
-    ``torch.empty`` fills no memory in any thread. The first thread that enters saves the setting,
-    and the last thread that leaves restores it.
+    The stream could fill the memory after nvJPEG's engines, which do not wait for it, have written.
+    The setting belongs to the process: the first thread that enters saves it, the last one that
+    leaves restores it, and in between ``torch.empty`` fills no memory in any thread.
 
     >>> import torch
     >>> with unfilled_memory():
@@ -233,7 +231,7 @@ def unfilled_memory() -> Iterator[None]:
 
 
 SUBSAMPLINGS = frozenset({"4:0:0", "4:4:4", "4:2:2", "4:2:0", "4:4:0"})
-"""Subsamplings that a GPU's JPEG engines take; nvJPEG's CUDA kernels take a few rare ones more."""
+"""Subsamplings that a GPU's JPEG engines accept; nvJPEG's CUDA kernels accept a few more."""
 
 
 def is_common_jpeg(header: ImageHeader, data: torch.Tensor | None = None) -> bool:
@@ -260,7 +258,6 @@ def is_common_jpeg(header: ImageHeader, data: torch.Tensor | None = None) -> boo
 def is_common_baseline(header: ImageHeader, data: torch.Tensor | None = None) -> bool:
     """Whether :func:`is_common_jpeg` holds and the JPEG is not progressive.
 
-    For backends that decode progressive JPEGs one by one in the calling thread. Workers decode them
-    in parallel.
+    Some backends decode progressive JPEGs one by one; workers decode them in parallel.
     """
     return is_common_jpeg(header) and not header.progressive

@@ -13,14 +13,14 @@ from stateful_gpu_loader.decoders.decoder import BatchDecoder, Decoder, Image
 from stateful_gpu_loader.decoders.header import ImageHeader
 
 _BYTES = 64
-"""Number of hashed bytes, from the middle of an image, where its pixels are encoded."""
+"""Number of hashed bytes, from the middle of an image."""
 
 
 class SharedOut:
     """Wraps a GPU decoder and leaves a share of its images to the CPU.
 
-    CPU and GPU give different pixels. The bytes of an image, not the load, therefore decide which
-    of them decodes it, and the share is part of the family.
+    CPU and GPU give different pixels, so an image's bytes decide between them, and the share is
+    part of the family.
 
     Args:
         decoder: the GPU decoder.

@@ -20,15 +20,15 @@ _RELEASE_THRESHOLD = 4
 def beside_captures() -> Iterator[None]:
     """Let this thread allocate while another thread captures a CUDA graph.
 
-    ``torch.cuda.graph`` captures in global mode: an allocation by any thread of the process fails
-    and breaks the capture, unless the thread's own mode is relaxed. Threads of nvImageCodec and
-    DALI are not covered: only a thread itself can set its mode. Without a driver this does nothing.
+    ``torch.cuda.graph`` captures in global mode: an allocation by any thread breaks the capture,
+    unless that thread's own mode is relaxed. Threads of nvImageCodec and DALI are not covered.
+    Without a driver this does nothing.
 
     >>> with beside_captures():
     ...     pass
     """
     driver, mode = _driver(), ctypes.c_int(_RELAXED)
-    # The call swaps ``mode`` with the thread's. Before CUDA is initialized it fails harmlessly.
+    # The call swaps ``mode`` with the thread's, or fails harmlessly before CUDA is initialized.
     is_relaxed = driver is not None and not _exchanged(driver, mode)
     try:
         yield
@@ -40,9 +40,8 @@ def beside_captures() -> Iterator[None]:
 def keep_freed_memory(device: int, num_bytes: int) -> None:
     """Let a GPU's default memory pool keep at least ``num_bytes`` of the memory freed to it.
 
-    Otherwise each synchronisation returns all of it to the system, and the next allocation by
-    ``cudaMallocAsync`` maps it again. A pool that already keeps more is left alone. Without a
-    driver this does nothing.
+    Otherwise each synchronisation returns it to the system, and the next ``cudaMallocAsync`` maps
+    it again. Without a driver this does nothing.
 
     Args:
         device: index of a GPU on which CUDA is initialized.
@@ -73,7 +72,7 @@ def new_stream(device: int) -> int:
     ordinal, context, stream = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
     _call("cuInit", 0)
     _call("cuDeviceGet", ctypes.byref(ordinal), device)
-    # torch's context. This call creates it if torch has not used this GPU before.
+    # torch's context, created here if necessary.
     _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ordinal)
     _call("cuCtxPushCurrent_v2", context)
     try:

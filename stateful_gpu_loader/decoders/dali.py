@@ -40,8 +40,8 @@ def build(max_batch_size: int, *, device_id: int | None, num_threads: int) -> Pi
     """Build a decoding pipeline for batches of 1 to ``max_batch_size`` images.
 
     With these options, pixels depend on an image's bytes alone. With ``hw_decoder_load`` above 0,
-    DALI would divide a batch between the GPU's JPEG engines and CUDA by its length, and the two
-    give different pixels. Even 1.0 divides: the length of the first batch is then the limit.
+    even 1.0, DALI would divide a batch between the GPU's JPEG engines and CUDA by its length, and
+    the two give different pixels.
 
     Args:
         max_batch_size: images.
@@ -56,7 +56,7 @@ def build(max_batch_size: int, *, device_id: int | None, num_threads: int) -> Pi
         prefetch_queue_depth=1,
         exec_async=False,
         exec_pipelined=False,
-        # Its outputs own their memory. The other executors overwrite them with the next batch.
+        # Other executors overwrite the outputs with the next batch.
         exec_dynamic=True,
     )
     with pipeline:
@@ -104,8 +104,8 @@ class PipelinePool:
     def __init__(self, *, device_id: int | None, num_threads: int) -> None:
         self._device_id = device_id
         self._num_threads = num_threads
-        # By process. A forked child does not inherit the threads of a pipeline, so the pipeline
-        # hangs when it runs and when it is freed. It is therefore kept here, unused.
+        # By process. Without its threads a pipeline hangs in a forked child, even when it is freed,
+        # so it is kept here, unused.
         self._idle: dict[int, list[tuple[int, Pipeline]]] = {}
 
     def decode(self, data: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -154,7 +154,7 @@ def _load() -> Any:
 
 
 def _reason(text: str) -> str:
-    """Return the line of DALI's report that names the error, without the place in the batch."""
+    """Return the line of DALI's report that names the error."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [
         line for line in lines if NO_MEMORY.search(line) or NO_FAULT_OF_THE_BYTES.search(line)
@@ -171,8 +171,8 @@ _POOL = PipelinePool(device_id=None, num_threads=1)
 class DaliDecoder(Decoder):
     """Decodes common JPEGs with DALI on the CPU, and the rest with torchvision; needs ``dali``.
 
-    The pixels equal those of a project's own DALI pipelines. Each process builds a pipeline for
-    each thread that decodes at the same time.
+    The pixels equal those of a project's own DALI pipelines. Each process builds a pipeline per
+    decoding thread.
 
     Raises:
         MissingDependency: DALI is not installed.
@@ -204,10 +204,9 @@ def _decode_one(data: torch.Tensor, mode: int) -> torch.Tensor:
 class DaliBatchDecoder:
     """Decodes with a DALI pipeline that only decodes; needs the extra ``dali``.
 
-    The JPEG engines stay unused: DALI would choose between them and CUDA by the length of the
-    batch. The pixels are copied once, into torch's own memory on the current stream. DALI gets its
-    buffers back only after the copies, because another pipeline may write to them on its own
-    stream.
+    The JPEG engines stay unused, because DALI would choose them by the batch's length. The pixels
+    are copied once, into torch's memory on the current stream. DALI gets its buffers back only
+    after the copies, because another pipeline may write to them.
 
     Args:
         device: a CUDA device.

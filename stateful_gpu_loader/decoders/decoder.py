@@ -30,7 +30,7 @@ class Decoder(Protocol):
     """Name in a state's fingerprint: ``"torchvision"``, ``"torchcodec"``, ..."""
 
     def version(self) -> str:
-        """Return the version of the decoding library; another version may give other pixels."""
+        """Return the version of the decoding library, on which pixels may depend."""
         ...
 
     def decode(self, data: torch.Tensor, header: ImageHeader) -> torch.Tensor:
@@ -53,7 +53,7 @@ class Decoder(Protocol):
     ) -> torch.Tensor:
         """Return the RGB pixels of a part, equal to those of :meth:`decode`.
 
-        The default decodes the whole image. A decoder that can decode a part alone overrides it.
+        The default decodes the whole image.
 
         Args:
             data, header: as for :meth:`decode`.
@@ -86,16 +86,15 @@ def part_of(image: Tensor, box: Box) -> Tensor:
 class BatchDecoder(Protocol):
     """Decodes batches of images to RGB pixels on a GPU.
 
-    One thread uses a decoder, and CUDA is not touched before that thread decodes. For another
-    thread, ``copy.copy`` makes a decoder that gives the same pixels and shares nothing with this
-    one.
+    One thread uses a decoder, and CUDA is not touched before it decodes. For another thread,
+    ``copy.copy`` makes an independent decoder with the same pixels.
     """
 
     family: str
     """Name in a state's fingerprint: ``"torchvision-cuda"``, ``"dali-cuda"``, ..."""
 
     acts_on_exif: bool
-    """Whether the library reads a JPEG's APP1 segments. If so, readers should remove them."""
+    """Whether the library reads a JPEG's APP1 segments, which readers should then remove."""
 
     cpu: Decoder
     """Decoder for images that :meth:`takes` or :meth:`decode_batch` refuses."""
@@ -133,8 +132,8 @@ class BatchDecoder(Protocol):
 class StridedImage:
     """An image in a tensor's memory, with strides that may be negative.
 
-    It has the attributes that the fused launch reads from a tensor. A tensor would take several
-    torch calls, and each may release the GIL: milliseconds for hundreds of images.
+    It has the attributes that the fused launch reads. Tensors would take several torch calls each,
+    milliseconds for hundreds of images.
 
     >>> memory = torch.arange(6, dtype=torch.uint8)
     >>> backwards = StridedImage(memory, (3, 1, 2), (1, 6, -3), start=3)

@@ -10,13 +10,13 @@ ImageFormat = Literal["jpeg", "png", "webp", "ppm"]
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-    """Fields that every format has. Each format adds its own in a subclass."""
+    """Fields of every format; subclasses add their own."""
 
     format: ImageFormat
     height: int
-    """Height in pixels of the decoded image, with the orientation applied."""
+    """Height in pixels, with the orientation applied."""
     width: int
-    """Width in pixels of the decoded image, with the orientation applied."""
+    """Width in pixels, with the orientation applied."""
     orientation: int
     """EXIF orientation, 1 to 8; 1 if it is missing or invalid."""
 
@@ -122,16 +122,16 @@ class PpmHeader(ImageHeader):
 
 
 MAX_DECODED_BYTES = 2**31
-"""Largest size in bytes of a decoded image. A larger one is a decompression bomb or broken."""
+"""Largest size in bytes of a decoded image; a larger one is broken or a decompression bomb."""
 
 MAX_SEGMENTS = 10_000
-"""Maximum number of segments or chunks that are read, which bounds the time per header."""
+"""Maximum number of segments or chunks in a header."""
 
 
 def check_size(
     name: str, height: int, width: int, *, bytes_a_pixel: int = 3, most_pixels: int | None = None
 ) -> None:
-    """Raise ValueError if an image of this size cannot, or must not, be decoded.
+    """Raise ValueError if an image of this size must not be decoded.
 
     Args:
         name: name of the format, for the message.

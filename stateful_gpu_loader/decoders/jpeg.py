@@ -28,8 +28,8 @@ MAX_GARBAGE = 2**16
 """Largest gap in bytes before the next marker. libjpeg skips such bytes too."""
 
 PIXELS_A_BYTE = 8192
-"""Maximum number of pixels in a byte. A block of 64 samples takes at least one bit in the most
-densely sampled component, which has at least one sample per 16 pixels."""
+"""Maximum number of pixels in a byte. A block of 64 samples takes at least one bit in a component
+with at least one sample per 16 pixels."""
 
 SUBSAMPLING = {
     (1, 1): "4:4:4",
@@ -45,8 +45,7 @@ def read_jpeg_header(view: memoryview) -> JpegHeader:
     """Return the header of the JPEG in ``view``, which starts with FF D8.
 
     Raises:
-        ValueError: the markers are not a JPEG's, or the end-of-image marker is missing, which every
-            decoder treats as an error sooner or later.
+        ValueError: the markers are not a JPEG's, or the end-of-image marker is missing.
     """
     orientation = 0
     jfif = False
@@ -100,9 +99,8 @@ def read_jpeg_header(view: memoryview) -> JpegHeader:
 def is_one_clean_scan(data: npt.NDArray[np.uint8], header: JpegHeader) -> bool:
     """Whether only restart markers interrupt the single scan of a baseline JPEG.
 
-    libjpeg then decodes any bits in the scan, so no decoder refuses the file after its header. Any
-    other marker in the scan is damage, and decoders treat it differently. The check takes about 15
-    microseconds for 100 KB.
+    libjpeg then decodes any bits in the scan. Any other marker is damage, which decoders treat
+    differently. The check takes about 15 microseconds for 100 KB.
 
     Args:
         data: uint8 [num_bytes], the whole file.
@@ -112,7 +110,7 @@ def is_one_clean_scan(data: npt.NDArray[np.uint8], header: JpegHeader) -> bool:
     scan = data[header.scan_start :]
     is_marker = (scan[:-1] == 0xFF) & (scan[1:] != 0)
     if np.count_nonzero(is_marker) == 1 and scan[-2] == 0xFF and scan[-1] == EOI:
-        return True  # most files; the rest of the check takes twice as long as this part
+        return True  # most files; the rest of the check takes twice as long
     markers = scan[1:][is_marker]
     others = np.flatnonzero(markers & 0xF8 != RST0)
     return len(others) > 0 and bool(markers[others[0]] == EOI)
@@ -168,7 +166,7 @@ def _read_frame(
 
 @lru_cache(maxsize=256)
 def _meaning(components: bytes, jfif: bool, adobe_transform: int | None) -> tuple[Color, str]:
-    """Return colours and subsampling. The cache works because datasets have few variants."""
+    """Return colours and subsampling; cached, because datasets have few variants."""
     return _color(components[::3], jfif, adobe_transform), _subsampling(components[1::3])
 
 

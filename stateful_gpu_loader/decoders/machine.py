@@ -29,8 +29,7 @@ DRIVER = Path("/proc/driver/nvidia/gpus")
 def gpu_models() -> list[str]:
     """Return the distinct GPU models of this machine, sorted; empty without a driver.
 
-    They come from the driver's files: asking CUDA would start it, and the answer must not change
-    after the first batch.
+    They come from the driver's files, because asking CUDA would start it.
     """
     found = set()
     for information in DRIVER.glob("*/information"):
@@ -84,7 +83,7 @@ def load_package(
     remedy: str,
     cuda_13_extra: str | None = None,
 ) -> T:
-    """Return the result of ``load``, with clear errors if its import fails.
+    """Return the result of ``load``; explain a failed import.
 
     Args:
         load: imports ``module``.
@@ -107,7 +106,7 @@ def load_package(
         raise MissingDependency(package, needed_for=needed_for, extra=extra, remedy=install)
     try:
         return load()
-    # Loading the libraries fails in many ways: ImportError, OSError, RuntimeError, AttributeError.
+    # Libraries fail with ImportError, OSError, RuntimeError or AttributeError.
     except Exception as error:
         reason = str(error).partition("\n")[0]
         instead = ", or use decoder='torchvision'" if needed_for.startswith("decoder=") else ""

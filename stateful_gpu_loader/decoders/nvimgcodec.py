@@ -49,8 +49,7 @@ BATCHES = 2
 """Number of a loader's decoded batches in memory at a time."""
 
 LEAST_SIDE = 8
-"""Minimum side in pixels. In a part one column wide at the left of a 4:2:0 JPEG, nvImageCodec 0.9
-gives other bits."""
+"""Minimum side in pixels. nvImageCodec 0.9 decodes one column at the left of a JPEG wrongly."""
 
 GRANULE = 512
 """Allocation unit of the pool, in bytes."""
@@ -62,13 +61,12 @@ TRIAL_SIDE = 256
 class NvimgcodecDecoder(Decoder):
     """Decodes parts of JPEGs with nvImageCodec, and the rest with torchvision, on the CPU.
 
-    Both use libjpeg-turbo, and a part is bit-identical to the same part of the whole image. The
-    part costs less: rows after it are skipped, and other pixels decoded only as far as the entropy
-    code requires.
+    Both use libjpeg-turbo, and a part is bit-identical to the same part of the whole image, at less
+    cost: rows after it are skipped, and other pixels only entropy-decoded.
 
     Header, bytes and part decide which library decodes. torchvision decodes every file that
-    nvImageCodec refuses, so it judges every damaged file, as a whole (:func:`is_one_clean_scan`).
-    The extra ``nvimgcodec`` is needed, but neither a GPU nor a driver.
+    nvImageCodec refuses, and every damaged file, as a whole (:func:`is_one_clean_scan`). The extra
+    ``nvimgcodec`` is needed, but no GPU or driver.
 
     Raises:
         MissingDependency: nvimgcodec is not installed.
@@ -91,7 +89,7 @@ class NvimgcodecDecoder(Decoder):
 
     def decode(self, data: torch.Tensor, header: ImageHeader) -> torch.Tensor:
         """See :meth:`Decoder.decode`."""
-        # Made here, so a spawned worker imports torchvision only if an image needs it.
+        # Made here, so that workers import torchvision only if an image needs it.
         return TorchvisionDecoder().decode(data, header)
 
     def decode_part(
@@ -138,7 +136,7 @@ _LOCAL = threading.local()
 def _of_this_thread() -> Any:
     """Return this thread's nvImageCodec decoder, for the CPU alone.
 
-    With one thread it decodes in the caller's thread and starts none: a forked child can use it.
+    With one thread it starts none, so a forked child can use it.
     """
     decoder = getattr(_LOCAL, "decoder", None)
     if decoder is None:
@@ -154,10 +152,9 @@ def _of_this_thread() -> Any:
 class NvimgcodecBatchDecoder:
     """Decodes with nvImageCodec; needs the extra ``nvimgcodec``.
 
-    A decoder with several backends would divide a batch by its length and that of its first batch
-    ever, and the backends differ in pixels. There are therefore two decoders, with one backend
-    each. The JPEG engines come first. nvJPEG on CUDA decodes what the engines cannot take, or
-    refuse alone. nvImageCodec writes a line to stderr for a refused image.
+    A decoder with several backends, which differ in pixels, would divide a batch by its length. So
+    there are two decoders, with one backend each: the JPEG engines, and nvJPEG on CUDA for what the
+    engines cannot take, or refuse alone. nvImageCodec writes a line to stderr for a refused image.
 
     Args:
         device: a CUDA device.
@@ -216,7 +213,7 @@ class _Stages:
         self.engines = engines if engines.decode([_trial()])[0] is not None else None
 
     def keep(self, num_bytes: int) -> None:
-        """Let the pool keep memory for this decoder's largest batch, besides other decoders'."""
+        """Let the pool keep memory for this decoder's largest batch, too."""
         if num_bytes <= self._kept_bytes:
             return
         with _lock:
@@ -283,7 +280,7 @@ def _fill(
 
 
 def _strided(image: Any, stream: int) -> StridedImage:
-    # from_dlpack(image) would first request a newer DLPack, which raises an exception every time.
+    # from_dlpack(image) would first request a newer DLPack, which raises.
     pixels = from_dlpack(image.to_dlpack(stream))
     (height, width, channels), (row, column, channel) = pixels.shape, pixels.stride()
     return StridedImage(pixels, (channels, height, width), (channel, row, column))
@@ -316,7 +313,7 @@ def _library() -> Any:
 
 
 def _load() -> Any:
-    # Without this it warns of each refused image. The loader already reports bad samples.
+    # Otherwise it warns of each refused image, which the loader reports.
     os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "1")
     from nvidia import nvimgcodec
 

@@ -21,7 +21,7 @@ DECODERS: dict[str, Callable[[], Decoder]] = {
     "torchvision": TorchvisionDecoder,
     "dali": DaliDecoder,
 }
-"""CPU decoders, in the order in which "auto" tries them (docs/decoders.md gives the reasons)."""
+"""CPU decoders, in the order of "auto"."""
 
 BATCH_DECODERS: dict[str, Callable[[torch.device], BatchDecoder]] = {
     "torchcodec": TorchcodecBatchDecoder,
@@ -29,7 +29,7 @@ BATCH_DECODERS: dict[str, Callable[[torch.device], BatchDecoder]] = {
     "nvimgcodec": NvimgcodecBatchDecoder,
     "dali": DaliBatchDecoder,
 }
-"""GPU decoders, in the order in which "auto" tries them (docs/decoders.md gives the reasons)."""
+"""GPU decoders, in the order of "auto" (docs/decoders.md gives reasons)."""
 
 DECODER_NAMES = ("auto", *BATCH_DECODERS)
 """Values of ``decoder=``; each name has a CPU decoder and a GPU decoder."""
@@ -119,7 +119,7 @@ def make_batch_decoder(name: str, device: torch.device, prefer: str | None = Non
 
 
 def _first(makers: Mapping[str, Callable[[], AnyDecoder]], prefer: str | None) -> AnyDecoder:
-    """Return the first decoder that works. Later packages are not imported: each takes a while."""
+    """Return the first decoder that works, without importing later packages."""
     names = sorted(makers, key=lambda name: name != prefer)
     for name in names:
         decoder = _made(makers[name])

@@ -34,8 +34,8 @@ OUT_OF_MEMORY = re.compile(
 """Messages of torch, libjpeg, libpng and nvJPEG."""
 
 NO_CAUSE = re.compile(r"API call failed at .*, line \d+$", re.MULTILINE)
-"""torchcodec's message with torch before 2.13, whatever call failed. The cause is usually missing
-memory, never the bytes. Later versions put the cause before this text in parentheses."""
+"""torchcodec's message with torch before 2.13, whatever call failed: usually for missing memory,
+never because of the bytes."""
 
 _SPARE_BYTES = 2**20
 """Maximum number of bytes of working memory besides a small image."""
@@ -52,12 +52,12 @@ def raw_operators(namespace: Any) -> dict[str, RawOperator]:
 def decode_by_rule(
     operators: Mapping[str, RawOperator], data: torch.Tensor, header: ImageHeader
 ) -> torch.Tensor:
-    """Decode an image by the rule, with operators that know only their format.
+    """Decode an image by the rule, with an operator for each format.
 
     Args:
         operators: one each for ``"jpeg"``, ``"png"`` and ``"webp"``. A JPEG's APP1 segments are
-            removed before an operator that would act on them sees the bytes. Other formats are
-            reduced to their colours.
+            removed for operators that would act on them. Other formats are reduced to their
+            colours.
         data: uint8 [num_bytes] on the CPU, contiguous.
         header: ``probe``'s result for ``data``.
 
@@ -114,16 +114,16 @@ def without_cause(header: ImageHeader, reason: str) -> LoaderError:
 
 
 def _check_memory(header: ImageHeader) -> None:
-    """Check whether memory may be missing: libraries do not always say why they refuse an image.
+    """Check whether memory may be missing, because libraries may give no reason.
 
     Raises:
-        RuntimeError: the memory for the image cannot be allocated; its bytes may be good.
+        RuntimeError: the memory for the image cannot be allocated.
     """
     torch.empty(4 * 3 * header.height * header.width + _SPARE_BYTES, dtype=torch.uint8)
 
 
 def without_exif(data: torch.Tensor, header: JpegHeader) -> torch.Tensor:
-    """Return a JPEG without its APP1 segments, for an operator that would act on them.
+    """Return a JPEG without its APP1 segments.
 
     Returns:
         ``data`` itself if there are none, otherwise a copy: uint8 [num_bytes].

@@ -21,12 +21,11 @@ SCALES = (8, 4, 2)
 
 
 class ScaledDecoder(Decoder):
-    """Wraps a decoder, and decodes JPEGs that will be shrunk a lot at a smaller scale.
+    """Wraps a decoder, and decodes JPEGs that will be shrunk at a smaller scale.
 
-    The scale is the smallest of 1/2, 1/4 and 1/8 at which the part is at least as large as its
-    size after the resize. It follows from the header and the drawn numbers. Pillow decodes the
-    scaled parts (``Image.draft``), and the other decoder decodes everything else as a whole, every
-    damaged file included.
+    The scale is the smallest of 1/2, 1/4 and 1/8 at which the part is at least as large as its size
+    after the resize. Pillow decodes the scaled parts (``Image.draft``), and the other decoder
+    everything else as a whole, damaged files included.
 
     Args:
         decoder: the other decoder.
@@ -83,14 +82,14 @@ def scale_of(box: Box, least: Size) -> int:
 def _scaled(data: torch.Tensor, header: JpegHeader, box: Box, scale: int) -> torch.Tensor | None:
     """Return uint8 [3, h, w] of a box at a scale, with rounded edges; None if Pillow refuses it.
 
-    libjpeg reads all scans of a progressive file before it returns a pixel, as for a whole image.
+    libjpeg reads all scans of a progressive file first.
     """
     if header.process != PROGRESSIVE and not is_one_clean_scan(data.numpy(), header):
         return None
     stored_height, stored_width = header.stored_size
     size = header.height, header.width
     top, left, height, width = stored_box(box, size, header.orientation)
-    # Halves are rounded up, so no part becomes smaller than its size divided by the scale.
+    # Halves are rounded up, so no part becomes too small.
     edges = left, top, left + width, top + height
     corners = tuple((2 * edge + scale) // (2 * scale) for edge in edges)
     try:
@@ -107,7 +106,7 @@ def _scaled(data: torch.Tensor, header: JpegHeader, box: Box, scale: int) -> tor
 
 @functools.cache
 def _jpeg_file() -> Any:
-    """Return Pillow's class of JPEG files, without the format search of ``Image.open``."""
+    """Return Pillow's class of JPEG files, without ``Image.open``'s search."""
     return load_package(
         _load,
         module="PIL",

@@ -28,8 +28,8 @@ from stateful_gpu_loader.errors import LoaderError
 class TorchcodecDecoder(Decoder):
     """Decodes with torchcodec's image operators; needs the extra ``codec``, but no FFmpeg.
 
-    torchcodec would apply EXIF orientations by its own rules. It therefore gets the bytes without
-    EXIF, and the orientation is applied here.
+    torchcodec has its own rules for EXIF orientations. So it gets the bytes without EXIF, and the
+    orientation is applied here.
 
     Raises:
         MissingDependency: torchcodec is not installed.
@@ -42,7 +42,6 @@ class TorchcodecDecoder(Decoder):
         _operators()
 
     def version(self) -> str:
-        """Return ``torchcodec.__version__``."""
         import torchcodec
 
         return str(torchcodec.__version__)
@@ -83,12 +82,11 @@ class TorchcodecBatchDecoder:
     """Decodes with ``torch.ops.torchcodec_ns.decode_jpegs_cuda``; needs the extra ``codec``.
 
     As in :class:`TorchvisionBatchDecoder`, the bytes decide between the JPEG engines and CUDA. If
-    one call passes several images to CUDA, torchcodec 0.17 returns wrong pixels for some of them
-    (seen on an H100). Images that the engines may refuse are therefore decoded one per call, and so
-    are all images on GPUs without engines.
+    one call passes several images to CUDA, torchcodec 0.17 returns wrong pixels for some (seen on
+    an H100). So images that the engines may refuse are decoded one per call, and so are all images
+    on GPUs without engines.
 
-    torchcodec would apply EXIF orientations by its own rules. It therefore gets the bytes without
-    EXIF. The loader's readers remove EXIF, so the decoding thread need not.
+    The loader's readers remove EXIF, for which torchcodec has its own rules.
 
     Args:
         device: a CUDA device.

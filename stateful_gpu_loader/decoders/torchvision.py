@@ -24,8 +24,8 @@ class TorchvisionDecoder(Decoder):
     """Decodes with torchvision's registered operators; always available.
 
     Since 0.29 the functions of ``torchvision.io`` warn that they are deprecated, but their
-    operators do not. From torchvision 0.23 on, the operators have the same two leading arguments,
-    and apply no EXIF orientation unless asked.
+    operators do not. From 0.23 on, the operators have the same two leading arguments, and by
+    default apply no EXIF orientation.
 
     >>> from stateful_gpu_loader.decoders import probe
     >>> TorchvisionDecoder()
@@ -38,7 +38,6 @@ class TorchvisionDecoder(Decoder):
         _operators()
 
     def version(self) -> str:
-        """Return ``torchvision.__version__``."""
         import torchvision
 
         return str(torchvision.__version__)
@@ -59,9 +58,9 @@ class TorchvisionBatchDecoder:
     """Decodes with ``torch.ops.image.decode_jpegs_cuda``; always available.
 
     The bytes of an image, never the load, decide between the GPU's JPEG engines and nvJPEG's CUDA
-    kernels: the engines decode whatever they take. EXIF is ignored. The decoder works on a private
-    stream and has finished when it returns. A process has one such decoder. Each change of the
-    device makes another, and the memory of the old one is never freed.
+    kernels: the engines decode whatever they accept. EXIF is ignored. The decoder works on a
+    private stream and has finished when it returns. A process has one such decoder. Each change of
+    the device makes another, and the old one's memory is never freed.
 
     Args:
         device: a CUDA device.
@@ -89,7 +88,7 @@ class TorchvisionBatchDecoder:
     ) -> list[Image | ValueError]:
         """See :meth:`BatchDecoder.decode_batch`."""
         wait_for_the_stream(self._device)
-        # Alternating "cuda" and "cuda:0" would count as a change of the device each time.
+        # "cuda" and "cuda:0" would count as different devices.
         device = with_index(self._device)
         _warn_of_several(device)
         decode = torch.ops.image.decode_jpegs_cuda

@@ -1,7 +1,7 @@
 """WebP: reads headers, and extracts the first frame's colours from a file (RFC 9649).
 
-A header is VP8, VP8L or VP8X, and the chunks after it. torch's operators pass the bytes to
-libwebp, because Pillow takes 1.5 to 2 times as long for lossy files.
+A header is VP8, VP8L or VP8X, and the chunks after it. torch's operators decode, because Pillow
+takes 1.5 to 2 times as long for lossy files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FRAME_HEADER = 16
 ANIMATED, EXIF, ALPHA = 0x02, 0x08, 0x10
 
 MAX_SIDE = 2**14
-"""Largest side in pixels that VP8 and VP8L can encode. VP8X could claim a canvas of 2**24."""
+"""Largest side in pixels of VP8 and VP8L; VP8X could claim 2**24."""
 
 Frame = tuple[int, int, int, int]
 """(top, left, height, width) in pixels on the canvas."""
@@ -95,7 +95,7 @@ def plain_webp(data: torch.Tensor, header: WebpHeader) -> torch.Tensor:
 
 
 def on_canvas(image: torch.Tensor, header: WebpHeader) -> torch.Tensor:
-    """Put an animation's first frame on a black canvas if it does not fill the canvas."""
+    """Put an animation's first frame on a black canvas."""
     top, left, height, width = header.frame
     if (height, width) == header.stored_size or image.shape != (3, height, width):
         return image

@@ -17,7 +17,7 @@ from stateful_gpu_loader.samplers.resumable import OrderSampler
 from stateful_gpu_loader.state.schema import as_int
 
 MAX_CLASSES = 1 << 16
-"""Largest number of classes; a block of positions has the same length."""
+"""Largest number of classes, and so of positions in a block."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class _BalancedEpoch:
         places = positions.reshape(-1)
         sizes = self.classes.sizes
         blocks, slots = np.divmod(places, len(sizes))
-        # In every block each class gives its next sample, and starts over after its last.
+        # Each block takes the next sample of each class, cyclically.
         labels = self._labels(blocks, slots)
         rounds, turns = np.divmod(blocks, sizes[labels])
         members = permuted(
@@ -118,20 +118,18 @@ class BalancedOrder:
 class BalancedSampler(OrderSampler, Sampler[int]):
     """Yields every class equally often; its state is a position.
 
-    Positions are divided into blocks whose length is the number of classes. Each block contains
-    every class once, in random order. So after any number of samples (all ranks together) the
-    counts of two classes differ by at most one, whereas WeightedSampler with weights of 1 / size
-    balances only on average. The samples of a class come in a random permutation, followed by
-    another, so their counts also differ by at most one. A class with more samples than the epoch
-    has blocks shows another random part in each epoch.
+    Each block of positions contains every class once, in random order. So after any number of
+    samples (all ranks together) the counts of two classes differ by at most one, whereas
+    WeightedSampler with weights of 1 / size balances only on average. The samples of a class come
+    in one random permutation after another, so their counts also differ by at most one. A class
+    with more samples than the epoch has blocks shows another random part in each epoch.
 
-    An index is computed in constant time, except that the classes are sorted for each block that
-    a call touches.
+    An index is computed in constant time, apart from sorting the classes of its block.
 
     Args:
         targets: class of each index, [n]: integers, strings or booleans. Copied.
         num_samples: number of samples in an epoch, all ranks together; None is ``len(targets)``.
-        seed: seed of the order; None takes that of the loader that uses the sampler, or 0.
+        seed: seed of the order; None takes the loader's seed, or 0.
 
     Raises:
         ValueError: there are no targets, they do not have one dimension, or they are fractions; or

@@ -47,8 +47,8 @@ class Blocks:
         lengths: number of samples in every block as one int (the last block may be shorter), or
             int64 [number of blocks] with the number in each block, none negative (for block
             boundaries: ``np.diff(boundaries)``).
-        window: number of blocks mixed at a time, 1 or more. That many are open at once.
-            The order is as random as that of a shuffle buffer holding all their samples.
+        window: number of blocks open and mixed at a time, 1 or more. The order is as random as with
+            a shuffle buffer of all their samples.
 
     Raises:
         ValueError: a length or the window is out of range, or the lengths are not a list of ints.
@@ -91,7 +91,7 @@ class Blocks:
 
     @classmethod
     def of(cls, source: HasBlocks, *, window: int = DEFAULT_WINDOW) -> Blocks:
-        """Return the blocks of a source that describes them.
+        """Return the blocks that a source reports.
 
         Raises:
             TypeError: the source has no ``block_lengths()``.
@@ -127,7 +127,7 @@ class Blocks:
 
 
 class _EvenLayout:
-    """Positions of an epoch's blocks if all have the same length, in constant memory.
+    """Positions of an epoch's blocks of equal length, in constant memory.
 
     Turn t reads the t-th block. The dataset's last block may be shorter.
     """
@@ -160,7 +160,7 @@ class _EvenLayout:
 
 
 class _UnevenLayout:
-    """Same as :class:`_EvenLayout` for any lengths, with 24 bytes a block and a binary search."""
+    """Positions of blocks of any lengths, with 24 bytes a block and a binary search."""
 
     def __init__(self, lengths: IndexArray, *, seed: int, epoch: int) -> None:
         self.num_blocks = len(lengths)
@@ -172,7 +172,7 @@ class _UnevenLayout:
         return self._starts[turns]
 
     def turns(self, positions: IndexArray) -> IndexArray:
-        # This is the last turn that begins at or before the position, so empty blocks are skipped.
+        # The last turn that begins at or before the position; empty blocks are skipped.
         return np.searchsorted(self._starts, positions, side="right").astype(np.int64) - 1
 
     def first_indices(self, turns: IndexArray) -> IndexArray:
@@ -258,10 +258,10 @@ class BlockEpoch:
 class BlockOrder(LastEpoch):
     """Orders of all epochs of a dataset stored in blocks.
 
-    In each epoch the blocks are permuted and divided into windows, and the samples within a
-    window are permuted. Only the blocks of one window are read at any time, and each block belongs
-    to one window. If all blocks have the same length, an index takes constant time and memory;
-    otherwise prefix sums over the blocks are computed once an epoch.
+    In each epoch the blocks are permuted and divided into windows, and the samples within a window
+    are permuted. Only the blocks of one window are read at any time. If all blocks have the same
+    length, an index takes constant time and memory; otherwise prefix sums over the blocks are
+    computed once an epoch.
 
     Args:
         data_source: the dataset.

@@ -70,7 +70,6 @@ def default_sampler(
     num_replicas: int | str | None,
     rank: int | None,
 ) -> Sampler[int]:
-    """Return the default sampler of a loader."""
     if isinstance(dataset, MixedDataset):
         return MixtureSampler(dataset, shuffle=shuffle, seed=seed)
     if num_replicas is not None:
@@ -89,7 +88,7 @@ def is_map(dataset: Any) -> bool:
 def order_of(sampler: Any) -> PositionOrder | None:
     """Return the order of a sampler that is addressed by position, or None.
 
-    A subclass counts as an unknown sampler, because it may yield other indices.
+    A subclass is unknown, because it may yield other indices.
     """
     if type(sampler) in OWN_SAMPLERS:
         own: PositionOrder = sampler.order
@@ -159,7 +158,7 @@ _IN_WORDS = (
 
 
 def order_in_words(algorithm: str) -> str:
-    """Describe in words the order that a fingerprint's text names, followed by the text.
+    """Describe the order in a fingerprint's text in words, followed by the text.
 
     >>> order_in_words("feistel-1"), order_in_words("another-1")
     ('shuffled (feistel-1)', 'another-1')
@@ -172,7 +171,7 @@ def order_described(algorithm: str, num_positions: int) -> PositionOrder | None:
     """Return the order that a fingerprint describes, or None if its text is not sufficient.
 
     A fingerprint holds only a digest of weights, classes, lists of indices, blocks of different
-    lengths and the parts of a mixture. The returned order describes itself by the same text.
+    lengths and the parts of a mixture.
 
     Args:
         algorithm: :attr:`PositionOrder.algorithm`.

@@ -21,10 +21,10 @@ from stateful_gpu_loader.samplers.orders import (
 from stateful_gpu_loader.samplers.resumable import OrderSampler
 
 ALGORITHM = "mixture-1"
-"""Name and version; the version increases when any index of any mixture, seed and epoch changes."""
+"""Name and version; the version increases when any index changes."""
 
 _NO_EPOCH = (1 << 32) - 1
-"""A number that is never an epoch of a loader, so its keys are free for the seeds of the parts."""
+"""A number that is never an epoch; its keys seed the parts."""
 _MAX_PASSES = 1 << 61
 """Number of passes over all parts together after which their orders repeat."""
 _PARTS_NAMED = 8
@@ -34,12 +34,11 @@ _BLOCKS_AT_ONCE = 128
 class MixtureOrder:
     """Orders of all epochs of a mixture.
 
-    An epoch is divided into blocks.
-    :class:`~stateful_gpu_loader.datasets.mixture.Apportionment` counts the samples of each
-    part up to both ends of a block, and so within it. Their order in the block is random. The
-    k-th sample of a part, over all epochs, is the k-th of the part's own order, in the part's own
-    epochs. Every epoch of the mixture draws the same number of samples from a part, so the
-    position in the part is a product and need not be stored.
+    An epoch is divided into blocks. :class:`~stateful_gpu_loader.datasets.mixture.Apportionment`
+    counts the samples of each part in a block, whose order is random. The k-th sample of a part,
+    over all epochs, is the k-th of the part's own order, in the part's own epochs. Every epoch of
+    the mixture draws the same number of samples from a part, so the position in the part is a
+    product and need not be stored.
     """
 
     def __init__(self, dataset: MixedDataset, *, shuffle: bool) -> None:
@@ -83,7 +82,7 @@ class MixtureEpoch:
         ends = dataset.cumulative_sizes
         self._starts = _integers(ends[d - 1] if d else 0 for d in dataset.drawn_parts)
         self._lengths = _integers(part.num_positions for part in order.parts)
-        # Computed with Python's ints: late epochs of large mixtures start beyond int64.
+        # Python's ints, because late epochs of large mixtures start beyond int64.
         quotas = self._apportionment.counts(self.n)
         begun = [
             divmod(epoch * quota, part.num_positions)
@@ -99,8 +98,7 @@ class MixtureEpoch:
         blocks, rows = distinct_of(flat // self._block_length)
         offsets = flat - blocks[rows] * self._block_length
         drawn, counted = np.empty_like(flat), np.empty_like(flat)
-        # One of many ranks needs a few places of very many blocks, which must not all be held at
-        # once.
+        # One of many ranks needs a few places of very many blocks.
         for first in range(0, len(blocks), _BLOCKS_AT_ONCE):
             parts, ordinals = self._blocks(blocks[first : first + _BLOCKS_AT_ONCE].tolist())
             chosen = np.flatnonzero((rows >= first) & (rows < first + _BLOCKS_AT_ONCE))
@@ -137,7 +135,7 @@ class MixtureEpoch:
         return indices
 
     def _part_seed(self, part: int) -> int:
-        """Return the seed of a part that is itself a mixture, so that its keys differ."""
+        """Return the seed of a part that is itself a mixture."""
         return sample_seeds(self._seed, _NO_EPOCH, [part], Stream.MIXTURE)[0]
 
     def _blocks(self, blocks: list[int]) -> tuple[IndexArray, IndexArray]:
@@ -208,17 +206,16 @@ class MixtureSampler(OrderSampler, Sampler[int]):
     """Yields the samples of a MixedDataset in proportion to its weights; its state is a position.
 
     *Bound.* Let p be the share of one of D parts with a weight, and L the ``block_length``. Among
-    the first n positions of any epoch, for any n, the part appears p * n times to within
-    ``L * p * (1 - p) + (1 + p * D) / 2``, or within the second term alone without shuffling. The
-    second term is the bound at a block's ends, see Apportionment. Between the ends the count
-    deviates most if the part's whole share of the block comes first, or last. With shuffling it
-    typically deviates by about ``sqrt(L * p * (1 - p)) / 2``.
+    the first n positions of any epoch, for any n, the part appears p * n times to within ``L * p *
+    (1 - p) + (1 + p * D) / 2``, or within the second term alone without shuffling. The second term
+    is the bound at a block's ends, see Apportionment. With shuffling the count typically deviates
+    by about ``sqrt(L * p * (1 - p)) / 2``.
 
     Args:
         data_source: the mixture; indices are those of its concatenation.
-        shuffle: whether to shuffle the parts within each block, and each part in itself; otherwise
-            the parts are interleaved as evenly as possible, each in its own order.
-        seed: seed of the order; None takes that of the loader that uses the sampler, or 0.
+        shuffle: whether to shuffle each block and each part; otherwise the parts are interleaved as
+            evenly as possible, each in its own order.
+        seed: seed of the order; None takes the loader's seed, or 0.
 
     Raises:
         TypeError: the data source is not a MixedDataset.

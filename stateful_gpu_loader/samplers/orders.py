@@ -1,6 +1,6 @@
 """Orders addressed by position: the interface between samplers and the loader.
 
-The loader, its ranks and resuming use only :class:`PositionOrder`.
+The loader uses only :class:`PositionOrder`.
 """
 
 from __future__ import annotations
@@ -38,13 +38,12 @@ class EpochOrder(Protocol):
 def positions_of(order: EpochOrder, index: int) -> IndexArray:
     """Return every position of an index of the dataset, ascending.
 
-    If the order is a Permutation or has a method ``positions_of(index)``, the index alone suffices,
-    for any number of positions. Otherwise all positions are searched, a part at a time: draws with
-    replacement, for example, have no inverse.
+    If the order is a Permutation or has a method ``positions_of(index)``, it is used. Otherwise, as
+    for draws with replacement, all positions are searched.
 
     Args:
         order: one epoch's order.
-        index: 0 or more; an index that the order never gives has no positions.
+        index: 0 0 or more; an absent index has no positions.
 
     Returns:
         int64 [number of occurrences].
@@ -80,15 +79,14 @@ def key_offset_of(indices: EpochOrder) -> int:
 
 @runtime_checkable
 class PositionOrder(Protocol):
-    """Orders of all epochs."""
+    """Orders of all epochs, addressed by position."""
 
     algorithm: str
     """Name, version, and everything else that determines the order, except seed and length.
 
-    It is compared as part of the fingerprint.
+    The fingerprint includes it.
     """
     is_shuffled: bool
-    """Whether the order is random."""
 
     @property
     def num_positions(self) -> int:
@@ -142,7 +140,7 @@ ENDLESS = 2**62
 
 
 class CallOrder:
-    """Yields the positions themselves, for samples that are made one by one and have no index.
+    """Yields the positions themselves, for samples without an index.
 
     Args:
         length: number of samples in every epoch; None if unknown.
@@ -190,9 +188,8 @@ class ShuffledOrder(SequentialOrder):
 class LastEpoch(ABC):
     """Base of position orders that compute a table at the start of an epoch.
 
-    The table is computed when an epoch is first asked for, and kept until another epoch is. It is
-    not pickled, so worker processes receive the order without it. If several threads ask at once,
-    each may compute the same table.
+    The table is computed when an epoch is first requested, and kept until another epoch is. It is
+    not pickled. Several threads may compute the same table at once.
     """
 
     _last: tuple[tuple[int, int, int], EpochOrder] | None = None
@@ -223,7 +220,7 @@ def digest_of(array: npt.NDArray[np.generic]) -> str:
     """Return the BLAKE2b digest of an array's length and its elements as little-endian bytes.
 
     Args:
-        array: [n] of any number type; equal numbers of another type have another digest.
+        array: [n] of any number type, on which the digest depends.
 
     Returns:
         The length and 16 hexadecimal digits.

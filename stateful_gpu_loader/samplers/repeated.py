@@ -85,11 +85,11 @@ class RepeatedSampler(OrderSampler, Sampler[int]):
     """Yields each sample several times an epoch, each time with other augmentations.
 
     This is repeated augmentation (Hoffer et al., "Augment your batch", CVPR 2020; Berman et al.,
-    "MultiGrain", 2019). By default the copies of a sample are adjacent in the order that the
-    ranks share, so they go to different ranks, or into one batch if there is one rank.
-    ``num_samples=len(data_source)`` keeps an epoch as long as without repetition. It then contains
-    ``1 / num_repeats`` of the dataset, as with torchvision's RASampler and timm's RepeatAugSampler
-    (which use exactly ``len(data_source) // 256 * 256``).
+    "MultiGrain", 2019). By default the copies of a sample are adjacent in the order that the ranks
+    share, so they go to different ranks, or into one batch if there is one rank.
+    ``num_samples=len(data_source)`` keeps the epoch's length; an epoch then contains ``1 /
+    num_repeats`` of the dataset, as with torchvision's RASampler and timm's RepeatAugSampler (which
+    use ``len(data_source) // 256 * 256``).
 
     Args:
         data_source: the dataset, of 1 sample or more.
@@ -99,7 +99,7 @@ class RepeatedSampler(OrderSampler, Sampler[int]):
         shuffle: whether to permute the samples in each epoch; False keeps the dataset's order.
         adjacent: whether copies are adjacent; False scatters them over the epoch (without
             ``shuffle``, the whole dataset is repeated).
-        seed: seed of the order; None takes that of the loader that uses the sampler, or 0.
+        seed: seed of the order; None takes the loader's seed, or 0.
 
     Raises:
         ValueError: the dataset is empty, or a number is below 1.

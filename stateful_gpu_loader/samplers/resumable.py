@@ -1,4 +1,4 @@
-"""Base of this package's samplers, and their state when they are iterated without a loader."""
+"""Base of this package's samplers, and their state without a loader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BLOCK = 4096
 
 
 class Resumable(TextState):
-    """State of a sampler that is iterated without a loader: seed, epoch, position and order."""
+    """State of a sampler without a loader: seed, epoch, position and order."""
 
     order: PositionOrder
     """The order; a loader takes it and divides it among ranks."""
@@ -94,7 +94,7 @@ class Resumable(TextState):
         self.resume_at = found["position"]
 
     def ordinals(self, num_samples: int) -> Iterator[range]:
-        """Yield the remaining ordinals in blocks; the next epoch begins after them."""
+        """Yield the epoch's remaining ordinals in blocks."""
         start = self.resume_at or 0
         self.resume_at, self._position = None, start
         for first in range(start, num_samples, _BLOCK):
@@ -122,7 +122,7 @@ def settled(seed: int | None, generator: torch.Generator | None) -> int | None:
     """Return the seed of an order: the given seed, or the next number of the generator.
 
     The number is drawn from a copy, so the generator does not advance. It determines all epochs,
-    whereas torch's samplers draw from the generator in each epoch.
+    unlike in torch.
 
     Raises:
         ValueError: both are given.
@@ -138,7 +138,7 @@ def settled(seed: int | None, generator: torch.Generator | None) -> int | None:
         return seed
     if seed is not None:
         raise ValueError(
-            f"{seed = } and a generator were given, and each decides the order. Remedy: omit "
-            "one of them"
+            f"{seed = } and a generator were given, but only one can decide the order. Remedy: "
+            "omit one of them"
         )
     return SettledSeed(None, generator).value

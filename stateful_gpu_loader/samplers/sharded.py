@@ -17,7 +17,7 @@ from stateful_gpu_loader.samplers.orders import EpochOrder
 from stateful_gpu_loader.samplers.resumable import OrderSampler
 
 ALGORITHM = "shards-1"
-"""Name and version; the version increases when any index for any arguments changes."""
+"""Name and version; the version increases when any index changes."""
 
 _SHARD_BITS = 40
 
@@ -67,8 +67,8 @@ class Sharding:
         if self.shuffle_after_epoch and (self.stick_to_shard or self.random_shuffle):
             raise ValueError(
                 f"shuffle_after_epoch=True with stick_to_shard={self.stick_to_shard} and "
-                f"random_shuffle={self.random_shuffle}: it shuffles the whole dataset and keeps "
-                "the shard by itself. Remedy: leave the other two out, as with DALI"
+                f"random_shuffle={self.random_shuffle}: it already shuffles the whole dataset and "
+                "keeps the shard. Remedy: leave the other two out, as with DALI"
             )
 
     @property
@@ -86,7 +86,6 @@ class Sharding:
         DALI divides a reader's endless stream into epochs. Samples that an epoch takes and does not
         deliver are missing in the next epoch. With FILL and no padding, epoch e ends with the first
         batch that takes every shard to its end for the (e + 1)th time, but has at least one batch.
-        This is the closed form of DALI's counting per shard.
         """
         size, batch_size = -(-n // self.num_shards), self.batch_size
         if self.last_batch_policy is LastBatchPolicy.DROP:
@@ -144,7 +143,7 @@ class ShardEpoch:
             # The turns of all shards, one after the other, are the whole dataset.
             self._period = n
             place += int(self._starts[own])
-        # Computed with Python's ints: late epochs of large datasets start beyond int64.
+        # Python's ints, because late epochs of large datasets start beyond int64.
         self._first_period, self._first_offset = divmod(place, self._period)
 
     def __call__(self, positions: IndexArray) -> IndexArray:
@@ -223,12 +222,11 @@ class ShardSampler(OrderSampler, Sampler[int]):
     """Yields one shard of a dataset, epoch by epoch, like DALI's readers.
 
     Arguments, defaults and meaning are those of ``nvidia.dali.fn.readers`` and of
-    ``DALIGenericIterator(reader_name=...)``. Epochs agree with DALI 2.4 batch for batch, except
-    that the empty batch is left out that DALI delivers if PARTIAL leaves no samples. Samples are
-    lost as in DALI: without ``pad_last_batch``, the samples that DROP and PARTIAL cut off one epoch
-    are missing in the next, too. ``pad_last_batch=True`` with PARTIAL yields each shard exactly
-    once. Pass the same batch size to the loader: another size divides the same epochs into other
-    batches. The state is a position in this shard alone.
+    ``DALIGenericIterator(reader_name=...)``. Epochs equal DALI 2.4's batch for batch, without the
+    empty batch that DALI delivers if PARTIAL leaves no samples. As in DALI without
+    ``pad_last_batch``, the samples that DROP and PARTIAL cut off one epoch are missing in the next,
+    too. ``pad_last_batch=True`` with PARTIAL yields each shard exactly once. Pass the same batch
+    size to the loader. The state is a position in this shard alone.
 
     Args:
         data_source: anything with a length of at least ``num_shards``.
@@ -240,11 +238,11 @@ class ShardSampler(OrderSampler, Sampler[int]):
         pad_last_batch: whether the last sample is repeated until all shards have filled equally
             many batches, instead of beginning the next shard.
         last_batch_policy: see :class:`LastBatchPolicy`.
-        random_shuffle: whether to shuffle within the shard. Each of its turns has a random
-            permutation, whereas DALI draws from a buffer of ``initial_fill``.
+        random_shuffle: whether to shuffle within the shard. Each turn is a random permutation,
+            whereas DALI draws from a buffer of ``initial_fill``.
         shuffle_after_epoch: whether to shuffle the whole dataset in each epoch and then divide it,
             always taking the same shard; all shards need the same seed.
-        seed: seed of the shuffling; None takes that of the loader that uses the sampler, or 0.
+        seed: seed of the shuffling; None takes the loader's seed, or 0.
 
     Raises:
         ValueError: an argument is out of range; two arguments contradict each other, as in DALI;

@@ -136,10 +136,10 @@ class ShuffledSampler(OrderSampler, RandomSampler):
     Args:
         data_source: anything with a length from 1 to 2**63 - 1.
         replacement: whether to draw each sample from the whole dataset.
-        num_samples: number of samples in an epoch; None is the dataset's length. Beyond that,
-            without replacement, the dataset is repeated in another order.
+        num_samples: number of samples in an epoch; None is the dataset's length. Without
+            replacement, the dataset is repeated beyond that in another order.
         generator: used in place of a seed; a copy draws the seed, so it does not advance.
-        seed: seed of the order; None takes that of the loader that uses the sampler, or 0.
+        seed: seed of the order; None takes the loader's seed, or 0.
         locality: blocks in which the dataset is stored, for an order that reads it nearly
             sequentially; see :class:`~stateful_gpu_loader.samplers.blocks.BlockOrder`.
 
@@ -201,9 +201,8 @@ class DistributedShuffledSampler(Resumable, DistributedSampler):  # type: ignore
     """Yields one rank's part of an order that all ranks share.
 
     Rank r of R yields positions r, r + R, r + 2R, ... The tail wraps around to the epoch's start,
-    or is dropped, so that all ranks yield equally many. The arguments are those of
-    ``torch.utils.data.DistributedSampler``. If ``num_replicas`` and ``rank`` are None, they are
-    read from ``torch.distributed``.
+    or is dropped. The arguments are those of ``torch.utils.data.DistributedSampler``. If
+    ``num_replicas`` and ``rank`` are None, they are read from ``torch.distributed``.
 
     >>> ranks = [DistributedShuffledSampler(range(6), 2, rank, seed=3) for rank in (0, 1)]
     >>> sorted(ranks[0]) != sorted(ranks[1])

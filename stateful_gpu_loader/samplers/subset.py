@@ -24,7 +24,7 @@ from stateful_gpu_loader.samplers.resumable import OrderSampler, settled
 
 @dataclass(frozen=True, eq=False)
 class _SubsetEpoch:
-    """One epoch's order of a subset: an order of its places, and the indices at these places."""
+    """One epoch's order of a subset: its indices, and an order of their places."""
 
     places: EpochOrder
     indices: range | IndexArray
@@ -87,7 +87,7 @@ class SubsetSampler(OrderSampler, SubsetRandomSampler):
     Args:
         indices: indices of the dataset, none negative; any sequence or tensor of ints.
         generator: used in place of a seed; a copy draws the seed, so it does not advance.
-        seed: seed of the order; None takes that of the loader that uses the sampler, or 0.
+        seed: seed of the order; None takes the loader's seed, or 0.
         shuffle: whether to permute the indices in each epoch; False keeps their order.
 
     Raises:

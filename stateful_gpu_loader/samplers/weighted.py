@@ -36,9 +36,9 @@ class AliasTable:
 
     The method is that of Walker, "An efficient method for generating discrete random variables with
     general distributions", ACM TOMS 3(3), 1977. The columns are filled by the sweep of
-    Hübschle-Schneider and Sanders, "Parallel weighted random sampling", ESA 2019. Its cursors
-    become searches in two prefix sums. Column i holds index i up to its threshold, and above it an
-    index of at least the mean weight, so a weight of 0 is never drawn.
+    Hübschle-Schneider and Sanders, "Parallel weighted random sampling", ESA 2019, with searches in
+    two prefix sums. Column i holds index i up to its threshold, and above it an index of at least
+    the mean weight, so a weight of 0 is never drawn.
 
     Because the prefix sums are rounded, a probability has a relative error of up to about
     n * 2**-45 (3e-8 for a million weights) and an absolute error of 2**-64. Only sums, products and
@@ -63,19 +63,19 @@ class AliasTable:
         """
         n = len(weights)
         own = weights / weights.max()
-        # A sum of numbers up to 1 is not rounded above their count, so the largest stays 1 or more.
+        # A sum of numbers up to 1 is not rounded above their count.
         own *= n / np.cumsum(own)[-1]
         heavy, light = np.flatnonzero(own >= 1), np.flatnonzero(own < 1)
         excess = np.cumsum(own[heavy] - 1)
         deficit = np.cumsum(1 - own[light])
         aliases = np.arange(n, dtype=np.int64)
 
-        # A light column is filled from the first heavy index that has anything left.
+        # A light column is filled from the first heavy index with a rest.
         before = np.concatenate([np.zeros(min(1, len(light))), deficit[:-1]])
         filler = np.searchsorted(excess, before, side="left")
         aliases[light] = heavy[np.minimum(filler, len(heavy) - 1)]
 
-        # A heavy index that a light column overdraws is filled from the next heavy one.
+        # An overdrawn heavy index is filled from the next heavy one.
         last = np.searchsorted(deficit, excess[:-1], side="right")
         overdrawn = np.flatnonzero(last < len(light))
         own[heavy] = 1
@@ -142,9 +142,8 @@ class AliasOrder:
 def exponentials(words: npt.NDArray[np.uint64]) -> FloatArray:
     """Return exponential variates, each from one word: -log(1 - word / 2**64).
 
-    Only sums, products and quotients are used, which are rounded equally on all machines. The last
-    bit of NumPy's log depends on the CPU, and an order may depend on that bit. The relative error
-    is about 1e-15 for variates of all sizes.
+    Only sums, products and quotients are used, which are rounded equally on all machines, unlike
+    NumPy's log. The relative error is about 1e-15.
 
     Args:
         words: uint64 of any shape.
@@ -157,7 +156,7 @@ def exponentials(words: npt.NDArray[np.uint64]) -> FloatArray:
     """
     part = np.clip(words * 2.0**-64, 2.0**-65, 1 - 2.0**-53)
     # 1 - part = fraction * 2**exponent, and -log(fraction) = 2 * atanh((1 - fraction) / (1 +
-    # fraction)). While the exponent is 0, 1 - fraction is the part itself, unrounded.
+    # fraction)). With exponent 0, 1 - fraction is the part itself, unrounded.
     fraction, exponent = np.frexp(1 - part)
     halvings = np.maximum(-exponent, 0)
     missing = np.where(halvings > 0, 1 - fraction, part)
@@ -174,10 +173,9 @@ class RaceOrder(LastEpoch):
     """Weighted draws of all epochs, without replacement.
 
     Each index gets an exponential variate divided by its weight, and the indices are sorted by it.
-    So each draw is in proportion to the weights of the remaining indices (Efraimidis and Spirakis,
-    "Weighted random sampling with a reservoir", Information Processing Letters 97, 2006), as with
-    torch.multinomial. Sorting takes O(n log n) time and O(n) memory once an epoch; the state is
-    still a position.
+    So each draw is in proportion to the remaining weights (Efraimidis and Spirakis, "Weighted
+    random sampling with a reservoir", Information Processing Letters 97, 2006), as with
+    torch.multinomial. Sorting takes O(n log n) time and O(n) memory once an epoch.
 
     Args:
         weights: float64 [n], finite, none negative.
@@ -210,8 +208,7 @@ class WeightedSampler(OrderSampler, WeightedRandomSampler):
 
     The arguments are those of ``torch.utils.data.WeightedRandomSampler``. With replacement, each
     position is a draw from an alias table, in constant time, for any number of weights (torch
-    allows at most 2**24). Without replacement, an epoch's order is sorted once, in O(n log n). A
-    weight of 0 is never drawn.
+    allows at most 2**24). Without replacement, an epoch's order is sorted once, in O(n log n).
 
     Args:
         weights: [n], one for each index of the dataset; they need not sum to 1. They are copied, so
@@ -219,7 +216,7 @@ class WeightedSampler(OrderSampler, WeightedRandomSampler):
         num_samples: number of draws in an epoch, all ranks together.
         replacement: whether an index can be drawn more than once an epoch.
         generator: used in place of a seed; a copy draws the seed, so it does not advance.
-        seed: seed of the draws; None takes that of the loader that uses the sampler, or 0.
+        seed: seed of the draws; None takes the loader's seed, or 0.
 
     Raises:
         ValueError: the weights are negative, infinite, NaN, all 0 or not one-dimensional;
@@ -271,6 +268,6 @@ def _check_weights(weights: FloatArray, num_samples: int, *, replacement: bool) 
         )
     if not replacement and num_samples > num_positive:
         raise ValueError(
-            f"{num_samples = } without replacement, and only {num_positive} weights are positive. "
+            f"{num_samples = } without replacement, but only {num_positive} weights are positive. "
             "Remedy: draw fewer, or with replacement"
         )

@@ -8,8 +8,7 @@ import sys
 def main() -> None:
     """Run ``stateful-gpu-loader`` with the arguments of this process.
 
-    The exit status is 0 if all is well, 1 if something differs that should be the same, and 2 if
-    the command cannot be carried out.
+    The exit status is 0 if all is well, 1 if something differs, and 2 if the command failed.
     """
     try:
         from stateful_gpu_loader.cli.app import run

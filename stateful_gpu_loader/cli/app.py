@@ -47,13 +47,13 @@ app.command("bench")(bench_command)
 
 
 def run() -> None:
-    """Run one command; a user's mistake prints one message, and any failure has status 2."""
+    """Run one command; a user's mistake prints one message, and failures have status 2."""
     try:
         app()
     except (LoaderError, OSError) as error:
         complain(said(error))
         sys.exit(2)
     except Exception:
-        # Python itself would exit with status 1, which means that something differs.
+        # Python itself would exit with status 1.
         sys.excepthook(*sys.exc_info())
         sys.exit(2)

@@ -93,8 +93,8 @@ def preview(
     Each image is shown beside its original. The loader does not change.
 
     --json prints an object with "sheet", "page" and "samples". Each sample has "batch", "label",
-    "boxes" and "notes". Its place is given by "name", "index" and "position". In a sharded dataset
-    it is given by "lane", "lane_sample" and "stored".
+    "boxes" and "notes". Its place is "name", "index" and "position", or in a sharded dataset
+    "lane", "lane_sample" and "stored".
 
     The sizes "size" and "original_size" are [width, height]. The "crop" is [left, top, right,
     bottom] in pixels of the original, like "corners" and "flips". The list "drawn" holds the
@@ -144,7 +144,7 @@ def _places(samples: list[PreviewedSample]) -> str:
 
 
 def _load(loader: StatefulGPULoader[object], path: Path) -> None:
-    """Load the only state in a file or folder, or the state that all ranks share."""
+    """Load the only state in a file or folder, or all ranks' common state."""
     from stateful_gpu_loader.tools.state_files import find_states
 
     found = find_states(path)
@@ -231,7 +231,7 @@ def _show_prepared(report: PrepareReport) -> None:
 
 
 _BUSY = 0.5
-"""Share of the cores that other programs may use before the figures are doubtful."""
+"""Share of cores used by other programs that makes figures doubtful."""
 
 
 class Against(str, Enum):
@@ -343,7 +343,7 @@ def _show_bench(report: BenchReport) -> None:
 
 
 def _table(title: str, first: str, *numbers: str) -> Table:
-    """Return a table of names and numbers; text too long for the terminal is wrapped, not cut."""
+    """Return a table of names and numbers; long text is wrapped, not cut."""
     from rich.box import SIMPLE
     from rich.table import Table
 

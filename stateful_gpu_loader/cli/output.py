@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
 _WIDTH_OF_FILES = 10_000
-"""Columns of a table in a file or pipe, whose lines are not wrapped."""
+"""Columns of a table in a file or pipe."""
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
@@ -72,7 +72,7 @@ def print_json(value: Any) -> None:
 
 
 def check_output(path: Path) -> None:
-    """Create the folder of an output file; called first, so that a wrong path fails early.
+    """Create the folder of an output file, so that a wrong path fails early.
 
     Raises:
         LoaderError: the file cannot be written.

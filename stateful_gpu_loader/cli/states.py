@@ -35,9 +35,8 @@ _MOST_LANES, _MOST_BAD = 16, 10
 def inspect(path: StatesArgument, as_json: JsonOption = False) -> None:
     """Show the positions of the data loaders in a checkpoint.
 
-    No code in the files is executed. Values that a state does not hold are shown as unknown. Files
-    that may hold a state but cannot be read are listed. Exit status: 0 a state was found, 2 none
-    was found.
+    No code in the files is executed. Missing values are shown as unknown, and unreadable files are
+    listed. Exit status: 0 a state was found, 2 none was found.
     """
     from stateful_gpu_loader.tools.inspect_state import describe
     from stateful_gpu_loader.tools.state_files import Search, Unreadable, search
@@ -118,7 +117,7 @@ def _rows(found: Description, ranks: str) -> Iterator[tuple[str, str]]:
     if len(found.lanes) > _MOST_LANES:
         yield "more lanes", f"{len(found.lanes) - _MOST_LANES}; --json has them all"
     for name, value in (found.fingerprint or {}).items():
-        # None has a meaning of its own in these two fields; elsewhere it means unknown.
+        # In these two fields None does not mean unknown.
         meant = {"on_bad_sample": "raise", "decoder_version": "none"}.get(name, UNKNOWN)
         said = order_in_words(value) if name == "order" else str(value)
         if name == "content" and value is not None:
@@ -143,10 +142,10 @@ def _or_unknown(value: Any) -> str:
 
 
 _SHORT = 60
-"""Length in characters up to which two texts are shown whole."""
+"""Maximum number of characters of a text that is shown whole."""
 _LONGEST = 240
 _CALL = re.compile(r"([\w.=]*[(\[{])(.*)([)\]}])", re.DOTALL)
-"""A call or list in a description: what it begins with, its items, its closing bracket."""
+"""A call or list in a description: its beginning, items and closing bracket."""
 
 
 def diff(
@@ -271,7 +270,7 @@ def _name_of(item: str) -> str:
 
 
 def _items(text: str) -> list[str]:
-    """Return the items of a list or call, split at the commas outside of inner brackets."""
+    """Return the items of a list or call, split at its own commas."""
     items, depth = [""], 0
     for character in text:
         depth += (character in "([{") - (character in ")]}")
@@ -401,9 +400,8 @@ def which(
     """Show the samples of a batch, or the batches that hold a sample.
 
     Give one of --sample, --position and --step. A step is one batch on each rank. The order is
-    computed, not iterated, so the length of the dataset does not matter. Only --sample with
-    weighted, balanced or mixed draws searches all positions of the epoch. Exit status 1: the sample
-    is not delivered in that epoch.
+    computed, not iterated. Only --sample with weighted, balanced or mixed draws searches all
+    positions of the epoch. Exit status 1: the sample is not delivered in that epoch.
     """
     from stateful_gpu_loader.tools.which import epoch_of, state_in
 

@@ -156,7 +156,7 @@ def _where(error: BaseException) -> str:
 
 
 def _present(path: Path) -> Path:
-    """Return the path; a wrong one is refused before torch is imported.
+    """Return the path; a wrong path fails before torch is imported.
 
     Raises:
         LoaderError: the path does not exist.

@@ -130,7 +130,7 @@ def _image_of_sample(sample: Any) -> tuple[Tensor, Any] | None:
 def setting_of(dataset: Any, name: str) -> Any:
     """Return an attribute of a dataset or of the dataset in torch's wrappers; None if missing.
 
-    If a wrapper holds several datasets, all must agree.
+    Several datasets in a wrapper must agree.
     """
     if getattr(dataset, name, None) is not None:
         return getattr(dataset, name)

@@ -1,6 +1,6 @@
 """Finds the bottleneck of a loader: its stages, measured with several numbers of workers.
 
-Nothing is trained: batches are taken as fast as they come.
+Batches are taken as fast as they come.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stateful_gpu_loader.tools.torch_peer import TorchPeer
 
 STAGES = ("read", "decode", "augment", "collate", "transfer")
 ROUNDS = 3
-"""Times that each contestant is measured, in turns, so that a noisy moment affects all of them."""
+"""Number of times that each contestant is measured, in turns."""
 
 OURS, CONVERTED, TORCH = "this loader", "converted loader", "torch's DataLoader"
 _NAMES = {
@@ -36,7 +36,7 @@ _NAMES = {
     "transfer": "handing batches over",
 }
 _NEARLY = 0.95
-"""Share of the highest rate at which fewer workers count as good enough."""
+"""Share of the highest rate that is good enough."""
 
 
 class BenchError(LoaderError):
@@ -63,7 +63,7 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True)
 class Ceiling:
-    """Speed that a loader would have if one of its stages were its only work."""
+    """Speed of a loader whose only work is one of its stages."""
 
     stage: str
     alone: float
@@ -81,17 +81,17 @@ class BenchReport:
     cores: int
     """Number of CPU cores that this process may use."""
     load_average: float | None
-    """Average number of processes that wanted a core in the minute before; None if the system does
-    not report it. Far above 0, other programs used the machine, and the figures are too low."""
+    """Average number of processes that wanted a core in the minute before, if known. Far above 0,
+    other programs make the figures too low."""
     batch_size: int | None
     rates: tuple[Rate, ...]
     ceilings: tuple[Ceiling, ...]
     recommendation: str
     conversion: str | None
-    """Speed of the loader that ``from_dataloader`` makes of this one, or why there is none; None if
-    this one is on the fast path."""
+    """Speed of the loader from ``from_dataloader``, or why there is none; None if this loader is on
+    the fast path."""
     peer: str | None
-    """Work of torch's DataLoader, or why it was not measured; None if it was not requested."""
+    """Work of torch's DataLoader, or why it was not measured; None if not requested."""
 
 
 def bench(
@@ -166,7 +166,7 @@ def bench(
 
 
 def _converted(loader: DataLoader[Any]) -> tuple[StatefulGPULoader[Any] | None, str | None]:
-    """Return the loader on the fast path, or why there is none; neither for one that is there."""
+    """Return the loader on the fast path, or why there is none; neither if ``loader`` is there."""
     is_ours = isinstance(loader, StatefulGPULoader)
     if is_ours and as_source(loader.dataset) is not None:
         return None, None
@@ -182,7 +182,7 @@ def _converted(loader: DataLoader[Any]) -> tuple[StatefulGPULoader[Any] | None, 
 
 
 def _gain(rates: Sequence[Rate]) -> str:
-    """Return one sentence: the speed of the converted loader beside the given one.
+    """Return a sentence: the speed of the converted loader beside the given one.
 
     >>> def rate(loader, speed):
     ...     return Rate(loader=loader, num_workers=2, samples_per_second=speed, rounds=(speed,),
@@ -244,7 +244,7 @@ def ceilings_of(rates: Sequence[Rate], cores: int) -> tuple[Ceiling, ...]:
 
 
 def recommend(rates: Sequence[Rate], cores: int) -> str:
-    """Return one sentence: the bottleneck of the loader, and which ``num_workers`` is enough.
+    """Return a sentence: the bottleneck of the loader, and which ``num_workers`` is enough.
 
     >>> def rate(n, speed, **stages):
     ...     return Rate(loader="this loader", num_workers=n, samples_per_second=speed,
@@ -299,7 +299,7 @@ class _Measured:
     elapsed: float
     """Seconds."""
     spent: dict[str, float]
-    """Seconds in each stage and idle seconds; empty if they are not known."""
+    """Seconds in each stage and idle seconds; empty if unknown."""
 
 
 def _measure_ours(loader: StatefulGPULoader[Any], num_workers: int, seconds: float) -> _Measured:
@@ -333,8 +333,6 @@ def timed(
     note: Callable[[], None] = lambda: None,
 ) -> tuple[int, float]:
     """Take batches for some time, pass after pass; return their number and the seconds they took.
-
-    The first batches of each pass, for which workers are started, do not count.
 
     Args:
         warm_up: number of batches at the start of a pass that do not count.
@@ -402,9 +400,9 @@ def _rate(loader: str, num_workers: int, parts: Sequence[_Measured]) -> Rate:
 
 
 def analysed(rates: Sequence[Rate]) -> list[Rate]:
-    """Return the rates of the given loader, or of the converted one if only that has stages.
+    """Return the rates of the given loader, or of the converted one if only it has stages.
 
-    They are in the order of their numbers of workers.
+    They are ordered by number of workers.
     """
     own = [one for one in rates if one.loader == OURS]
     converted = [one for one in rates if one.loader == CONVERTED]

@@ -91,7 +91,7 @@ def _draw_stages(axes: Any, ours: list[Rate]) -> None:
 
 
 def _explain(axes: Any, *, num_columns: int) -> None:
-    """Add a legend below the axes, where it hides no bar."""
+    """Add a legend below the axes."""
     axes.legend(
         frameon=False,
         loc="upper center",

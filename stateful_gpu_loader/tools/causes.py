@@ -1,8 +1,7 @@
-"""Finds the likely cause of a difference: makes the sample again under other circumstances.
+"""Finds the likely cause of a difference by making the sample again.
 
-A generator, attribute or variable is reported as the cause only if the sample repeats after its
-value was restored. Other causes are reported with the observations that suggest them. Without any
-observation the cause is unknown.
+A generator, attribute or variable is reported as the cause only if the sample repeats with its
+value restored. Other causes are reported with the observations that suggest them.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class Mismatch:
 
     @property
     def request(self) -> Request | None:
-        """Addresses of the samples in the expected batch; None if they are not known."""
+        """Addresses of the samples in the expected batch, if known."""
         return None if self.expected is None else self.expected.request
 
 
@@ -89,7 +88,7 @@ def sample_of_mismatch(steps: list[Step], first: Mismatch) -> DifferentSample | 
 
 
 def _place_in_batch(first: Mismatch) -> int | None:
-    """Return the number of the first sample that differs; None if it is not known."""
+    """Return the number of the first sample that differs, if known."""
     expected, found = first.expected, first.found
     if expected is None or found is None:
         return None
@@ -111,8 +110,7 @@ def _num_samples(step: Step) -> int | None:
 
 
 _REPEATS = 6
-"""Maximum number of times that a sample is made. A sample of two random values repeats by chance
-in 1 of 32 cases."""
+"""Maximum number of times that a sample is made."""
 _SEED = 20
 _SEEDED = (
     "draw from random, numpy.random or torch, which StatefulGPULoader seeds before each sample, or "
@@ -125,11 +123,11 @@ class _Trial:
     """A way to make a sample again, or the first batches if it cannot be made alone."""
 
     objects: Callable[[], dict[str, Any]]
-    """Returns the user's objects by name: the same objects each time, or new ones."""
+    """Returns the user's objects by name, the same or new ones."""
     make: Callable[[dict[str, Any]], Any]
     """Makes the sample with these objects."""
     disturb: Callable[[], Any]
-    """Makes another sample with the same objects, which must not change the first one."""
+    """Makes another sample with the same objects."""
     subject: str
     """Description of the sample, such as "the sample, made alone"."""
 
@@ -137,8 +135,8 @@ class _Trial:
         """Return whether the sample is the same each time.
 
         Args:
-            put_back: values by path, restored each time before the sample is made.
-            seeds: whether the global generators get the same seed each time.
+            put_back: values by path, restored before each time.
+            seeds: whether the global generators are seeded each time.
         """
         first: Any = None
         for number in range(_REPEATS):
@@ -180,7 +178,7 @@ def _trial_of(make_loader: MakeLoader, request: Request | None, place: int, batc
     """Return a way to make a sample again.
 
     Args:
-        request: addresses of the samples in its batch, if they are known.
+        request: addresses of the samples in its batch, if known.
         place: number of the sample in the batch.
         batch: number of the batch in the run.
     """
@@ -326,7 +324,7 @@ _OUTSIDE = {
 
 
 def _outside(calls: dict[str, set[str]], observed: list[str]) -> Cause:
-    """Return the cause if the sample does not repeat, whatever value is restored."""
+    """Return the cause if no restored value makes the sample repeat."""
     for kind in [kind for kind in _OUTSIDE if kind in calls]:
         observed.append(f"{kind}: called by {'; '.join(sorted(calls[kind])[:4])}")
     for kind, (what, remedy) in _OUTSIDE.items():
@@ -346,7 +344,7 @@ def _outside(calls: dict[str, set[str]], observed: list[str]) -> Cause:
 
 
 def _variables(objects: dict[str, Any]) -> dict[str, Variable]:
-    """Return the variables in the user's objects; those of the loader itself are left out."""
+    """Return the variables in the user's objects, without the loader's."""
     return variables_of({name: each for name, each in objects.items() if name != "loader"})
 
 
@@ -369,7 +367,7 @@ def _single(request: Request, place: int) -> Request:
 
 
 def _names_of(loader: Any, first: Mismatch) -> list[str]:
-    """Return the name under which a source stores the sample; [] if there is no source."""
+    """Return the source's name of the sample, in a list."""
     if first.request is None or not loader._engine.plan.is_read:
         return []
     index = first.request.index_list()[_place_in_batch(first) or 0]

@@ -1,7 +1,7 @@
-"""Circumstances besides its index that a sample may depend on, observed while it is made again.
+"""Circumstances on which a sample may depend, observed while it is made again.
 
-They are: generators, attributes and variables that a call changes, whose values can be restored;
-files that the objects name; and calls of the clock, the system's randomness and threads.
+Generators, attributes and variables that a call changes; files that the objects name; and calls of
+the clock, the system's randomness and threads.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from stateful_gpu_loader.engine.makers.reachable import is_generator, is_package
 from stateful_gpu_loader.tools.differences import same
 
 _LARGEST = 1000
-"""Maximum number of elements of a list or array that is watched; larger ones are taken for data."""
+"""Maximum number of elements of a list or array that is not data."""
 _MOST_NAMES = 100_000
-"""Maximum number of entries of a list that are searched for file names."""
+"""Maximum number of entries searched for file names."""
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 _GLOBAL_GENERATORS = (random._inst, np.random.mtrand._rand, torch.default_generator)
 
@@ -70,7 +70,7 @@ def variables_of(roots: Mapping[str, Any]) -> dict[str, Variable]:
 
     reached = reachable(roots).found
     for path, each in reached:
-        if is_generator(each):  # first, so that it gets this path even if it has several
+        if is_generator(each):  # first, so that it gets this path
             add(path, {"": each}, "", "generator")
     for path, each in reached:
         if isinstance(each, types.FunctionType):
@@ -181,8 +181,7 @@ _CALLS: dict[Any, str] = {
 def calls_noted() -> Iterator[dict[str, set[str]]]:
     """Note which code calls the clock, the system's randomness and threads inside the block.
 
-    Python reports calls to a profiler, so nothing is replaced. If another profiler is active,
-    nothing is noted.
+    Python reports calls to a profiler. If another profiler is active, nothing is noted.
     """
     noted: dict[str, set[str]] = {}
 

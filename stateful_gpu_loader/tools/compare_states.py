@@ -45,8 +45,8 @@ class Comparison:
     same_place: bool
     """Whether both states are at the same place of their streams."""
     resumes: bool | None
-    """Whether the first state's loader can load the second state; None if this is unknown because
-    one of the states does not describe a loader."""
+    """Whether the first state's loader can load the second state; None if a state does not describe
+    its loader."""
     accept: tuple[str, ...]
     """Names for ``accept=`` that the load would need."""
     accept_is_enough: bool
@@ -55,7 +55,7 @@ class Comparison:
     differences: tuple[Difference, ...]
     samples_apart: int | None
     """Number of samples, all ranks together, from the first state to the second; negative if the
-    second is earlier. Epochs in between count as whole. None if it is unknown."""
+    second is earlier, None if unknown. Epochs in between count as whole."""
     batches_apart: int | None
     """The same distance in batches of the global batch size."""
 
@@ -154,7 +154,7 @@ def _accept(
 ) -> tuple[tuple[str, ...], bool]:
     """Return the names for ``accept=``, and whether a load with them succeeds.
 
-    The rule of the load itself is used, because another dataset is accepted only conditionally.
+    The rule is that of the load itself.
     """
     fields = {found.field for found in refused}
     names = tuple(sorted({"dataset" if field == "length" else field for field in fields}))
@@ -163,7 +163,7 @@ def _accept(
         loader.check(saved, accept=names, position=other.position)
     except StateMismatch:
         return names, False
-    # A place is meaningless for another kind of dataset, or without the same user objects.
+    # A place needs the same kind of dataset and user objects.
     places = [(each.unit, [held.name for held in each.user_objects]) for each in (one, other)]
     return names, places[0] == places[1]
 
@@ -186,7 +186,7 @@ def _apart(one: Description, other: Description) -> tuple[int | None, int | None
 
 
 def _samples_before(found: Description) -> int | None:
-    """Return the samples of the run before a place, if all epochs before it were whole.
+    """Return the samples of the run before a place, with whole epochs.
 
     With ``drop_last`` an epoch ends before an incomplete batch.
     """
@@ -205,7 +205,7 @@ def _different(field: str, kind: str, first: Any, second: Any, meaning: str = ""
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that JSON can hold; for another object the beginning of its repr."""
+    """Return a value that JSON can hold, if necessary the beginning of a repr."""
     is_plain = value is None or isinstance(value, bool | int | float | str)
     return value if is_plain else shortened(repr(value))
 
@@ -227,7 +227,7 @@ def compare_files(
 ) -> list[Pair]:
     """Compare the states at the same places of two files or folders.
 
-    If each has a single state, these are compared wherever they are.
+    Single states are compared wherever they are.
 
     Args:
         first, second: paths, as for :func:`~stateful_gpu_loader.tools.state_files.find_states`.
@@ -245,7 +245,7 @@ def compare_files(
 
 
 def _at(path: str | os.PathLike[str], where: str | None) -> dict[str, FoundState]:
-    """Return the states by place; in a folder the place begins with the file's name."""
+    """Return the states by place; in a folder a place begins with the file's name."""
     states = find_states(path)
     chosen = [found for found in states if where is None or found.where == where]
     if not chosen:

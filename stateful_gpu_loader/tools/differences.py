@@ -31,7 +31,7 @@ class Difference:
 
 
 def copied(batch: Any) -> Any:
-    """Return a copy that later batches cannot change; a batch that cannot be copied is returned."""
+    """Return a copy, or a batch that cannot be copied."""
     try:
         return copy.deepcopy(batch)
     except Exception:
@@ -39,7 +39,7 @@ def copied(batch: Any) -> Any:
 
 
 def differences(expected: Any, found: Any, field: str = "") -> Iterator[Difference]:
-    """Yield the fields in which two values differ: none if they are equal bit for bit.
+    """Yield the fields in which two values differ bit for bit.
 
     Dictionaries, lists, tuples, dataclasses and objects are compared by their content. Tensors,
     arrays and PIL images are compared by dtype, shape and bytes, so NaN equals NaN, and 0.0 does

@@ -1,8 +1,8 @@
 """Reads the values in a folder of ``torch.distributed.checkpoint`` (DCP).
 
 DCP itself executes pickles. Here the folder's index is read with stand-ins for DCP's own classes,
-and must name no other class; each value is read as weights only. Most tensors belong to a model, so
-a tensor is read only on request.
+the only ones admitted, and values are read as weights only. Tensors, mostly a model's, are read
+only on request.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Key = tuple[str | int, ...]
 
 _INDEX = ".metadata"
 _MOST_ITEMS = 1 << 20
-"""Maximum number of items of all lists together, unless more values are saved."""
+"""Maximum number of items of all lists, unless more values are saved."""
 _METADATA = "torch.distributed.checkpoint.metadata"
 _CLASSES = {
     *((_METADATA, name) for name in ("Metadata", "MetadataIndex", "StorageMeta")),
@@ -39,7 +39,7 @@ _CLASSES = {
     (_METADATA, "_MEM_FORMAT_ENCODING"),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
 }
-"""DCP's classes whose objects are in an index."""
+"""Classes of DCP's objects in an index."""
 _LAYOUT = ("torch.serialization", "_get_layout")
 _PATHS = {("pathlib", "PosixPath"), ("pathlib", "WindowsPath")}
 _PATHS_OF_313 = "pathlib._local"
@@ -58,7 +58,7 @@ class Chunk:
     offset: tuple[int, ...]
     """Offset of the part in the tensor."""
     transforms: Any
-    """DCP's extensions that changed the bytes; None or empty if none did."""
+    """DCP's extensions that changed the bytes, if any."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Unread:
 
     folder: Path
     chunks: tuple[Chunk, ...]
-    """Chunks of a tensor; a single chunk for another value."""
+    """Chunks of a tensor, or the chunk of another value."""
     size: tuple[int, ...] | None
     """Size of a tensor; None for another value."""
     dtype: torch.dtype | None
@@ -85,8 +85,8 @@ class Unread:
         """Read the value.
 
         Raises:
-            Exception: of many types, if a file is missing or damaged, or the value can only be read
-                by executing code.
+            Exception: of many types, if a file is missing or damaged, or reading would execute
+                code.
         """
         if self.size is None or self.dtype is None:
             return torch_file.load(self.content())
@@ -117,8 +117,7 @@ def read_values(folder: Path) -> dict[str | int, Any]:
     """Return the saved values, nested as before, with an :class:`Unread` for each tensor.
 
     Raises:
-        Exception: of many types, if the index is missing or damaged, or can only be read by
-            executing code.
+        Exception: of many types, if the index is missing or damaged, or reading would execute code.
     """
     values, tree = _values(folder, _read_index(folder)), _TakenApart()
     for key, unread in values:
@@ -131,20 +130,20 @@ def read_values(folder: Path) -> dict[str | int, Any]:
 
 
 class _TakenApart(dict[str | int, Any]):
-    """A dict or list whose values DCP saves one by one; the keys of a list are numbers."""
+    """A dict or list whose values DCP saves one by one."""
 
 
 def _value_of(unread: Unread) -> Any:
     try:
         return unread.read()
-    except Exception:  # code that needs the value reads it again and gets the error
+    except Exception:  # reading the value later raises the error
         return unread
 
 
 class _Lists:
     """Restores the lists that DCP has taken apart.
 
-    The last index sets the length of a list, so the lengths of all lists together are limited.
+    The last index sets a list's length, so all lengths are limited.
     """
 
     def __init__(self, num_values: int) -> None:
@@ -169,7 +168,7 @@ def with_tensors(value: Any, name: str) -> Any:
     """Return a value with the parts that :func:`read_values` left out.
 
     Args:
-        value: a dict or list of :func:`read_values`; any other value is returned unchanged.
+        value: a value of :func:`read_values`.
         name: name of the value, for an error.
 
     Raises:
@@ -253,7 +252,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
     """Return the fields of DCP's Metadata, with stand-ins for objects.
 
     Raises:
-        Exception: of many types, if it is not a Metadata, or can only be read by executing code.
+        Exception: of many types, if it is not a Metadata, or reading would execute code.
     """
     found = read_pickle(read_regular(folder / _INDEX, MAX_BYTES), _admitted)
     if not isinstance(found, Instance) or found.kind != (_METADATA, "Metadata"):
@@ -283,10 +282,10 @@ def _sizes(value: Any) -> tuple[int, ...]:
 
 
 def _admitted(module: str, name: str) -> Any:
-    """Return the stand-in for a name in an index; only DCP's own classes are admitted.
+    """Return the stand-in for a name in an index.
 
     Raises:
-        pickle.UnpicklingError: the name is another one.
+        pickle.UnpicklingError: the name is not of DCP's own classes.
     """
     module = "pathlib" if module == _PATHS_OF_313 else module
     value = getattr(torch, name, None) if module == "torch" else None

@@ -1,6 +1,6 @@
-"""Describes a loader's state in words that need no knowledge of its fields.
+"""Describes a loader's state in plain words.
 
-Values that a state does not hold are None, and are never guessed.
+Missing values are None, and are never guessed.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Lane:
     lane: int
     epoch: int
     samples: int | None
-    """Number of samples read from the lane; None if the state only says that the lane ended."""
+    """Number of samples read from the lane; None if only its end is known."""
     shard: int | None
-    """Number of the current shard among the lane's own shards; None as for ``samples``."""
+    """Number of the current shard in the lane; None as for ``samples``."""
     ended: bool
-    """Whether the state marks the lane as ended; an unmarked lane may be at its end as well."""
+    """Whether the state marks the lane as ended; an unmarked lane may have ended, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,16 +78,15 @@ class Description:
     epoch_samples: int | None
     """Number of samples in a whole epoch, all ranks together."""
     samples_seen: int | None
-    """Number of samples of this epoch that all ranks together have delivered, including bad samples
-    that were left out."""
+    """Number of samples of this epoch that all ranks together have delivered or left out as bad."""
     batches_seen: int | None
     """Number of batches of this epoch, if all had the present global batch size."""
     share: float | None
     """Delivered share of the epoch, 0 to 1."""
     finished: bool | None
-    """Whether the pass is over, so that a new pass is next; None if only a resume can show it."""
+    """Whether the pass is over; None if only a resume can show it."""
     global_batch_size: int | None
-    """Number of samples that all ranks together deliver in one step."""
+    """Number of samples of all ranks in one step."""
     ranks: str
     """Description of the ranks that the state belongs to."""
     lanes: tuple[Lane, ...]
@@ -96,7 +95,7 @@ class Description:
     ahead: int
     """Number of batches delivered before an older batch (``in_order=False``)."""
     fingerprint: Mapping[str, Any] | None
-    """Fields that must not change before the state is loaded; None if the state has none."""
+    """Fields that must not change, if the state has them."""
     unverified: Mapping[str, str]
     """Parts of a loader that the state cannot verify, each with the reason."""
     bad_samples: int | None
@@ -203,7 +202,7 @@ def _of_torchdata(state: TorchdataState) -> Description:
 
 
 def _is_own_order(fingerprint: Fingerprint) -> bool:
-    """Return whether the fingerprint's length is the length of an epoch, and not of the dataset."""
+    """Return whether the fingerprint's length is that of an epoch, not of the dataset."""
     return not fingerprint.order.startswith("sampler ") and fingerprint.order != "iterable"
 
 
@@ -226,7 +225,7 @@ def _lane(lane: int, text: str) -> Lane:
 
 def _samples_of(lanes: tuple[Lane, ...], num_lanes: int | None) -> int | None:
     counts = [lane.samples for lane in lanes if lane.samples is not None]
-    # The lanes of one rank do not show the places of the other ranks.
+    # One rank's lanes do not show other ranks' places.
     return sum(counts) if num_lanes is not None and len(counts) == num_lanes else None
 
 

@@ -1,8 +1,8 @@
-"""Reads a pickle with its own interpreter, which imports, executes and changes nothing.
+"""Reads a pickle with an interpreter that imports and executes nothing.
 
-Python's unpickler imports the names in a pickle, sets attributes of classes, reserves memory for
-any number in a pickle, and hashes nested keys in exponential time. This interpreter replaces
-functions and classes by stand-ins, and calls only functions that the caller has admitted by name.
+Python's unpickler imports names, sets attributes of classes, reserves any amount of memory, and
+hashes nested keys in exponential time. This interpreter replaces functions and classes by
+stand-ins, and calls only functions that the caller admits by name.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import torch
 MAX_BYTES = 256 << 20
 """Largest size of a pickle that is read."""
 MAX_VALUES = 1 << 25
-"""Maximum number of values in a pickle; a container counts twice. They take up to 2 GiB."""
+"""Maximum number of values in a pickle, up to 2 GiB; a container counts twice."""
 MAX_INT_BITS = 8192
 """Longest int. Python refuses to print ints of more than 4,300 digits."""
 MAX_KEY_BITS = 64
-"""Longest int that may be a key. Any number of longer ints may have the same hash."""
+"""Longest int that may be a key; longer ints may all have the same hash."""
 MAX_KEY_ITEMS = 1000
-"""Maximum number of items in a key, each counted as often as a hash visits it."""
+"""Maximum number of items in a key, counted per visit of a hash."""
 _LONGEST_LINE = 1 << 16
 
 
@@ -42,9 +42,9 @@ class Instance:
     """Stand-in for an object that is not created."""
 
     kind: Any
-    """Identity of the class, chosen by the caller of the interpreter."""
+    """Identity of the class, chosen by the caller."""
     state: Any = None
-    """State that the pickle sets; None if it sets no state."""
+    """State that the pickle sets, if any."""
 
 
 @dataclass
@@ -125,7 +125,7 @@ class _Machine:
         return self.stack.pop()
 
     def push(self, value: Any) -> None:
-        """Push a value onto the present stack, which :meth:`to_mark` may have exchanged."""
+        """Push a value onto the current stack."""
         self.stack.append(value)
 
     def to_mark(self) -> list[Any]:
@@ -213,7 +213,7 @@ def checked_keys(items: Any) -> list[Any]:
 def _checked_key(key: Any) -> Any:
     """Return a key whose hash takes bounded time.
 
-    A tuple does not keep its hash, so hashing nested shared tuples takes exponential time.
+    Hashing nested shared tuples takes exponential time.
     """
     if type(key) is int and key.bit_length() > MAX_KEY_BITS:
         raise ValueError(f"a key of {key.bit_length()} bits")
@@ -290,8 +290,8 @@ _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
     "BUILD": lambda machine, _: machine.build(),
     "BINPERSID": lambda machine, _: machine.resolve(machine.stack.pop()),
 }
-"""All other instructions that are read. Instructions are missing that create objects of unknown
-classes, use the process's registry of extensions, or take memory from outside."""
+"""All other supported instructions. None creates objects of unknown classes, uses the process's
+registry of extensions, or takes memory from outside."""
 
 
 def _last_two(machine: _Machine) -> list[Any]:
@@ -300,7 +300,7 @@ def _last_two(machine: _Machine) -> list[Any]:
 
 
 MAX_STATE_BYTES = 1 << 30
-"""Largest size of all states in a file; each value counts as often as it is reached."""
+"""Largest size of all states in a file, counted per visit of a value."""
 MAX_DEPTH = 100
 """Deepest nesting of a value."""
 _CONTAINER, _ITEM = 64, 16
@@ -311,7 +311,7 @@ class Expansion:
     """Adds up the sizes that values have when they are printed, compared or copied.
 
     A list that holds a second list twice, which holds a third list twice, and so on, is small in a
-    file. But a program that visits every item reaches the last list exponentially often.
+    file, but takes exponentially many visits.
     """
 
     def __init__(self) -> None:
@@ -319,7 +319,7 @@ class Expansion:
         self._found: dict[int, tuple[int, int]] = {}
         """Size and height of each value with its content, by id."""
         self._kept: list[Any] = []
-        """Values with these ids, kept so that no id is used again."""
+        """Values with these ids, kept so that ids stay unique."""
 
     def add(self, value: Any) -> None:
         """Count a value.

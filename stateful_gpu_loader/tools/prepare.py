@@ -44,16 +44,15 @@ def prepare(
 ) -> PrepareReport:
     """Fill the directory of a source with the images that are missing.
 
-    Other processes may do the same, or train from the directory, at the same time. After an
-    interruption, call it again.
+    Other processes may fill or use the directory at the same time. After an interruption, call it
+    again.
 
     Args:
         source: the source.
         num_workers: number of processes that decode; None is one for each core, and with 0 this
             process decodes.
-        check: whether to check the images in the directory, and replace those with a wrong
-            checksum.
-        on_progress: called from time to time with the number of finished images and of all.
+        check: whether to check kept images, and replace those with a wrong checksum.
+        on_progress: called with the number of finished images and of all.
 
     Raises:
         OSError: the source's files cannot be read.

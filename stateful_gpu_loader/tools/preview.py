@@ -44,7 +44,7 @@ Point = tuple[float, float]
 class Region:
     """Part of the original that became the delivered image, in pixels of the original.
 
-    It may extend beyond the original if pixels were padded.
+    Padding may extend beyond the original.
     """
 
     corners: tuple[Point, Point, Point, Point]
@@ -53,7 +53,7 @@ class Region:
 
     @property
     def rectangle(self) -> tuple[float, float, float, float] | None:
-        """Left, top, right and bottom; None if the part is not an upright rectangle."""
+        """Left, top, right and bottom of an upright rectangle, otherwise None."""
         (x0, y0), (x1, y1), (x2, y2), (x3, y3) = self.corners
         if not (y0 == y1 and x1 == x2 and y2 == y3 and x3 == x0):
             return None
@@ -73,7 +73,7 @@ class SamplePlace:
     """Place of a sample in its dataset and its epoch; None stands for an unknown value."""
 
     name: str = "index unknown"
-    """Name of the sample for a person, such as "index 5" or "lane 1, sample 0"."""
+    """Readable name, such as "index 5" or "lane 1, sample 0"."""
     index: Any = None
     """Index in the dataset; with a CallableSource the number of its call in the epoch."""
     position: int | None = None
@@ -81,9 +81,9 @@ class SamplePlace:
     lane: int | None = None
     """Lane of a sharded dataset."""
     lane_sample: int | None = None
-    """Number of the sample among the lane's samples of the epoch, counted from 0."""
+    """Number of the sample in the lane and epoch, counted from 0."""
     stored: str | None = None
-    """Shard of a sharded dataset and cursor in it, where the sample is stored."""
+    """Shard and cursor where the sample is stored."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,15 +100,15 @@ class PreviewedSample:
     objects: Objects | None
     """Boxes and masks in the delivered image."""
     original: Tensor | None
-    """Decoded image before the recipes, uint8 [3, H, W]; None if it is not known."""
+    """Decoded image before the recipes, uint8 [3, H, W], if known."""
     original_objects: Objects | None
     """Boxes and masks in the original."""
     region: Region | None
-    """Part of the original that was delivered; None if it is not known."""
+    """Part of the original that was delivered, if known."""
     parameters: tuple[tuple[str, dict[str, Any]], ...]
     """Name of each recipe, in order, and the numbers that it drew for this sample."""
     notes: tuple[str, ...]
-    """Notes that are needed to interpret the images, one sentence each."""
+    """Notes on the images, one sentence each."""
 
     @property
     def title(self) -> str:
@@ -148,7 +148,7 @@ class PreviewedSample:
 
 
 def legend(samples: Sequence[PreviewedSample]) -> list[str]:
-    """Return the text above the pictures: how to read them, and the notes of all samples."""
+    """Return the text above the pictures: a legend, and all notes."""
     lines = []
     if any(sample.region is not None for sample in samples):
         lines.append(
@@ -176,7 +176,7 @@ class Preview(list[PreviewedSample]):
     def _repr_html_(self) -> str:
         from stateful_gpu_loader.tools.preview_pictures import html_page
 
-        # The frame keeps the page's styles apart from the notebook's.
+        # The frame separates the page's styles from the notebook's.
         style = "width:100%; height:36em; border:0"
         return f'<iframe style="{style}" srcdoc="{html.escape(html_page(self))}"></iframe>'
 
@@ -265,7 +265,7 @@ def _samples(engine: Engine, batch: Any, number: int) -> list[PreviewedSample]:
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """Origin of one image; the fields are as in PreviewedSample."""
+    """Origin of one image; fields as in PreviewedSample."""
 
     place: SamplePlace
     image: Tensor | None = None
@@ -306,7 +306,7 @@ def origins_of(engine: Engine, n: int) -> tuple[list[Origin], str]:
 
 
 def _places(engine: Engine, n: int) -> list[SamplePlace]:
-    """Return the places of the last batch's n samples, as far as its request shows them."""
+    """Return the places of the last batch's n samples, as far as known."""
     unknown = [SamplePlace()] * n
     last = engine.passes.last
     if last is None:
@@ -333,7 +333,7 @@ def _places(engine: Engine, n: int) -> list[SamplePlace]:
 
 
 def _place_of(plan: Plan, key: Any) -> SamplePlace:
-    """Return the place of a sample; in keys of lanes and calls one number holds two."""
+    """Return the place of a sample; keys of lanes and calls hold two numbers in one."""
     if plan.lanes is not None:
         lane, number = divmod(key.position, MOST_SAMPLES)
         return _in_lane(lane, number, str(key.index))
@@ -383,7 +383,7 @@ def _region(recipes: Compose, batch: DrawnBatch, i: int) -> tuple[Region | None,
     """Return the region of sample i, and notes on recipes whose motion of pixels is unknown."""
     header = batch.images[i].header
     size = np.array([[header.height, header.width]], dtype=np.int64)
-    moved, untold = at_rest(1), []
+    moved, immovable = at_rest(1), []
     for recipe, drawn in zip(recipes.recipes, batch.drawn.draws, strict=True):
         motion = recipe.motion(drawn.numbers[i : i + 1], size)
         after = drawn.sizes[i : i + 1]
@@ -393,18 +393,20 @@ def _region(recipes: Compose, batch: DrawnBatch, i: int) -> tuple[Region | None,
             name = type(recipe).__name__
             return None, (f"No outline drawn: the part that {name} took is unknown.",)
         else:
-            untold.append(type(recipe).__name__)
+            immovable.append(type(recipe).__name__)
         size = after
     height, width = size[0].tolist()
     back = inverse(moved)[0]
     corners = [back @ (x, y, 1.0) for x, y in [(0, 0), (width, 0), (width, height), (0, height)]]
     points = [(_whole(x), _whole(y)) for x, y in corners]
-    notes = (f"Pixels that {', '.join(untold)} moves are not in the outline.",) if untold else ()
+    notes = (
+        (f"Pixels that {', '.join(immovable)} moves are not in the outline.",) if immovable else ()
+    )
     return Region((points[0], points[1], points[2], points[3])), notes
 
 
 def _whole(value: float) -> float:
-    """Round to a multiple of 1/65536 pixel, which removes errors of floating-point arithmetic."""
+    """Round to a multiple of 1/65536 pixel."""
     return round(float(value) * 65536) / 65536 + 0.0
 
 

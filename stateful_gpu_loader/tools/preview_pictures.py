@@ -31,8 +31,8 @@ Box = tuple[int, int, int, int]
 def write_png(path: str | os.PathLike[str], samples: Sequence[PreviewedSample]) -> list[Box]:
     """Write a contact sheet, at most 1,600 pixels wide.
 
-    A cell shows the original beside the delivered image. An outline marks the part of the original
-    that was taken, and the dot on it the point that became the upper left corner.
+    A cell shows the original beside the delivered image. An outline marks the part that was taken,
+    and the dot on it the later upper left corner.
 
     Args:
         path: the PNG file; an existing file is replaced.
@@ -200,8 +200,7 @@ _COLORS: list[Color] = [
 def picture_of(sample: PreviewedSample) -> Image.Image:
     """Draw the original, if it is known, beside the delivered image, in RGBA.
 
-    An outline surrounds the part of the original that was taken; the dot on it marks the point that
-    became the upper left corner. The area around the images is transparent.
+    Outline and dot are as in :func:`write_png`. The area around the images is transparent.
     """
     delivered = _thumbnail(sample.image, sample.objects, None)
     if sample.original is None:
@@ -244,7 +243,7 @@ def _thumbnail(image: Tensor, objects: Objects | None, region: Region | None) ->
 def _draw_boxes(
     pen: ImageDraw.ImageDraw, objects: Objects, scale: float, shift: np.ndarray
 ) -> list[tuple[float, float, str, Color]]:
-    """Outline each box, and return the labels and places; labels are drawn last, over the rest."""
+    """Outline each box, and return the labels and places, to be drawn last."""
     drawn = []
     places = objects.boxes.numpy() * scale + np.tile(shift, 2)
     labels = objects.labels or ("",) * len(places)
@@ -261,7 +260,7 @@ def _draw_boxes(
 def _write_label(
     pen: ImageDraw.ImageDraw, left: float, top: float, label: str, color: Color
 ) -> None:
-    """Write a label above a box, or inside it if there is no room above."""
+    """Write a label above a box, or inside it without room above."""
     if not label:
         return
     text = shortened(label, 90, _SMALL)
@@ -273,7 +272,7 @@ def _write_label(
 
 
 def _colors(n: int, labels: Sequence[str]) -> list[Color]:
-    """Return a color for each object, by its label if it has one, otherwise in turns."""
+    """Return a color for each object, by label or in turns."""
     numbers = [zlib.crc32(label.encode()) for label in labels] if labels else range(n)
     return [_COLORS[number % len(_COLORS)] for number in numbers]
 
@@ -284,7 +283,7 @@ def font(size: int = 14) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 def shortened(text: str, width: int, size: int = 14) -> str:
-    """Return a text that fits into ``width`` pixels; a cut text ends with an ellipsis."""
+    """Return a text cut to ``width`` pixels, with an ellipsis."""
     of_size = font(size)
     text = " ".join(text.split())[:200]
     if of_size.getlength(text) <= width:

@@ -1,4 +1,4 @@
-"""Moves a state to another place of its stream, without the loader that it belongs to."""
+"""Moves a state to another place of its stream, without its loader."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ def state_at(
 ) -> dict[str, Any]:
     """Return the state that ``state_dict()`` would have returned at another place of the stream.
 
-    The arguments are those of :meth:`StatefulGPULoader.seek`. That method refuses more, because it
-    knows the dataset: a state does not show that a dataset has a state before a worker has begun.
-    The given state is not changed.
+    The arguments are those of :meth:`StatefulGPULoader.seek`, which refuses more, because it knows
+    the dataset. The given state is not changed.
 
     Args:
         state: result of ``StatefulGPULoader.state_dict()`` at any place.
@@ -61,7 +60,7 @@ class Moved:
     position: int
     """Position in the epoch's global order."""
     note: str = ""
-    """Says that no step of an uninterrupted run begins at the position; otherwise empty."""
+    """Says that no uninterrupted step begins here; otherwise empty."""
 
 
 def seek_file(
@@ -76,8 +75,8 @@ def seek_file(
 ) -> list[Moved]:
     """Write a copy of a file from which the loader resumes at another place of its stream.
 
-    The states of all ranks of one loader are moved together. The rest of the file is kept,
-    including the model and a trainer's own counters.
+    The states of all ranks of one loader are moved together. The rest of the file, such as the
+    model and a trainer's counters, is kept.
 
     Args:
         path: the file, of any kind that :func:`find_states` reads.

@@ -1,7 +1,7 @@
 """Finds loaders' states in a file or folder, and writes a copy with other states.
 
-No pickle is executed: files of ``torch.save`` are read as weights only, and pickles inside them or
-inside a distributed checkpoint as plain values.
+No pickle is executed: files of ``torch.save`` are read as weights only, and pickles in them or in
+distributed checkpoints as plain values.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ _MAX_STATES = 10_000
 """Maximum number of states in one file."""
 _BLOCK = 1 << 20
 _LONGEST_REASON = 300
-"""Maximum number of characters of a reason; a damaged file may contain names of a megabyte."""
+"""Maximum number of characters of a reason."""
 _MARKS = (FORMAT.encode(), b"_iterator_finished", b"_num_yielded", b"_steps_since_snapshot")
-"""Texts of which each state has one, so that files without them need not be read."""
+"""Texts of which each state has one; other files need not be read."""
 
 
 class NoState(LoaderError):
-    """No loader's state was found, or a file that may hold a state cannot be read or written."""
+    """No loader's state was found, or a file cannot be read or written."""
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,14 @@ class FoundState:
     path: Path
     """File, or folder of a distributed checkpoint."""
     key: Key
-    """Keys that lead to the state inside the file; empty if the file holds only the state."""
+    """Keys that lead to the state inside the file, if any."""
     container: str
     """Kind of the file, in words."""
     state: dict[str, Any]
-    """Result of ``state_dict()``."""
     num_ranks: int | None = None
-    """Number of data-parallel ranks; None if the file does not say it."""
+    """Number of data-parallel ranks, if the file says it."""
     note: str = ""
-    """Sentence about this place; empty if there is nothing to say."""
+    """Sentence about this place, or empty."""
 
     @property
     def where(self) -> str:
@@ -85,7 +84,7 @@ class FoundState:
 
     @property
     def rank(self) -> int | None:
-        """Data-parallel rank of the state; None if the file does not say it."""
+        """Data-parallel rank of the state, if the file says it."""
         found = _RANK.fullmatch(str(self.key[-1])) if self.key else None
         return None if found is None else int(found[1])
 
@@ -105,7 +104,7 @@ class Search:
     """Files and places that may hold a state but cannot be read."""
 
     def nothing(self) -> NoState:
-        """Return the error that there is no state; it lists everything that cannot be read."""
+        """Return the error that there is no state, with everything unreadable."""
         nothing = f"no state of a loader in {str(self.path)!r}"
         return NoState(". ".join([nothing, *map(str, self.unreadable)]))
 
@@ -127,10 +126,9 @@ class Unreadable:
 def find_states(path: str | os.PathLike[str]) -> list[FoundState]:
     """Return all loaders' states in a file, or in all files below a folder.
 
-    Files of ``torch.save``, which Lightning and most training scripts write, and JSON files are
-    read. So are this package's ``Checkpoint`` files, which Accelerate's and transformers' folders
-    contain. Folders of ``torch.distributed.checkpoint`` are read, too. Those of torchtitan hold
-    states as pickles.
+    Files of ``torch.save`` (Lightning, most training scripts), JSON, this package's ``Checkpoint``
+    (Accelerate, transformers), and folders of ``torch.distributed.checkpoint`` (torchtitan) are
+    read.
 
     Raises:
         NoState: there is no state, the file does not exist, or no file can be read without
@@ -196,7 +194,7 @@ def write_states(
 ) -> None:
     """Write a copy of a file or folder with other states in it.
 
-    The copy appears under its name when it is complete; nothing else is changed.
+    The copy appears under its name when it is complete.
 
     Args:
         path: path that was passed to :func:`find_states`.
@@ -243,7 +241,7 @@ def _copy_regular(source: str, copied: str) -> None:
     """Copy one file of a folder.
 
     Raises:
-        NoState: the file is not a regular one, so copying it might block or never end.
+        NoState: the file is not regular, so copying might never end.
     """
     mode = os.stat(source).st_mode
     if not stat.S_ISREG(mode):
@@ -255,7 +253,7 @@ def _own(inner: Path, copied: Path) -> Path:
     """Return the path of a file in the copy, after removing a link there.
 
     Raises:
-        NoState: a parent folder is a link out of the copy, so another file would be changed.
+        NoState: a parent folder is a link out of the copy.
     """
     if not inner.parent.resolve().is_relative_to(copied.parent.resolve()):
         raise NoState(f"{inner.name!r} is in a folder that is a link. Remedy: pass its real path")
@@ -280,8 +278,8 @@ def _content(file: Path) -> tuple[str, Any]:
     """Return the kind and the content of a file; ("", None) for an unknown kind.
 
     Raises:
-        Exception: of many types, if the file is damaged, too large or not a regular file, or can
-            only be read by executing code.
+        Exception: of many types, if the file is damaged, too large or not regular, or reading would
+            execute code.
     """
     if file.is_dir():
         return DCP, distributed_checkpoint.read_values(file)
@@ -309,16 +307,16 @@ def _content(file: Path) -> tuple[str, Any]:
 
 
 def _path_of(opened: BinaryIO, file: Path) -> Path:
-    """Return a path that leads to an open file even if its own path was replaced meanwhile.
+    """Return a path to an open file that no one can replace.
 
-    torch maps a file only by a path that is valid text, and the file's own path may not be.
+    torch maps a file only by a path that is valid text.
     """
     own = Path(f"/proc/self/fd/{opened.fileno()}")
     return own if own.exists() else file
 
 
 def _names_a_state(file: BinaryIO) -> bool:
-    """Return whether a file contains one of the texts of which each state has one."""
+    """Return whether a file contains one of :data:`_MARKS`."""
     longest, last = max(map(len, _MARKS)), b""
     while block := file.read(_BLOCK):
         if _has_mark(last + block):
@@ -361,7 +359,7 @@ def _with_notes(states: list[FoundState]) -> list[FoundState]:
 
 
 _Place = tuple[Key, dict[str, Any] | Exception, int | None]
-"""Keys, the state or the error of reading it, and the number of ranks if it is known."""
+"""Keys, the state or its error, and the number of ranks, if known."""
 
 
 class _Finder:
@@ -372,7 +370,7 @@ class _Finder:
 
     def __init__(self) -> None:
         self._barren: dict[int, Any] = {}
-        """Containers without a state, by id; they are kept so that no id is used again."""
+        """Containers without a state, by id, kept so that ids stay unique."""
         self._num_states = 0
         self._expansion = Expansion()
 
@@ -424,7 +422,7 @@ class _Finder:
                 yield () if isinstance(error, OSError) else key, error, num_ranks
 
     def _whole(self, state: Mapping[str, Any]) -> dict[str, Any] | Exception:
-        """Return the state with its tensors, which a distributed checkpoint stores separately."""
+        """Return the state with its separately stored tensors."""
         try:
             self._expansion.add(state)
             return {name: with_tensors(value, str(name)) for name, value in state.items()}
@@ -481,8 +479,7 @@ def files_in(top: Path, is_one: Callable[[Path], bool]) -> Iterator[Listed]:
     """Yield the regular files below a folder, or the file itself.
 
     Hidden entries, named pipes, sockets and devices are left out. Links come last, and only if
-    their target was not listed yet. Links to folders are not followed, because they may lead to a
-    whole file system.
+    their target was not listed yet. Links to folders are not followed.
 
     Args:
         top: a folder or file.

@@ -1,11 +1,10 @@
 """Reads files of ``torch.save``, and plain pickles, after checking their sizes, calls and keys.
 
 ``torch.load(weights_only=True)`` executes no code in a file. But it reserves as much memory as the
-file claims, unpacks compressed data, and hashes nested keys in exponential time. So the file's
-pickle is first read with stand-ins for tensors, and the file is loaded only if the pickle is sound.
+file claims, unpacks compressed data, and hashes nested keys in exponential time. So the pickle is
+first checked with stand-ins for tensors.
 
-``torch.load`` reads plain pickles of protocol 2 only, and ``pickle.dumps`` writes later protocols.
-So plain pickles are read here without it.
+``torch.load`` reads plain pickles of protocol 2 only. So plain pickles are read here without it.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _ENTRY, _LOCAL = b"PK\x01\x02", b"PK\x03\x04"
 _NUM_END, _NUM_LOCATOR, _NUM_END_64, _NUM_ENTRY, _NUM_LOCAL = 22, 20, 56, 46, 30
 _IS_IN_64 = 0xFFFFFFFF
 _MAGIC = 0x1950A86A20F9469CFC6C
-"""First value of a file of torch before 1.6, which is not a zip."""
+"""First value of a file of torch before 1.6, not a zip."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Entry:
 
     name: str
     method: int
-    """Method of compression; 0 if the bytes are not compressed."""
+    """Method of compression; 0 for none."""
     stored: int
     """Number of bytes in the zip."""
     size: int
@@ -63,7 +62,7 @@ class Zip:
     entries: dict[str, Entry]
     """Entries by name in lower case."""
     pickle: Entry | None
-    """Entry with all values but the numbers of tensors; None if torch did not write the file."""
+    """Entry with all values but tensors' numbers; None if torch did not write the file."""
 
     @classmethod
     def of(cls, file: BinaryIO, num_bytes: int) -> Zip:
@@ -114,7 +113,7 @@ def load(content: bytes) -> Any:
     """Return the value of a file's content, on the CPU.
 
     Raises:
-        pickle.UnpicklingError: the content can only be loaded by executing code.
+        pickle.UnpicklingError: loading would execute code.
         Exception: of other types, if the content is damaged, or claims more memory than it has
             bytes.
     """
@@ -132,7 +131,7 @@ def check(file: BinaryIO, num_bytes: int) -> None:
         num_bytes: size of the file.
 
     Raises:
-        pickle.UnpicklingError: the file can only be loaded by executing code.
+        pickle.UnpicklingError: loading would execute code.
         ValueError: the file is damaged, or claims more memory than it has bytes.
     """
     if file.read(2) == b"PK":
@@ -254,7 +253,7 @@ def _of_type(function: Any, *given: Any) -> Any:
 
 
 def _bytes_like(*given: Any) -> Any:
-    """Return a bytearray of some content; a number, which would reserve memory, is refused."""
+    """Return a bytearray of some content, not of a size."""
     if given and not isinstance(given[0], bytes | bytearray | str):
         raise ValueError("its pickle has bytes without content")
     return bytearray(*given)
@@ -274,7 +273,7 @@ def _size(items: Any = ()) -> tuple[int, ...]:
 
 
 def _empty_tensor(*given: Any) -> Instance:
-    """Refuse to call torch.Tensor, which present pickles only name as a class."""
+    """Refuse to call torch.Tensor, which new pickles only name as a class."""
     raise ValueError("its pickle creates a tensor without numbers")
 
 
@@ -304,7 +303,7 @@ _CALLS: dict[tuple[str, str], Any] = {
         )
     },
 }
-"""Functions that are called in place of the functions named in files of torch.save."""
+"""Stand-ins for the functions named in files of torch.save."""
 
 
 def _pairs(items: Any) -> list[tuple[Any, Any]]:
@@ -395,7 +394,7 @@ def _directory(file: BinaryIO, num_bytes: int) -> tuple[int, int]:
 
 
 def _in_64_bits(extra: bytes, *numbers: int) -> tuple[int, ...]:
-    """Return the numbers of an entry; numbers of 64 bits are in an extra field."""
+    """Return the numbers of an entry; 64-bit numbers are in an extra field."""
     place, long = 0, b""
     while place + 4 <= len(extra):
         kind, size = struct.unpack("<HH", extra[place : place + 4])
@@ -417,7 +416,7 @@ def load_plain(content: bytes) -> Any:
     """Return the value in a pickle of any protocol.
 
     Raises:
-        pickle.UnpicklingError: the pickle can only be read by executing code.
+        pickle.UnpicklingError: reading would execute code.
         Exception: of other types, if the pickle is damaged or too large.
 
     >>> load_plain(pickle.dumps({"next": 3, "seen": [1, 2], "drawn": torch.zeros(2)}))
@@ -466,4 +465,4 @@ _ADMITTED: dict[tuple[str, str], Callable[..., Any]] = {
     ("torch._utils", "_rebuild_tensor_v2"): _plain_tensor,
     ("torch.storage", "_load_from_bytes"): load,
 }
-"""Functions for the names in a pickle of plain values and tensors; the last two build a tensor."""
+"""Functions for the names in a pickle of plain values and tensors."""

@@ -33,8 +33,8 @@ class TorchPeer:
     def of(cls, loader: StatefulGPULoader[Any]) -> TorchPeer:
         """Return the loader that a user of torch's DataLoader writes for the same work.
 
-        As in most code, Pillow decodes a source's images, and torchvision's transforms of the same
-        names augment them one by one.
+        Pillow decodes a source's images, and torchvision's transforms of the same names augment
+        them.
 
         >>> TorchPeer.of(StatefulGPULoader(range(10))).what
         "torch's DataLoader over the same dataset"
@@ -127,7 +127,7 @@ def _steps_of(transform: Any) -> Any:
     for each in given:
         recipes += [] if each is None else each.recipes if isinstance(each, Compose) else [each]
     if not all(isinstance(recipe, Recipe) for recipe in recipes):
-        # A user's callable gets the same input as in this package's loader: uint8 [3, H, W].
+        # A user's callable gets uint8 [3, H, W], as in this package's loader.
         return v2.Compose([v2.PILToTensor(), *given])
     steps: list[Any] = []
     is_tensor = is_float = False

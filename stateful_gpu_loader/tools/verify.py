@@ -1,4 +1,4 @@
-"""verify_resume: checks whether a user's loader resumes exactly, and finds the cause if not."""
+"""verify_resume: checks whether a loader resumes exactly, and finds the cause if not."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def verify_resume(
     Four states are saved: after the first batch, in the middle, after an epoch's last batch and at
     its end. Each goes through JSON, or ``torch.save`` if JSON cannot hold it, into a new loader of
     ``make_loader()``. The middle state is also loaded with other numbers and kinds of workers, in a
-    new Python process, and with a worker process that is killed. The report gives the reason for
-    each check that does not apply or could not run. If samples differ, the first of them is made
-    again under other circumstances to find the likely cause.
+    new Python process, and with a worker process that is killed. The report gives a reason for each
+    check that was skipped or could not run. If samples differ, the first is made again under other
+    circumstances to find the likely cause.
 
     A plain DataLoader has no state; a StatefulGPULoader with its arguments is verified instead. A
     StatefulDataLoader is verified with its own workers.
@@ -63,8 +63,8 @@ def verify_resume(
         AssertionError with the whole report; ``assert verify_resume(make)`` also works.
 
     Raises:
-        VerifyError: the loader cannot be built, its undisturbed run raises or has no batch, or this
-            process was started by another one and imports the main script.
+        VerifyError: the loader cannot be built, its undisturbed run raises or has no batch, or a
+            started process imports the main script without a guard.
         ValueError: ``batches`` is less than 2.
 
     A script that calls it needs ``if __name__ == "__main__":``, because new processes import it.

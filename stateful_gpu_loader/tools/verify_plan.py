@@ -32,7 +32,7 @@ class Skipped(Exception):
 
 
 def obstacle_in(error: Exception) -> str | None:
-    """Return why a check could not run, if its error is not about the batches."""
+    """Return why a check could not run, unless its error is about the batches."""
     if isinstance(error, BrokenProcessPool):
         return f"the new process ended before it had resumed the loader. Remedy: {GUARD}"
     return str(error) if isinstance(error, VerifyError) or is_of_a_start(error) else None
@@ -61,7 +61,7 @@ class Planned:
 
 
 def places_of(steps: list[Step], states: list[Any]) -> list[Place]:
-    """Choose the places to resume from: each place once, and only places followed by batches."""
+    """Choose the places to resume from, all followed by batches."""
     of_batches = [number for number, step in enumerate(steps) if not step.is_end]
     ends = [number for number, step in enumerate(steps) if step.is_end]
     chosen = {of_batches[0]: "batch 1"}
@@ -193,7 +193,7 @@ def _obstacle_to_other_workers(loader: Any) -> str | None:
 
 
 def obstacle_to_processes(loader: Any) -> str | None:
-    """Return why worker processes cannot be started with the loader's objects; None if they can."""
+    """Return why processes cannot be started with the loader's objects, if so."""
     method = method_of(loader.multiprocessing_context)
     if method == "fork":
         return None

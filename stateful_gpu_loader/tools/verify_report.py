@@ -45,13 +45,12 @@ class DifferentSample:
     batch: int
     """Number of its batch in the undisturbed run, counted from 0."""
     place_in_batch: int | None
-    """Number of the sample in its batch; None if the batch cannot be divided into samples."""
+    """Number of the sample in its batch; None if the batch cannot be divided."""
     position: int | None
-    """Position in the epoch's order, all ranks together; None if it is not known."""
+    """Position in the epoch's order, all ranks together, if known."""
     index: str | None
-    """Index in the dataset; None if it is not known."""
+    """Index in the dataset, if known."""
     fields: tuple[Difference, ...]
-    """Fields that differ."""
 
     def __str__(self) -> str:
         sample = "" if self.place_in_batch is None else f"sample {self.place_in_batch} of "
@@ -67,7 +66,6 @@ class Cause:
     kind: str
     """A few words, such as "the clock"; "unknown" if nothing explains the difference."""
     what: str
-    """Description of the cause."""
     observed: tuple[str, ...]
     """Observations made when the sample was made again."""
     remedy: str
@@ -93,7 +91,6 @@ class Report:
     """
 
     loader: str
-    """Description of the loader."""
     batches: int
     """Number of batches of the undisturbed run."""
     checks: tuple[Check, ...]
@@ -152,7 +149,7 @@ class Report:
         return f"<Report of {self.loader}, {self.batches} batches: {self.verdict}>"
 
     def _repr_html_(self) -> str:
-        """Return a table of the checks, which notebooks show, and the findings after it."""
+        """Return a table of the checks, and the findings, for notebooks."""
         rows = ""
         for check in self.checks:
             more = check.difference or check.reason or ""

@@ -41,7 +41,7 @@ class Step:
     is_end: bool = False
     """Whether the epoch ended, and no batch was returned."""
     request: Request | None = None
-    """Addresses of the samples in the batch; None if the loader has none."""
+    """Addresses of the samples in the batch, if the loader has any."""
 
 
 def fresh(make_loader: MakeLoader, **changes: Any) -> Any:
@@ -110,7 +110,7 @@ def run(
 
 
 def _request_of(loader: Any) -> Request | None:
-    """Return the request of the last delivered batch; None if it has no sample addresses."""
+    """Return the request of the last delivered batch, if it has sample addresses."""
     last = loader._engine.passes.last if isinstance(loader, StatefulGPULoader) else None
     return last.request if last is not None and isinstance(last.request, Request) else None
 
@@ -155,7 +155,7 @@ def resumed(
 def resumed_elsewhere(
     make_loader: MakeLoader, file: tuple[str, bytes], num_batches: int, hash_seed: int
 ) -> list[Step]:
-    """Call :func:`resumed` in a new Python process, where sets have another order.
+    """Call :func:`resumed` in a new process, where sets have another order.
 
     Args:
         hash_seed: PYTHONHASHSEED of the process, unless that variable is set already.
@@ -177,12 +177,12 @@ def resumed_elsewhere(
 
 def _resumed_elsewhere(make_loader: MakeLoader, file: tuple[str, bytes], num_batches: int) -> bytes:
     warnings.simplefilter("ignore")  # the undisturbed run has already shown them
-    # Pickled, because tensors would be sent as shared memory, which ends with this process.
+    # Pickled, because shared memory ends with this process.
     return pickle.dumps(resumed(make_loader, file, num_batches))
 
 
 def _arguments_of(loader: Any, kind: Any) -> dict[str, Any]:
-    """Return the arguments that a loader was built with, read from attributes of the same names."""
+    """Return a loader's arguments from attributes of the same names."""
     names = [
         name
         for name, parameter in inspect.signature(kind).parameters.items()

@@ -38,18 +38,17 @@ class Placed:
 
     epoch: int
     position: int
-    """Position in the epoch's global order. Positions from the epoch's length on repeat samples of
-    its beginning, so that all ranks deliver the same number in the last step."""
+    """Position in the epoch's global order; beyond the epoch's length, samples of its beginning
+    fill the last step."""
     index: int
     """Index in the dataset."""
     name: str | None
-    """Name under which the sample is stored, if a loader over a Source was given and the sample can
-    be read."""
+    """Name under which the sample is stored, if a loader over a Source was given."""
     is_delivered: bool | None
-    """Whether the sample is delivered; drop_last leaves out an incomplete last step. None if the
-    steps are not known."""
+    """Whether the sample is delivered; drop_last leaves out an incomplete last step. None if
+    unknown."""
     step: int | None
-    """Number of the step in the epoch, counted from 0; None if not delivered or not known."""
+    """Number of the step in the epoch, counted from 0; None if not delivered or unknown."""
     rank: int | None
     """Rank that delivers the sample; None as for ``step``."""
     row: int | None
@@ -66,18 +65,18 @@ class Epoch:
     epoch: int
     order: EpochOrder
     global_batch_size: int | None
-    """Number of samples in one step of all ranks; None if the steps are not known."""
+    """Number of samples in one step of all ranks, if known."""
     num_replicas: int | None
-    """Number of ranks; None if it is not known."""
+    """Number of ranks, if known."""
     drop_last: bool
     unknown: str | None
-    """Why the steps or the ranks are not known; None if they are known."""
+    """Why the steps or the ranks are unknown, if so."""
     bad_samples: Mapping[Any, str]
     """Reasons for the samples that the state records as bad, by index."""
     source: Source | None
     """Source of the samples' names."""
     num_samples: int | None
-    """Number of samples in the dataset; None if it is not known."""
+    """Number of samples in the dataset, if known."""
 
     @property
     def is_searched(self) -> bool:
@@ -86,7 +85,7 @@ class Epoch:
 
     @cached_property
     def end(self) -> int:
-        """Number of places in the epoch: its samples, and the samples repeated in the last step."""
+        """Number of places in the epoch, with those repeated in the last step."""
         n, size, ranks = self.order.n, self.global_batch_size, self.num_replicas
         is_padded = size is not None and ranks is not None and not self.drop_last
         return -(-n // ranks) * ranks if is_padded and ranks else n
@@ -94,7 +93,7 @@ class Epoch:
     def of_sample(self, index: int) -> list[Placed]:
         """Return all places of a sample, in order; none if the epoch does not contain it.
 
-        The time does not depend on the length of the epoch, unless :attr:`is_searched`.
+        The time depends on the epoch's length only if :attr:`is_searched`.
 
         Raises:
             NoSuchPlace: the dataset has no such index.
@@ -184,10 +183,9 @@ def epoch_of(
 ) -> Epoch:
     """Return an epoch of the stream that a state belongs to.
 
-    The state alone is enough for a sequential or shuffled order, rounds of it, draws with
-    replacement, repetitions, blocks of one length, and a subset that is a range. For weights,
-    classes, lists, mixtures and shards it holds only a digest, and the loader is needed. Steps have
-    the state's global batch size.
+    The state alone suffices for a sequential or shuffled order, rounds of it, draws with
+    replacement, repetitions, blocks of one length, and a subset that is a range. Weights, classes,
+    lists, mixtures and shards need the loader. Steps have the state's global batch size.
 
     Args:
         state: result of ``StatefulGPULoader.state_dict()``.
@@ -302,7 +300,7 @@ def _order_of(saved: Fingerprint, plan: Plan | None) -> PositionOrder:
 
 
 def _num_samples(order: PositionOrder, plan: Plan | None) -> int | None:
-    """Return the length of the dataset, if the loader or the order tells it."""
+    """Return the length of the dataset, if the loader or the order shows it."""
     dataset = None if plan is None else plan.config.dataset
     if plan is not None and plan.calls is None and isinstance(dataset, Sized):
         return len(dataset)
@@ -312,7 +310,7 @@ def _num_samples(order: PositionOrder, plan: Plan | None) -> int | None:
 def _ranks(
     state: LoaderState, plan: Plan | None, given: int | None
 ) -> tuple[int | None, str | None]:
-    """Return the number of ranks, or None and why it is not known.
+    """Return the number of ranks, or None and why it is unknown.
 
     Raises:
         NoSuchPlace: the given number contradicts the state or the loader.
@@ -342,7 +340,7 @@ def _ranks(
 
 
 def name_of(source: Source | None, index: int) -> str | None:
-    """Return the name under which a sample is stored; None if it has no source or is unreadable."""
+    """Return the name under which a sample is stored, if it can be read."""
     if source is None:
         return None
     try:

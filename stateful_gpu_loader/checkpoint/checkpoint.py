@@ -26,7 +26,7 @@ AUTOMATIC = "__object_"
 class _Threads(threading.local):
     def __init__(self) -> None:
         self.entered: list[Checkpoint] = []
-        """This thread's own checkpoint, then those whose ``with`` blocks the thread is in."""
+        """This thread's own checkpoint, then those of its ``with`` blocks."""
 
 
 _threads = _Threads()
@@ -38,7 +38,7 @@ class Checkpoint:
     It accepts objects with ``state_dict`` and ``load_state_dict``; with ``get_state`` and
     ``set_state`` (DALI's readers and RNGs, torch.Generator); with ``getstate`` and ``setstate``
     (random.Random, and the modules ``random`` and ``numpy.random`` for their global generators);
-    and NumPy's generators. Values are those of torch checkpoints; nothing is pickled.
+    and NumPy's generators. Nothing is pickled.
 
     At the beginning of a run, load, then register: each object continues from its state. During the
     run, collect and save.
@@ -76,10 +76,9 @@ class Checkpoint:
         """Return this thread's checkpoint, for code that receives none.
 
         Inside ``with checkpoint:`` it is that checkpoint; elsewhere the thread's own, which lasts
-        as long as the thread. It is the counterpart of
-        ``nvidia.dali.experimental.dynamic.checkpoint.current()``, which depends on DALI's
-        ``EvalContext``. Registered objects stay registered, so begin a second run in the same
-        thread with ``clear()``, or in its own ``with Checkpoint():``.
+        as long as the thread. It corresponds to
+        ``nvidia.dali.experimental.dynamic.checkpoint.current()``. Objects stay registered, so begin
+        a second run in the same thread with ``clear()``, or in its own ``with Checkpoint():``.
 
         >>> def build_noise():
         ...     from stateful_gpu_loader import RNG
@@ -97,7 +96,7 @@ class Checkpoint:
 
     def __enter__(self) -> Checkpoint:
         """Make this checkpoint the thread's :meth:`current` one until the block ends."""
-        Checkpoint.current()  # the thread's own is the one below all others
+        Checkpoint.current()  # the thread's own is below all others
         _threads.entered.append(self)
         return self
 
@@ -154,16 +153,16 @@ class Checkpoint:
 
         Args:
             thing: the object; it is kept, not copied. Register a DALI reader before it is iterated.
-            name: its key in the file; None numbers the objects that are registered without a
-                name. An object that is registered again keeps its name.
+            name: its key in the file; None numbers the objects without a name. An object that is
+                registered again keeps its name.
 
         Returns:
             Its name.
 
         Raises:
             CheckpointError: the object has no state that can be taken and restored, its name is
-                taken, it already has another name, or the states are complete. Also if the loaded
-                states have none for it, one of another type, or one that it refuses.
+                taken, it already has another name, or the states are complete. Or the loaded states
+                have none for it, one of another type, or one that it refuses.
 
         >>> from stateful_gpu_loader import RNG
         >>> checkpoint = Checkpoint()
@@ -182,7 +181,7 @@ class Checkpoint:
         return name
 
     def collect(self) -> None:
-        """Take the present states of all objects; later changes of the objects do not affect them.
+        """Take copies of the present states of all objects.
 
         Raises:
             CheckpointError: nothing is registered, a loaded or set state was not applied yet, or an
@@ -211,8 +210,8 @@ class Checkpoint:
     def restore(self) -> None:
         """Apply the loaded, set or last collected states to all objects.
 
-        Everything is checked before anything is changed. If an object refuses its state, the
-        objects before it get their former states back.
+        Everything is checked before anything is changed. If an object refuses its state, earlier
+        objects get their former states back.
 
         Raises:
             CheckpointError: there are no states, a state has no object, an object has no state or
@@ -262,13 +261,13 @@ class Checkpoint:
         return self._states[name].state
 
     def set_state(self, name: str, state: Any, object_type: type | str | None = None) -> None:
-        """Hold a state for an object; :meth:`restore` or a later :meth:`register` applies it.
+        """Hold a state, which :meth:`restore` or a later :meth:`register` applies.
 
         Args:
             name: name of the object.
             state: value for its ``load_state_dict`` or ``set_state``; copied.
-            object_type: class of the object, or the class's name with its module, which is checked
-                before the state is applied; None for any.
+            object_type: class of the object, or its full name, which is checked before the state is
+                applied; None for any.
 
         Raises:
             CheckpointError: the name or the type is not valid, the state has no form in a file,
@@ -294,7 +293,7 @@ class Checkpoint:
     def serialize(self) -> str:
         """Return the states as JSON text with a version and a checksum, and tensors in base64.
 
-        :meth:`save` writes the same, with the raw bytes of tensors and arrays after the text.
+        :meth:`save` writes raw bytes of tensors and arrays instead.
 
         Raises:
             CheckpointError: there are no states.
@@ -329,8 +328,8 @@ class Checkpoint:
             path: ``"run_{seq:04d}.json"`` writes a new file with the highest existing number plus
                 one. Without ``{seq}``, the one file is replaced. Write braces as ``{{`` and ``}}``.
                 Missing folders are created.
-            keep: once the new file is durable, remove checkpoints of this pattern that are older
-                than the newest ``keep`` intact ones; None removes none.
+            keep: number of newest intact checkpoints of this pattern to keep; older ones are
+                removed once the new file is durable. None removes none.
 
         Returns:
             Path of the file.

@@ -5,13 +5,13 @@ Its first line is the head, the same in every version:
     {"format": "stateful_gpu_loader checkpoint", "version": 1, "length": 352, "sha256": "...",
 
 ``length`` is the number of bytes after the head. The SHA-256 covers these bytes, and the head up to
-the end of the length, so damage is found before anything is parsed. The lines below hold the
-time, the versions of libraries, and one line for each state, in the form of
-:mod:`stateful_gpu_loader.state.typed_json`; the last line is ``}}``. All of this is ASCII.
+the end of the length, so damage is found before anything is parsed. The lines below, in ASCII, hold
+the time, the versions of libraries, and each state in the form of
+:mod:`stateful_gpu_loader.state.typed_json`; the last line is ``}}``.
 
-Version 1 ends there, with tensors as base64 in the text. In version 2 the raw bytes of all tensors
-and arrays follow, and the text gives the range of each. States without tensors and arrays are
-written as version 1, which every JSON program and every version of this package reads.
+Version 1 ends there, with tensors as base64. In version 2 the raw bytes of all tensors and arrays
+follow, and the text gives their ranges. States without tensors and arrays are written as version 1,
+which every version of this package reads.
 """
 
 from __future__ import annotations
@@ -44,22 +44,19 @@ _HEAD = re.compile(
 )
 _END_OF_TEXT = b"\n}}\n"
 _NUM_HEAD_BYTES = 200
-"""More bytes than any head has."""
+"""Upper bound of a head's size in bytes."""
 _NUM_DAMAGED = 8
-"""A file with up to this many differences in its first bytes is a damaged checkpoint, not foreign.
-"""
+"""Maximum number of differences in the first bytes of a damaged checkpoint."""
 _FIELDS = ["format", "version", "length", "sha256", "time", "libraries", "states"]
 _BEFORE = "load the one before, or a copy"
 
 
 @dataclass(frozen=True)
 class SavedState:
-    """The state of one object."""
-
     type_name: str | None
     """``module.Qualname`` of the object; None if unknown."""
     form: Any
-    """Result of ``typed_json.encode`` for the state: a copy, ready to be written."""
+    """Result of ``typed_json.encode`` for the state."""
 
     @classmethod
     def of(cls, type_name: str | None, state: Any) -> SavedState:
@@ -108,7 +105,7 @@ def to_bytes(states: Mapping[str, SavedState]) -> bytes:
 def from_text(text: str | bytes) -> dict[str, SavedState]:
     """Read the result of :func:`to_text` or :func:`to_bytes`, from any version of this package.
 
-    Time and memory are proportional to its actual length, whatever the text claims.
+    Time and memory are proportional to its actual length.
 
     Raises:
         CheckpointError: the text is empty, truncated, altered, foreign or of a later version.
@@ -213,7 +210,7 @@ def _saved(name: str, entry: Any) -> SavedState:
 
 
 def _headless(data: bytes) -> CheckpointError:
-    """Return the reason for the missing head; only here is a text without checksum parsed."""
+    """Return the reason for the missing head; may parse a text without checksum."""
     if not data.strip(b"\0 \t\r\n"):
         return CheckpointError(
             f"the checkpoint is empty: {len(data)} bytes of nothing. Remedy: {_BEFORE}"

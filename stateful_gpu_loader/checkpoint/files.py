@@ -1,11 +1,10 @@
 """Checkpoint files: named by a pattern, written atomically, read, and removed when old.
 
-A file is written under a temporary name in its folder, synced, and then renamed in one step. The
-step fails if another process has taken the name meanwhile, and the next number is tried. A writer
-that dies earlier leaves a temporary file, which is never read; the next writer removes it.
+A file is written under a temporary name in its folder, synced, and then renamed. If another process
+has taken the name meanwhile, the next number is tried. A dead writer's temporary file is never
+read; the next writer removes it.
 
-Only regular files are opened: opening a named pipe waits for its writer, and a device may never
-end.
+Only regular files are opened, because pipes and devices may never end.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _PATTERN = re.compile(
     re.DOTALL,
 )
 _MOST_DIGITS = 18
-"""Maximum number of digits, unless the pattern asks for more."""
+"""Maximum number of digits, unless the pattern has more."""
 _TOKEN = re.compile("[0-9a-f]{16}")
 _MOST_OF_A_NAME = 40
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
@@ -45,11 +44,11 @@ _REMEDIES = {
 }
 _HEAD_BYTES = 512
 _MOST_BEYOND = 1 << 20
-"""Maximum number of bytes read from a file without a head, or after the end that its head gives."""
+"""Maximum number of bytes read without a head, or beyond the head's length."""
 
 _States = dict[str, SavedState]
 Stamp = tuple[str, int, int, int]
-"""Path, inode, size and time of a file; at least one changes when the file is rewritten."""
+"""Path, inode, size and time of a file, which reveal a rewritten file."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class Pattern:
 
     @classmethod
     def to_read(cls, path: str | os.PathLike[str]) -> Pattern:
-        """Parse a path like :meth:`of`, but take an existing file literally, including its braces.
+        """Parse a path like :meth:`of`, but take an existing file literally.
 
         Raises:
             CheckpointError: as for :meth:`of`, if there is no such file.
@@ -146,23 +145,23 @@ class Pattern:
     def numbers(self, names: Iterable[str]) -> list[int]:
         """Return the numbers of the names that have one.
 
-        Each number has exactly one name, so "run_7.json" does not match "run_{seq:04d}.json".
+        "run_7.json" does not match "run_{seq:04d}.json".
         """
-        # A folder may have thousands of files, and each save looks through them.
+        # Each save looks through all files of the folder.
         match = self._numbered.fullmatch
         return [int(found[1]) for name in names if (found := match(name))]
 
     def part_name(self, token: str) -> str:
         """Return the name under which a file is written before it gets its final name.
 
-        It is hidden and matches no pattern. It contains the machine: locks of network file systems
-        may hold on one machine only, so a writer on another machine cannot be checked for life.
+        It is hidden and matches no pattern. It contains the machine, because locks of network file
+        systems may not show whether another machine's writer lives.
 
         >>> machine = _machine()
         >>> Pattern.of("run_{seq}.json").part_name("01234567").replace(machine, "machine")
         '.run_.json.machine.01234567.part'
         """
-        # Shortened, so that the longest allowed file name also has an allowed part name.
+        # Shortened, so that the longest file name has a valid part name.
         beginning = f"{self.before}{self.after}"[:_MOST_OF_A_NAME]
         return f".{beginning}.{_machine()}.{token}.part"
 
@@ -191,8 +190,8 @@ def write(pattern: Pattern, data: bytes) -> tuple[int, str]:
         Number (0 without numbers) and path of the file, which survives a loss of power.
 
     Raises:
-        CheckpointError: the file could not be written, or the folder could not be synced. The
-            earlier files are intact.
+        CheckpointError: the file could not be written, or the folder could not be synced. Earlier
+            files are intact.
     """
     try:
         return _write(pattern, data)
@@ -205,7 +204,7 @@ def write(pattern: Pattern, data: bytes) -> tuple[int, str]:
 
 
 def read(path: str) -> bytes:
-    """Return the bytes of one file, or its first bytes if it is no intact checkpoint.
+    """Return the bytes of one file, or its first bytes if it is not an intact checkpoint.
 
     Raises:
         CheckpointNotFound: there is no such file.
@@ -215,7 +214,7 @@ def read(path: str) -> bytes:
         with open_regular(path) as file:
             claimed = document.claimed_length(file.read(_HEAD_BYTES))
             file.seek(0)
-            # A file may be larger than memory, and bytes after a checkpoint's end need not be read.
+            # A file may be larger than memory.
             return file.read(min(size_of(file), claimed + _MOST_BEYOND))
     except NotRegular as error:
         raise CheckpointError(
@@ -271,7 +270,7 @@ def read_newest(pattern: Pattern) -> tuple[str, _States, dict[str, CheckpointErr
                 return path, document.from_text(read(path)), passed_over
             except CheckpointError as error:
                 passed_over[path] = error
-                # Another process with keep= removes a file after it wrote a newer one: look again.
+                # Another process with keep= may have written a newer file: look again.
                 if path not in vanished and not os.path.lexists(path):
                     vanished.add(path)
                     break
@@ -288,18 +287,16 @@ def remove_old(
 ) -> dict[str, OSError]:
     """Remove files older than the newest ``keep`` intact checkpoints of a pattern.
 
-    A damaged checkpoint does not count as intact. A file that does not begin like a checkpoint
-    belongs to another program and stays.
+    Files that do not begin like a checkpoint stay.
 
     Args:
         pattern: a numbered pattern.
-        newest: number of a file that is intact and durable; no higher number is removed.
+        newest: number of an intact and durable file; no higher number is removed.
         keep: 1 or more.
-        known: files found intact earlier, which need not be read again; replaced.
+        known: files found intact earlier; replaced.
 
     Returns:
-        Files that could not be removed, or the pattern if its folder could not be listed, each
-        with the reason.
+        Files that could not be removed, or the unlisted pattern, each with the reason.
     """
     whole: set[Stamp] = set()
     failures: dict[str, OSError] = {}
@@ -357,7 +354,7 @@ def _refused(path: object, reason: str, remedy: str) -> CheckpointError:
 def _write(pattern: Pattern, data: bytes) -> tuple[int, str]:
     path = pattern.path()
     if not pattern.is_numbered:
-        # The target of a link is replaced in its own folder; the link stays.
+        # A link stays; its target is replaced.
         real = os.path.realpath(path)
         _check_replaceable(real)
         folder, name = os.path.split(real)
@@ -383,7 +380,7 @@ def _check_replaceable(path: str) -> None:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     if not stat.S_ISREG(mode):
-        # A rename would replace a device, which other programs use, by a file.
+        # A rename would replace a device by a file.
         raise CheckpointError(
             f"{path!r} is not a regular file; nothing was written. Remedy: pass the path of a file"
         )
@@ -392,7 +389,7 @@ def _check_replaceable(path: str) -> None:
 def _remove_abandoned(parts: Iterable[str]) -> None:
     """Remove the unfinished files of dead writers; live writers hold locks on theirs."""
     for path in parts:
-        # If a leftover cannot be removed, it only costs disk space.
+        # A leftover only costs disk space.
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
             try:
@@ -409,11 +406,11 @@ def _part(folder: str, pattern: Pattern, data: bytes) -> Iterator[str]:
         path = os.path.join(folder, pattern.part_name(secrets.token_hex(8)))
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            # If files cannot be locked, no other writer can consider this one abandoned either.
+            # Without locks no other writer considers this file abandoned.
             with contextlib.suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             if not os.fstat(descriptor).st_nlink:
-                continue  # another writer considered it abandoned before it was locked
+                continue  # another writer removed it before it was locked
             rest = memoryview(data)
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
@@ -447,7 +444,7 @@ def _take_name(pattern: Pattern, part: str, number: int) -> bool:
         return False
     is_taken = False
     try:
-        # Another process may have taken this number, then a higher one, and removed this one.
+        # Another process may have taken and removed this number.
         if _highest(pattern) <= number:
             if not has_links:
                 os.replace(part, path)

@@ -1,6 +1,6 @@
 """States of registered objects, taken and applied by the objects' methods, never by pickle.
 
-States are applied to several objects so that either all receive them, or all keep their own.
+Either all objects receive their states, or all keep their own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOVED = {
         )
     },
 }
-"""Types with another name in files of earlier versions."""
+"""Types with other names in files of earlier versions."""
 _METHODS = (
     ("state_dict", "load_state_dict"),
     ("get_state", "set_state"),
@@ -88,7 +88,7 @@ class Stateful:
                 ) from error
 
     def take(self) -> SavedState:
-        """Return a copy of the present state, which later changes of the object do not affect.
+        """Return a copy of the present state.
 
         Raises:
             CheckpointError: the object does not return a state, or the state has no checkpoint
@@ -142,13 +142,13 @@ class Stateful:
         """Return a function that restores the object's present state; None if that is
         impossible."""
         if _is_dali(self.object) and hasattr(self.object, "_pending_state"):
-            # Before its first iteration a reader has no state, only a pending one to start from.
+            # Before its first iteration a reader has only a pending state.
             return functools.partial(
                 setattr, self.object, "_pending_state", self.object._pending_state
             )
         if isinstance(self.object, DataLoader) and not self.checks_first:
-            # torchdata's loader refuses no state. Taking its former state would start workers and
-            # draw from its generator, which may have been restored already.
+            # torchdata's loader refuses no state, and taking its former state would start workers
+            # and draw from its generator.
             return None
         try:
             present = self.take()
@@ -158,7 +158,7 @@ class Stateful:
 
 
 _Way = tuple[Stateful, SavedState, Callable[[], object] | None]
-"""An object, the state to apply, and the function that restores its former state."""
+"""An object, its new state, and a function that restores its former state."""
 
 
 def put_all(objects: Mapping[str, Stateful], states: Mapping[str, SavedState]) -> None:
@@ -207,9 +207,9 @@ def put_all(objects: Mapping[str, Stateful], states: Mapping[str, SavedState]) -
 def _turn(way: _Way) -> int:
     """Return the order in which a state is applied, so that a refusal costs the least.
 
-    This package's objects are unchanged when they refuse a state, but lose their iterators if
-    their former state has to be restored, so they come after the others. Objects whose former state
-    cannot be taken come last.
+    This package's objects come after the others, because a refusal does not change them, but
+    restoring their former state costs their iterators. Objects whose former state cannot be taken
+    come last.
     """
     stateful, _, way_back = way
     return 2 if way_back is None else int(stateful.checks_first)
@@ -244,8 +244,7 @@ def saved_state(name: str, type_of_object: str | None, state: Any) -> SavedState
 def type_name(thing: Any) -> str:
     """Return the name of a class, or of an object's type, in a checkpoint.
 
-    It uses the shortest module path that exports the class under its name, so that the class may
-    move inside its package.
+    It uses the shortest module path that exports the class.
 
     >>> import torch
     >>> type_name(torch.optim.SGD([torch.zeros(1)], lr=0.1))
@@ -261,7 +260,7 @@ def _type_names(thing: Any) -> list[str]:
     cls = thing if isinstance(thing, type) else type(thing)
     parts = cls.__module__.split(".")
     modules = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
-    # Always include the last: a class made in a function is in no module's namespace.
+    # Always include the last, for classes made in functions.
     return [
         f"{module}.{cls.__qualname__}"
         for module in modules
@@ -311,7 +310,7 @@ def _dali_state(thing: Any) -> str:
     if getattr(thing, "_backend", "cpu") != "cpu":
         contexts = sys.modules[f"{_DALI}experimental.dynamic._eval_context"]
         stream = {"cuda_stream": contexts.EvalContext.current().cuda_stream}
-    # DALI's states are objects; their text is the input of set_state() in another process.
+    # Another process's set_state() takes the text of DALI's state objects.
     return str(thing.get_state(**stream))
 
 

@@ -1,4 +1,4 @@
-"""Record of samples that could not be used: small, bounded, and plain text in a state."""
+"""Record of samples that could not be used, as bounded text in a state."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.state.schema import MAX_EPOCH, MAX_POSITION, REMEDY_FOREIGN
 
 MAX_SAMPLES = 100
-"""Maximum number of samples that a record names; further ones are only counted."""
+"""Maximum number of named samples; further ones are only counted."""
 
 MAX_TEXT = 200
-"""Maximum length of a reason, or of an index that is not an int, in characters."""
+"""Maximum number of characters of a reason or index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class FoundBad:
     reason: str
     """Reason for the failure, at most 200 characters."""
     always: bool = True
-    """Whether the sample fails in every epoch: no random number was drawn before the failure.
-    If False, the sample is read again, because another epoch may draw other numbers."""
+    """Whether the sample fails in every epoch, because no random number was drawn before the
+    failure. If False, the sample is read again."""
 
     def __post_init__(self) -> None:
-        # A user's sampler may yield any object, and a state holds plain values only.
+        # A user's sampler may yield any object.
         object.__setattr__(self, "index", plain_index(self.index))
         object.__setattr__(self, "reason", shortened(self.reason))
 

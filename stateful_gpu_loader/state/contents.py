@@ -1,11 +1,10 @@
 """Digest of all data in a thing, in bounded time; content ids are made of it.
 
-Long lists are read by columns, so a million file names take about 0.3 s. Each thing has a price
-in nanoseconds known before it is read. Data that exceeds the budget is only sampled.
-Prices follow from sizes alone, so equal data is sampled the same way everywhere.
+Long lists are read by columns, so a million file names take about 0.3 s. Each thing has a price in
+nanoseconds, which follows from its size alone. Data that exceeds the budget is only sampled.
 
-The digest does not depend on the order of a set, on the place of files, or on the version of
-Python, NumPy, pandas or pyarrow.
+The digest does not depend on the order of a set, the place of files, or the versions of Python,
+NumPy, pandas and pyarrow.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from stateful_gpu_loader.state.tables import columns_of, is_scalar, is_table, sh
 from stateful_gpu_loader.state.tensors import bytes_of, spread, without_padding
 
 MAX_COST = 600_000_000
-"""Approximate limit for the digest of one dataset, in nanoseconds."""
+"""Approximate time limit of one dataset's digest, in nanoseconds."""
 
 _PER_ENTRY = 32
 _PER_CELL = 24
@@ -94,7 +93,7 @@ _KINDS: tuple[tuple[str, tuple[Any, ...]], ...] = (
 """Kinds of data and their classes; the first that fits counts."""
 
 Held = tuple[tuple[str, ...], Mapping[str, Any]]
-"""Root folders of an object's files, and the attributes to digest, by name."""
+"""Root folders of an object's files, and its attributes to digest."""
 
 
 def is_content(thing: Any) -> bool:
@@ -108,7 +107,7 @@ def is_content(thing: Any) -> bool:
 
 
 def fields_of(cls: type) -> tuple[str, ...] | None:
-    """Return the names of the fields of a dataclass or a class of attrs; None for another class."""
+    """Return the field names of a dataclass or attrs class; None for another class."""
     for attribute in ("__dataclass_fields__", "__attrs_attrs__"):
         fields = getattr(cls, attribute, None)
         if fields is not None:
@@ -124,7 +123,7 @@ class Contents:
     """Digest of all data in the things that are added.
 
     Args:
-        text_of: describes things that are not data, such as functions, and samples long things.
+        text_of: describes functions and other things that are not data, and samples long things.
         held_by: returns the data in an object; None if its description says everything.
 
     >>> def digest(thing):
@@ -176,7 +175,7 @@ class Contents:
         return True
 
     def _sample(self, things: Sequence[Any]) -> None:
-        """Add some of many entries, as their description shows them."""
+        """Add some of many entries, as in their description."""
         self.is_sampled = True
         some = [things[i] for i in spread(len(things), _MAX_SAMPLED)]
         self._put(f"sample of {len(things)}", _encoded(self._text_of(some)))
@@ -232,9 +231,9 @@ class Contents:
         self._put("", _with_one_nan(np.array(things, "<c16").view("<f8")).tobytes())
 
     def _add_number(self, things: list[np.generic]) -> None:
-        """Add NumPy scalars as the Python values that they stand for."""
+        """Add NumPy scalars as Python values."""
         values = [each.item() for each in things]
-        # Python has no equivalent of long double and of some dates.
+        # Python has no equivalent of long double and some dates.
         is_own = [isinstance(value, np.generic) for value in values]
         self._sequence([str(v) if own else v for v, own in zip(values, is_own, strict=True)])
 
@@ -410,7 +409,7 @@ class Contents:
         self._roots = outer
 
     def _apart(self, add: Callable[[], None]) -> str:
-        """Return the digest of what a call adds, without adding it here."""
+        """Return the digest of a call's additions, without adding them here."""
         outer, self._digest = self._digest, ContentDigest("contents 1")
         try:
             add()
@@ -477,7 +476,7 @@ def _common_folder(paths: list[str]) -> str:
 
 
 def without_root(text: str, roots: tuple[str, ...]) -> str:
-    """Return a path relative to the first of the folders that holds it; other text unchanged.
+    """Return a path relative to the first folder that holds it; other text unchanged.
 
     >>> without_root("/data/cat/1.jpg", ("/photos/", "/data/"))
     'cat/1.jpg'
@@ -494,7 +493,7 @@ def _with_one_nan(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _is_mapped(given: Any) -> bool:
-    """Whether an array, or the array that it is a view of, lies in a file."""
+    """Whether an array or its base lies in a file."""
     while isinstance(given, np.ndarray):
         if isinstance(given, np.memmap):
             return True
@@ -521,7 +520,7 @@ class ContentDigest:
     """Digest of a dataset's content: blake2b with 16 bytes.
 
     Args:
-        kind: name and version of the content, so that no two kinds share an id.
+        kind: name and version of the content.
 
     >>> one = ContentDigest("files 1").add_blocks([b"a", b"bc"])
     >>> other = ContentDigest("files 1").add_blocks([b"ab", b"c"])

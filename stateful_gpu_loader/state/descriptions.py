@@ -1,13 +1,13 @@
 """Descriptions of datasets and callables: texts that are the same in every process.
 
 A description goes into a loader's fingerprint. It never uses an object's ``repr``, pickle or
-bytecode, which may change while the thing stays the same, or stay the same while it changes. Facts
-that a text cannot express are noted beside it in words.
+bytecode, which may change while the thing stays the same, or the reverse. Facts that a text cannot
+express are noted in words.
 
-A text shows a bounded sample of a long list or large array: the first and last entries, and others
-evenly spread between them. It shows nothing of a table, a deque or an array of objects. Such a text
-comes with a digest of all the data, from :mod:`~stateful_gpu_loader.state.contents`. Older states
-have no digest, so the texts stay as they are.
+A text shows the first and last entries of a long list or large array, others evenly spread between
+them, and nothing of a table, a deque or an array of objects. Such a text comes with a digest of all
+the data, from :mod:`~stateful_gpu_loader.state.contents`. The texts must not change, because older
+states have no digest.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from stateful_gpu_loader.state.object_names import comes_from, is_named, name_of
 from stateful_gpu_loader.state.tensors import is_whole, sampled_bytes, spread
 
 TRANSFORM_ATTRIBUTES = ("transform", "target_transform", "transforms")
-"""Attributes in which datasets, and composed transforms, keep transforms."""
+"""Attributes with transforms, of datasets and composed transforms."""
 
 NOTHING_KNOWN = "?"
-"""Text of an object of which nothing is known, not even its class."""
+"""Text of an unknown object."""
 
 _MAX_FINGERPRINT_LENGTH = 400
 _MAX_LENGTH = 1000
@@ -64,7 +64,7 @@ _PUBLIC_NAMES: dict[Any, str] = {
     torch.utils.data.default_convert: "torch.utils.data.default_convert",
 }
 _HELD_BY_OURS = ("datasets", "function", "steps")
-"""Attributes in which this package's self-describing objects keep the user's objects."""
+"""Attributes with the user's objects, of this package's self-describing objects."""
 
 CONTENT_ATTRIBUTES = (
     "dataset",
@@ -77,7 +77,7 @@ CONTENT_ATTRIBUTES = (
     "classes",
     "data",
 )
-"""Attributes in which datasets, including those of other packages, keep their data."""
+"""Attributes with data, of any package's datasets."""
 
 MAX_ENTRIES = 1024
 """Maximum number of entries examined in a list of numbers, strings, or pairs of these."""
@@ -86,7 +86,7 @@ MAX_ROWS = 256
 MAX_TOTAL = 4096
 """Maximum number of entries and rows examined in all lists and arrays of one dataset."""
 MIN_ENTRIES = 8
-"""Number of entries examined in each list or array even if the others have used up the rest."""
+"""Minimum number of entries examined in each list or array."""
 _MAX_PARTS = 1 << 16
 """Maximum number of datasets in one list whose transforms are examined."""
 
@@ -98,10 +98,9 @@ class Description:
     text: str
     """Text that is the same for equal things, in every process."""
     unknown: tuple[str, ...] = ()
-    """Facts missing from the text, each in words; empty if the text determines the stream."""
+    """Facts missing from the text, in words; empty if the text determines the stream."""
     content: str | None = None
-    """Digest of all the data, if the text covers only a part; None if the text covers
-    everything."""
+    """Digest of all the data; None if the text covers everything."""
     is_sampled: bool = False
     """Whether the digest also covers only a sample."""
 
@@ -130,8 +129,7 @@ def describe_dataset(dataset: Any) -> Description:
     - all attributes of a torchvision dataset or torch wrapper, with paths relative to its root;
     - for any other class, the :data:`CONTENT_ATTRIBUTES`.
 
-    Without any of these the text is :data:`NOTHING_KNOWN`, because a user's class may be renamed,
-    wrapped or corrected.
+    Otherwise the text is :data:`NOTHING_KNOWN`, because a user's class may be renamed or corrected.
 
     >>> import torch
     >>> describe_dataset(torch.utils.data.Subset(range(10), [3, 1])).text
@@ -164,8 +162,7 @@ def shortened(text: str, longest: int = _MAX_LENGTH) -> str:
 def own_fingerprint(thing: Any) -> Any:
     """Return the method or function ``fingerprint`` of an object, or None.
 
-    A wrapped object's ``fingerprint`` that is only forwarded does not describe the wrapper and is
-    ignored.
+    A wrapper's forwarded ``fingerprint`` is ignored.
     """
     has_own = hasattr(type(thing), "fingerprint") or "fingerprint" in getattr(thing, "__dict__", ())
     own = getattr(thing, "fingerprint", None) if has_own and not isinstance(thing, type) else None
@@ -176,8 +173,8 @@ class Describer:
     """Writes things as text, and notes in :attr:`unknown` the facts missing from the text.
 
     Args:
-        followed: attributes that are described of an object of an unknown class.
-        left_out: attributes that are never described.
+        followed: attributes described of an object of an unknown class.
+        left_out: attributes never described.
         names_classes: whether the name of an unknown class is part of the text.
 
     >>> from torchvision.transforms import v2
@@ -216,7 +213,7 @@ class Describer:
         if kind is tuple and len(thing) <= _MAX_PAIR_LENGTH:
             return f"({', '.join(map(self.text, thing))})"  # a million files are such pairs
         if isinstance(thing, enum.Enum):
-            # torchvision accepts and keeps both "bilinear" and InterpolationMode.BILINEAR.
+            # torchvision accepts both "bilinear" and InterpolationMode.BILINEAR.
             is_text = isinstance(thing.value, str)
             return repr(thing.value) if is_text else f"{kind.__qualname__}.{thing.name}"
         if isinstance(thing, (str, os.PathLike)):
@@ -339,7 +336,7 @@ class Describer:
         return f"{n} entries {digest(joined.encode(errors='surrogateescape'))}"
 
     def _named(self, thing: Any) -> str:
-        """Return a function's or class's name; code is not compared, a package's has a version."""
+        """Return a function's or class's name, with the version of a package."""
         public = _PUBLIC_NAMES.get(thing) if isinstance(thing, types.FunctionType) else None
         if public is not None:
             return public
@@ -358,14 +355,14 @@ class Describer:
         return f"functools.partial({', '.join([self.text(thing.func), *given])})"
 
     def _hugging_face(self, thing: Any) -> str | None:
-        """Describe a dataset of the package ``datasets``, which digests its data and history."""
+        """Describe a dataset of the package ``datasets``, which has a digest."""
         found = vars(thing).get("_fingerprint") if hasattr(thing, "__dict__") else None
         if not isinstance(found, str) or not comes_from(thing, "datasets"):
             return None
         if package_of(type(thing)) != "datasets":
             self._note_class(thing)
         if getattr(thing, "_format_type", None) == "custom":
-            # The digest includes the given function, down to the states of generators in it.
+            # The digest includes the function, with its generators' states.
             self._note("the function of with_transform(), and the data behind it")
             picked = getattr(thing, "_indices", None)
             rows = [] if picked is None else picked.column(0)
@@ -389,7 +386,7 @@ class Describer:
         return text
 
     def _object(self, thing: Any) -> str:
-        """Describe all settings of a torch or torchvision object; of others, the data they hold."""
+        """Describe all settings of a torch or torchvision object, or the data of another one."""
         name = self._class_of(thing)
         settings = self._settings(thing)
         roots, self._roots = self._roots, _roots_of(thing) or self._roots
@@ -452,7 +449,7 @@ class Describer:
         return _roots_of(thing), {"": self._class_of(thing), **self._settings(thing)}
 
     def _room(self, wanted: int, most: int) -> int:
-        """Take a number of entries of a list from the total budget; return how many are granted."""
+        """Take a number of entries from the total budget; return how many are granted."""
         granted = min(wanted, most, max(self._budget, MIN_ENTRIES))
         self._budget -= granted
         return granted
@@ -472,7 +469,7 @@ def _inside(
     transform: Any = attributes.get("transform")
     for name in TRANSFORM_ATTRIBUTES:
         given: Any = attributes.get(name)
-        # torchvision's ``transforms`` usually repeats the other two.
+        # torchvision's ``transforms`` usually contains the other two.
         is_both = type(given).__name__ == "StandardTransform" and given.transform is transform
         if given is not None and not is_both:
             yield f"{path}{name}", given
@@ -514,7 +511,7 @@ def _inline(value: Any) -> str:
 
 
 def _is_described_by_attributes(thing: Any) -> bool:
-    """Whether attributes describe an object completely; torch also has objects written in C++."""
+    """Whether attributes describe an object completely; those in C++ have none."""
     if isinstance(thing, torch.jit.ScriptModule) or not hasattr(thing, "__dict__"):
         return False
     if package_of(type(thing)) == "torch":
@@ -533,7 +530,7 @@ def _is_digested(thing: Any) -> bool:
 def _is_described(thing: Any) -> bool:
     """Whether an attribute of an object of unknown class is described.
 
-    Objects that it opens while it is read, such as an h5py file, are not part of its configuration.
+    Objects opened while it is read, such as an h5py file, are not.
     """
     kinds = (list, tuple, range, dict, np.ndarray, torch.Tensor, torch.utils.data.Dataset)
     return isinstance(thing, kinds) or callable(thing) or comes_from(thing, "datasets")

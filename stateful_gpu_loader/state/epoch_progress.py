@@ -1,9 +1,8 @@
-"""Progress of a loader: the epoch of each pass, its start, and what it has delivered.
+"""Progress of a loader: each pass's epoch, start and deliveries.
 
-The state describes delivered batches. A batch is delivered when the user's loop takes it out of
-its pass's :class:`Offer`, in a single C call that no signal handler can interrupt. All other
-progress follows from that call, so an exception at any moment finds the progress either before or
-after a delivery. Batches made ahead do not change the progress.
+The state describes delivered batches. A batch is delivered when the user's loop takes it out of its
+pass's :class:`Offer`, in a single C call that no signal handler can interrupt. All other progress
+follows from that call, so an exception finds the progress either before or after a delivery.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ class Address:
     """Position of the oldest undelivered sample. With a user's sampler: number of indices
     that the sampler has yielded. Over an iterable dataset: number of batches."""
     ahead: tuple[tuple[int, str | None], ...] = field(default=(), repr=False)
-    """Positions of batches delivered before an older one (``in_order=False``), each
-    with a proof that a batch there must match, or None."""
+    """Positions of batches delivered before an older one (``in_order=False``), each with a proof to
+    compare, or None."""
     index_digest: str | None = field(default=None, repr=False)
     """Digest of the indices before ``position``, which a sampler without state has to skip."""
     user: Any = field(default=None, repr=False)
     """States of the user's own objects, as ``UserStates``."""
     lanes: Mapping[int, Any] | None = field(default=None, repr=False)
-    """Cursor of each lane of a sharded dataset; None if all lanes are at their beginning."""
+    """Cursor of each lane of a sharded dataset; None at the beginning."""
 
 
 class Delivered(NamedTuple):
     number: int
-    """Number of the batch among all batches that the loader has offered."""
+    """Number of the batch among all offers of the loader."""
     request: Any
     bad: tuple[FoundBad, ...]
 
@@ -53,7 +52,7 @@ class PassProgress(NamedTuple):
     place: Address
     """Place of the next sample to deliver."""
     history: tuple[Address, ...] = ()
-    """Places before the last delivered batches of the loader, oldest first, at most 16."""
+    """Places before the loader's last delivered batches, oldest first, at most 16."""
     last_delivered: Address | None = None
     """Place after the last delivered batch, if failed batches lie between it and ``place``."""
     delivered: bool = False
@@ -63,18 +62,18 @@ class PassProgress(NamedTuple):
     following: Address | None = None
     """Place of the next pass, once this pass has ended."""
     bad: BadSamples | None = None
-    """Record of the loader's bad samples up to the last in this pass; None if it met none."""
+    """Record of the loader's bad samples up to the last in this pass, if any."""
     last: Delivered | None = None
-    """Last batch of the pass; None if there was none."""
+    """Last batch of the pass, if any."""
 
 
 class Offer(NamedTuple):
     """A batch that is ready for the user's loop, or an exception in its place."""
 
     content: list[Any]
-    """The batch or the exception; empty once the user's loop has taken it."""
+    """The batch or the exception, until the user's loop takes it."""
     progress: PassProgress
-    """Progress of the pass after the offer is taken."""
+    """Progress of the pass once the offer is taken."""
     is_failure: bool
 
 
@@ -83,7 +82,7 @@ class Pass:
 
     Args:
         start: place where the pass begins.
-        number: number of the pass, counted from 1 in the order in which the loader's passes begin.
+        number: number of the pass, counted from 1 as passes begin.
         generation: number of ``load_state_dict`` calls before the pass began.
         resumed: whether the pass continues a loaded state.
 
@@ -103,8 +102,7 @@ class Pass:
         self.generation = generation
         self.resumed = resumed
         self.is_left = False
-        """Whether the pass cannot continue because its iterator is gone, for example after
-        ``break``."""
+        """Whether the pass's iterator is gone, for example after ``break``."""
         self._progress = PassProgress(start)
         self._offer: Offer | None = None
 
@@ -137,18 +135,18 @@ class Pass:
 
 
 class _Base(NamedTuple):
-    """Start that the constructor or the last load has set."""
+    """Start set by the constructor or the last load."""
 
     next: Address
     """Place where the next pass begins, until a pass has moved."""
     loaded: bool
     """Whether ``next`` comes from a state."""
     generation: int
-    """Number of loads."""
+    """Number of ``load_state_dict`` calls."""
     bad_samples: BadSamples
     """Record of bad samples up to ``next``."""
     gone_back: PassProgress | None = None
-    """Progress of the pass that had to stop at ``next``, if no state was loaded since."""
+    """Progress of the pass that stopped at ``next``, if no state was loaded since."""
 
 
 class _Requested(NamedTuple):
@@ -156,7 +154,7 @@ class _Requested(NamedTuple):
 
     epoch: int
     num_begun: int
-    """Number of passes that had begun before the request; a later pass takes the epoch."""
+    """Number of passes begun before the request; a later pass takes the epoch."""
     generation: int
 
 
@@ -183,13 +181,13 @@ class Passes:
         self._base = _Base(Address(0, 0), loaded=False, generation=0, bad_samples=BadSamples())
         self._request: _Requested | None = None
         self._passes: tuple[Pass, ...] = ()
-        """Passes that the state may describe or that may continue, oldest first."""
+        """Passes that the state may describe, or that may continue, oldest first."""
         self._num_begun = 0
         self._offers = itertools.count(1)
 
     @property
     def generation(self) -> int:
-        """Number of loads."""
+        """Number of ``load_state_dict`` calls."""
         return self._base.generation
 
     @property
@@ -204,9 +202,8 @@ class Passes:
 
         Args:
             is_over: returns whether nothing is left of the epoch at a place.
-            skips_empty_rest: whether a pass loaded at such a place belongs to the next
-                epoch, instead of being empty. It always does if :meth:`request_epoch` asked for the
-                next epoch.
+            skips_empty_rest: whether a pass loaded at such a place belongs to the next epoch, as it
+                always does if :meth:`request_epoch` asked for it, instead of being empty.
         """
         start = self._start(is_over, skips_empty_rest)
         if self._loaded and self._requested not in (None, start.epoch):
@@ -241,7 +238,7 @@ class Passes:
         Args:
             request: the request that the batch was made from.
             bad: samples that the batch could not use.
-            found_bad: bad samples that the pass has met since its last offer.
+            found_bad: bad samples met since the pass's last offer.
         """
         progress = current.progress
         before = progress.last_delivered or progress.place
@@ -266,8 +263,7 @@ class Passes:
     ) -> None:
         """Offer an exception of ``current`` to the user; the next batch starts at ``place``.
 
-        The state after an earlier batch (``batches_ago=``) still lies before the failed batch,
-        so loading that state tries the batch again.
+        Loading an earlier state (``batches_ago=``) tries the failed batch again.
 
         Args:
             place: None if the failed batch does not move the place.
@@ -329,15 +325,14 @@ class Passes:
         self._base = _Base(address, True, self.generation + 1, bad_samples)
 
     def note_start(self, current: Pass, place: Address) -> None:
-        """Complete the start of a pass that has delivered nothing, once the whole start is
-        known."""
+        """Complete the start of a pass that has delivered nothing."""
         current.start = place
         current.set_progress(current.progress._replace(place=place))
         if self._current is None and current.generation == self.generation:
             self._base = self._base._replace(next=place)
 
     def go_back(self, current: Pass) -> None:
-        """Let the next pass continue where ``current`` had to stop, unless another pass has."""
+        """Let the next pass continue where ``current`` stopped, unless another pass has."""
         moved = self._current
         never_moved = not current.progress.has_moved and current.generation == self.generation
         if moved is current or (never_moved and (moved is None or current.number > moved.number)):
@@ -376,8 +371,7 @@ class Passes:
     ) -> Address:
         """Return the place of the pass in progress or, between two passes, of the next one.
 
-        Unlike :meth:`address`, it ignores a pass whose iterator is gone. The arguments are
-        those of :meth:`begin`.
+        It ignores a pass whose iterator is gone. The arguments are those of :meth:`begin`.
         """
         in_progress = self._in_progress
         if in_progress is None:
@@ -397,10 +391,7 @@ class Passes:
         return has_ended and current is not None and current.number == self._num_begun
 
     def twin(self) -> Passes:
-        """Return passes for a copy of the loader, which begin with this loader's next batch.
-
-        The copy continues the pass in progress, or else begins the next pass.
-        """
+        """Return passes for a copy of the loader, which begin with this loader's next batch."""
         twin, record = copy.copy(self), self.bad_samples
         twin._passes = ()
         if self._in_progress is not None:
@@ -450,8 +441,7 @@ class Passes:
         return None if is_taken else request.epoch
 
     def _history_of(self, current: Pass) -> tuple[Address, ...]:
-        """Return the places before earlier batches, including those of passes before
-        ``current``."""
+        """Return the places before earlier batches, of all passes."""
         if current.progress.has_moved or current.generation != self.generation:
             return current.progress.history
         before = self._current

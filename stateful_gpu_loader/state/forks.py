@@ -14,8 +14,8 @@ _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 def fork_safe(lock: Lock) -> Lock:
     """Return the lock, which every forked child of this process then finds released.
 
-    Only the forking thread survives in a child, so a lock that another thread holds at the fork
-    would stay locked there forever. The data that the lock guards must be usable at any moment.
+    Only the forking thread survives in a child, so another thread's lock would stay locked forever.
+    The guarded data must be usable at any moment.
 
     Args:
         lock: a ``threading.Lock`` or ``threading.RLock``.
@@ -31,7 +31,7 @@ def fork_safe(lock: Lock) -> Lock:
 
 def _release_all() -> None:
     for lock in _locks:
-        # The forking thread continues in the child and will release the lock that it holds.
+        # The forking thread releases its own lock in the child.
         if not (hasattr(lock, "_is_owned") and lock._is_owned()):
             lock._at_fork_reinit()
 

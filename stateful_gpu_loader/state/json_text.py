@@ -1,8 +1,8 @@
 """Typed JSON as text: written, and parsed if its origin is unknown.
 
 A form holds JSON values, and bytes as the data of tensors and arrays. In the text this data is
-base64; or, for a file, ``[first, end]``, a range of the raw bytes that follow the text. Parsing
-takes time and memory in proportion to the length of the text.
+base64; or, for a file, ``[first, end]``, a range of the raw bytes that follow the text. Parsing is
+linear in the text's length.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeGuard
 import numpy as np
 
 MAX_JSON_DEPTH = 300
-"""Maximum nesting of arrays and objects in a text. Python's default recursion limit is 1000."""
+"""Maximum nesting of arrays and objects in a text."""
 MAX_DIGITS = 400
 """Maximum number of digits in a number of a text."""
 
@@ -60,21 +60,21 @@ def write(form: Any, raw: bytearray | None = None) -> str:
 def parse(text: bytes, raw: memoryview | None = None) -> Any:
     """Parse JSON in UTF-8, of unknown origin.
 
-    Unlike Python's own parser, it refuses duplicate keys, and more: see :func:`check_text`.
+    Unlike Python's parser, it refuses duplicate keys and :func:`check_text`'s cases.
 
     Args:
         text: result of :func:`write`.
-        raw: data of tensors and arrays, if it was written separately. It must be used up in order,
-            each byte once, so that a short text cannot claim the same bytes many times.
+        raw: data of tensors and arrays, if it was written separately. It must be used in order,
+            each byte once.
 
     Returns:
         A form for :func:`~stateful_gpu_loader.state.typed_json.decode`, whose parts are not checked
         yet.
 
     Raises:
-        ValueError: the text is not JSON, does not fit ``raw``, or has duplicate keys in one
-            object, a literal that JSON lacks (``NaN``), more than :data:`MAX_DIGITS` digits in a
-            number, or nesting beyond :data:`MAX_JSON_DEPTH`.
+        ValueError: the text is not JSON, does not fit ``raw``, or has duplicate keys, a literal
+            that JSON lacks (``NaN``), more than :data:`MAX_DIGITS` digits in a number, or nesting
+            beyond :data:`MAX_JSON_DEPTH`.
 
     >>> parse(b'{"a": [1, 0.5]}')
     {'a': [1, 0.5]}
@@ -95,7 +95,7 @@ def parse(text: bytes, raw: memoryview | None = None) -> Any:
                 content["data"] = _next_range(content["data"], raw, num_used)
                 num_used += len(content["data"])
             else:
-                with contextlib.suppress(ValueError):  # decode() refuses it, and names the place
+                with contextlib.suppress(ValueError):  # decode() names the place
                     content["data"] = from_base64(content["data"])
         return found
 
@@ -125,7 +125,6 @@ def check_text(text: bytes) -> None:
 
 
 def to_base64(data: bytes) -> str:
-    """Return bytes as base64."""
     return base64.b64encode(data).decode("ascii")
 
 
@@ -141,7 +140,7 @@ def from_base64(text: Any) -> bytes:
         data = base64.b64decode(text, validate=True)
     except ValueError as error:
         raise ValueError(f"no base64: {error}") from error
-    # Unused bits of the last character would allow two texts for the same bytes.
+    # Unused bits would allow two texts for the same bytes.
     tail = len(data) % 3
     last = to_base64(data[-tail:]) if tail else ""
     if len(text) != (len(data) + 2) // 3 * 4 or not text.endswith(last):
@@ -161,14 +160,14 @@ def brief(value: Any) -> str:
 
 
 def _outside_strings(text: bytes) -> bytes:
-    """Return the text outside strings; exact as far as the text is JSON."""
+    """Return the text outside strings, if the text is JSON."""
     if b"\\" in text:
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     return b'"'.join(text.split(b'"')[::2])
 
 
 def _json_depth(outside: bytes) -> int:
-    """Return the depth of nesting, or an upper bound if there are few brackets."""
+    """Return the depth of nesting, or an upper bound."""
     brackets = outside.translate(None, _NO_BRACKETS)
     if len(brackets) <= MAX_JSON_DEPTH:
         return len(brackets)

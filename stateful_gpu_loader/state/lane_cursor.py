@@ -17,19 +17,19 @@ _TEXT = re.compile(f"{_NUMBER}(?::{_NUMBER}){{4}}")
 _END = 1 << 63
 
 ENDED = 1 << 62
-"""Shard number of a lane that has ended, if its number of shards is unknown."""
+"""Shard number of an ended lane with unknown number of shards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneCursor:
-    """Position at which a lane continues; a resume reads at most one window again.
+    """Position at which a lane continues.
 
     >>> LaneCursor.from_text("2:512:0:65536:128")
     LaneCursor(turns=2, count=512, shard=0, offset=65536, taken=128)
     """
 
     turns: int = 0
-    """Number of batches requested from the lane in this lap; lanes take turns by this number."""
+    """Number of batches requested from the lane in this lap."""
     count: int = 0
     """Number of samples from the lane in this epoch: the ordinal of the next sample."""
     shard: int = 0
@@ -69,8 +69,7 @@ class LaneCursor:
 def lane_text(epoch: int, cursor: LaneCursor) -> str:
     """Return a lane's entry in a loader's state.
 
-    Each entry holds the epoch. Ranks end an epoch one after the other, so a checkpoint that mixes
-    their states must be recognised.
+    Each entry holds the epoch, so that mixed states of ranks are recognised.
 
     >>> lane_text(3, LaneCursor(turns=2, count=512))
     '3/2:512:0:0:0'
@@ -95,22 +94,22 @@ def epoch_and_cursor(text: str) -> tuple[int, LaneCursor]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneProgress:
-    """Positions of a request's lanes after it, which a worker reports together with a batch."""
+    """Positions of a request's lanes after it, reported with the batch."""
 
     cursors: dict[int, LaneCursor] = field(default_factory=dict)
     """Cursor of each lane that has moved."""
     rest: int | None = None
-    """Number of samples left in a lane, if fewer than the request asked for."""
+    """Number of samples left in a lane, if fewer than requested."""
     bad: tuple[FoundBad, ...] = ()
-    """Bad samples met while those samples were counted; recorded with the last of them."""
+    """Bad samples found while these were counted; recorded with the last of them."""
 
 
 class LaneCursors(Mapping[int, LaneCursor]):
     """Cursors of lanes at one moment of an epoch; immutable.
 
-    With thousands of lanes, copying all cursors after each batch would cost more than the batch.
-    So the moments of a pass share one dictionary, which holds the cursors of the latest moment. An
-    earlier moment keeps the cursors that had not moved yet, and a link to the next moment.
+    To avoid copying thousands of cursors after each batch, the moments of a pass share one
+    dictionary of the latest cursors. An earlier moment keeps the cursors that had not moved yet,
+    and a link to the next moment.
 
     >>> first = LaneCursors(0, {0: LaneCursor(), 1: LaneCursor()})
     >>> second = first.moved({1: LaneCursor(turns=1, count=8)})
@@ -174,7 +173,8 @@ class LaneCursors(Mapping[int, LaneCursor]):
 class _Latest:
     """Data that the moments of a pass share.
 
-    Other threads may ask for a state. So may a signal handler while its own thread holds the lock.
+    Other threads may ask for a state, and so may a signal handler while its own thread holds the
+    lock.
     """
 
     def __init__(self, epoch: int, cursors: dict[int, LaneCursor]) -> None:

@@ -36,7 +36,7 @@ _MOVED = {
         "transforms.recipe.BatchRecipe": "transforms.batch_recipe.BatchRecipe",
     }.items()
 }
-"""Former names of classes that have moved, under which saved states know them."""
+"""Former names of moved classes in saved states."""
 
 _NAMED = {
     "torch",
@@ -47,14 +47,14 @@ _NAMED = {
     "albumentations",
     "stateful_gpu_loader",
 }
-"""Packages, besides Python's own, whose functions are identified by name and version."""
+"""Packages, besides Python's, whose functions are identified by name and version."""
 
 
 def name_of(thing: Any, attribute: str = "") -> str:
-    """Return the qualified name; for known packages without private modules, which may change."""
+    """Return the qualified name, without known packages' private modules."""
     module = getattr(thing, "__module__", None) or "builtins"
     if module == "__mp_main__":
-        module = "__main__"  # the same script in a process that it has spawned
+        module = "__main__"  # the same script in a spawned process
     if is_named(thing):
         module = ".".join(part for part in module.split(".") if not part.startswith("_"))
     name = getattr(thing, "__qualname__", None) or thing.__name__
@@ -69,7 +69,7 @@ def package_of(thing: Any) -> str:
 
 
 def is_named(thing: Any) -> bool:
-    """Whether the name of a function, and its package's version, tell what it does."""
+    """Whether name and package version identify a function."""
     return package_of(thing) in _NAMED or package_of(thing) in sys.stdlib_module_names
 
 

@@ -1,7 +1,7 @@
 """The mapping that ``state_dict()`` returns: its schema, its checks, and its fingerprint.
 
-A state is small, flat and plain. A load compares the identity of the stream (seed, dataset,
-order, ...) with the loader, and adopts the position.
+A load compares the identity of the stream (seed, dataset, order, ...) with the loader, and adopts
+the position.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SAMPLED = ", sampled"
 """Suffix of a digest that covers only a sample."""
 
 ADDED_BY_FRAMEWORKS = frozenset({"_iterator_finished"})
-"""Keys that frameworks add to a loader's state: Accelerate's note that the epoch has ended."""
+"""Keys that Accelerate adds to a loader's state."""
 
 _LANE_KEY = re.compile(r"lane_(?:\d{5}|[1-9]\d{5,8})")
 
@@ -96,8 +96,8 @@ class LoaderState:
         """Check every field of ``state``.
 
         Raises:
-            StateMismatch: this is not a state of this package, or it comes from a later version,
-                or a key is missing, unknown, of another type or out of range.
+            StateMismatch: this is not a state of this package, it comes from a later version, or a
+                key is missing, unknown, of another type or out of range.
         """
         if not isinstance(state, Mapping):
             raise StateMismatch(
@@ -140,13 +140,10 @@ class LoaderState:
 
 @dataclass(frozen=True, kw_only=True)
 class Fingerprint:
-    """Properties that must not change between save and load; ``None`` is not compared.
-
-    They are compared field by field, so that a mismatch can name the field.
-    """
+    """Properties that must not change between save and load; ``None`` is not compared."""
 
     dataset: str | None
-    """Identity of the dataset, as far as it is known; None if nothing is known."""
+    """Identity of the dataset, as far as known."""
     length: int | None
     """Number of samples of a map-style dataset; with a user's sampler ``len(dataset)``."""
     order: str
@@ -170,15 +167,14 @@ class Fingerprint:
     batched: bool | None = None
     """Whether samples are collated into batches; False with ``batch_size=None``."""
     on_bad_sample: str | None = None
-    """"replace" or "drop"; None for "raise". "raise" never delivers other samples than the other
-    two without an error. So a run that met a bad sample may be resumed under another setting, and a
-    run that left samples out, resumed under "raise", ends at the next bad sample."""
+    """"replace" or "drop"; None for "raise", which may be exchanged for either: without an error it
+    delivers the same samples."""
     seed_drawn_by: str | None = None
     """Rank that drew the seed from its own generator, as "rank 1 of 2"; compared separately by
     :meth:`check_rank`. None if all ranks have the same seed."""
     content: Mapping[str, str] | None = None
-    """Digest of the full content of each field whose text describes only a part. None in states of
-    versions without such digests."""
+    """Digest of the full content of each field whose text describes only a part; None in older
+    states."""
 
     def to_text(self) -> str:
         """Return one line of JSON with the keys in order of declaration."""
@@ -229,7 +225,7 @@ class Fingerprint:
         Args:
             saved: from a state.
             accept: names of fields that may differ.
-            position: position of the state. A dataset of another length is accepted only at 0.
+            position: position of the state. A dataset of a different length is accepted only at 0.
 
         Raises:
             StateMismatch: a field differs and is not accepted.
@@ -247,7 +243,7 @@ class Fingerprint:
             )
 
     def check_rank(self, saved: Fingerprint) -> None:
-        """Raise if another rank drew the seed, so that this rank never had it.
+        """Raise if another rank drew the seed.
 
         Raises:
             StateMismatch: both fingerprints name a rank, and the ranks differ.
@@ -267,8 +263,7 @@ class Fingerprint:
     def difference(self, saved: Fingerprint, field: str) -> tuple[Any, Any] | None:
         """Return the saved and the present value of a field, or None if they are equal.
 
-        One of the two is None if there is nothing to compare. Two digests are compared only if
-        both cover everything, or both a sample.
+        Two digests are compared only if both cover everything, or both a sample.
         """
         before, now = getattr(saved, field), getattr(self, field)
         texts = None if before == now else (before, now)

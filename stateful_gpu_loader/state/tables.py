@@ -1,6 +1,6 @@
 """Tables of pandas, pyarrow and polars as lists and arrays, equal across package versions.
 
-None of these packages is imported: a table is recognised by the modules of its classes.
+Tables are recognised by the modules of their classes, without an import.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _of_pandas(table: Any) -> list[Any]:
 def _pandas_values(values: Any) -> Any:
     """Return the values of a pandas series, index or array.
 
-    The dtype of text differs between pandas versions, so only its values count.
+    Text counts by its values alone, because its dtype differs between pandas versions.
     """
     if getattr(values, "nlevels", 1) > 1:
         return values.tolist()  # tuples

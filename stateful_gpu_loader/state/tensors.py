@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 _MAX_MAPPED_ROWS = 8
-"""Maximum number of rows of an array in a file, each of which may cost a disk access."""
+"""Maximum number of rows of an array in a file."""
 _MAX_VALUES = 16
 """Maximum number of values examined in a row."""
 
@@ -40,8 +40,7 @@ def bytes_of(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
     """
     rows = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     if rows.stride() != (1,):
-        # A tensor with at most one element is contiguous for any stride, but cannot be viewed as
-        # bytes unless its stride is 1.
+        # A contiguous tensor with one element cannot be viewed as bytes unless its stride is 1.
         rows = rows.clone(memory_format=torch.contiguous_format)
     values: npt.NDArray[np.uint8] = rows.view(torch.uint8).cpu().numpy()
     return values
@@ -70,11 +69,10 @@ def spread(length: int, most: int) -> list[int]:
 
 
 def sampled_bytes(array: np.ndarray[Any, Any] | torch.Tensor, max_rows: int) -> bytes:
-    """Return the bytes of the first and last rows, and of others evenly spread between them.
+    """Return the bytes of the first, last, and evenly spread rows.
 
     Raises:
-        TypeError, ValueError, RuntimeError: the values cannot be read: they
-            are objects, sparse, or on the meta device.
+        TypeError, ValueError, RuntimeError: the values are objects, sparse, or on the meta device.
     """
     shape = tuple(array.shape) or (1,)
     size = math.prod(shape)
@@ -106,7 +104,7 @@ def is_whole(array: np.ndarray[Any, Any] | torch.Tensor, max_rows: int) -> bool:
 
 
 def without_padding(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return records with zeros in the padding between their fields, which may hold any bytes."""
+    """Return records with zeros in the padding between their fields."""
     if values.dtype.names is None:
         return values
     clean = np.zeros(values.shape, values.dtype)

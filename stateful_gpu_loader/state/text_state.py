@@ -16,8 +16,7 @@ class _Stateful(Protocol):
 class TextState:
     """Adds ``get_state`` and ``set_state``, which use one string, to torch's two methods.
 
-    The object can then be registered in ``nvidia.dali.experimental.dynamic.checkpoint.Checkpoint``
-    next to DALI's own readers.
+    So ``nvidia.dali.experimental.dynamic.checkpoint.Checkpoint`` accepts the object.
 
     >>> class Counter(TextState):
     ...     n = 0
@@ -35,7 +34,7 @@ class TextState:
         """Return ``state_dict()`` as JSON.
 
         Args:
-            cuda_stream: not used; DALI's Checkpoint passes it to every object.
+            cuda_stream: not used; DALI's Checkpoint passes it.
 
         Raises:
             TypeError: the state holds a user's object that has no JSON form.

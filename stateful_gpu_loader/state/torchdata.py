@@ -1,12 +1,10 @@
 """A state of torchdata's StatefulDataLoader 0.11, read into checked fields.
 
-A loader finishes the epoch of such a state. torchdata itself asserts, or fails at some later
-point, if a state does not fit. Here every field is checked before anything is built, and an error
-names the field by its path, such as ``_snapshot._main_snapshot._num_workers``.
+A loader finishes the epoch of such a state. Every field is checked before anything is built, and an
+error names the field by its path, such as ``_snapshot._main_snapshot._num_workers``.
 
-The state does not say which sampler and dataset it belongs to. If its form allows that either
-torchdata or a user's object wrote a part, both readings are given, and the loader selects the one
-that fits its own parts.
+The state does not name its sampler and dataset. If either torchdata or a user's object may have
+written a part, both readings are given, and the loader selects the one that fits.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ class TorchdataWorker:
     iterator: Any
     """State of ``iter(dataset)`` for an iterable dataset; None if it has none."""
     ended: bool
-    """Whether torchdata knows that the iterable is exhausted; False does not promise a sample."""
+    """Whether the iterable is known to be exhausted; False does not promise a sample."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,7 +58,7 @@ class TorchdataState:
 
     torchdata's workers take a snapshot every ``snapshot_every_n_steps`` batches. All fields except
     ``batches``, ``steps`` and ``finished`` describe the last snapshot. To continue, restore them,
-    then skip ``steps`` batches. Without workers the snapshot is always current.
+    then skip ``steps`` batches.
     """
 
     num_workers: int
@@ -68,11 +66,11 @@ class TorchdataState:
     iterable: bool
     """Whether the dataset was iterable-style."""
     finished: bool
-    """Whether the iterator had raised StopIteration, so that the next pass is a whole new one.
-    Right after the last batch it is still False: that pass continues, and is empty."""
+    """Whether the iterator had raised StopIteration, so that the next pass is new. Right after the
+    last batch it is still False."""
     batches: int
-    """Number of batches delivered. Too high if a resumed loader of an iterable without state
-    wrote the state: torchdata counts replayed batches twice."""
+    """Number of batches delivered; too high after torchdata resumed an iterable without state, as
+    it counts replayed batches twice."""
     steps: int
     """Number of these batches delivered after the snapshot."""
     requests: int
@@ -97,8 +95,8 @@ class TorchdataState:
     """State of the index sampler's iterator, or None; torchdata's batch iterator has a state,
     too."""
     workers: tuple[TorchdataWorker, ...]
-    """One entry for each worker, or a single one without workers; empty if no dataset and no
-    iterator has a state."""
+    """One entry for each worker, or one without workers; empty if no dataset and no iterator has a
+    state."""
     next_worker: int
     """Number of the worker whose turn is next; 0 without workers."""
 
@@ -106,7 +104,7 @@ class TorchdataState:
     def from_dict(cls, state: Any) -> TorchdataState:
         """Check every field of ``state``; keys that torchdata 0.11 does not know are ignored.
 
-        States of a user's objects are not checked, unless they have all keys of torchdata's own
+        States of a user's objects are not checked, unless they have all keys of torchdata's
         iterators: ``samples_yielded``, or ``yielded`` and a tensor ``generator``.
 
         Raises:
@@ -181,7 +179,7 @@ def _invalid(field: str, saved: Any, wanted: str) -> StateMismatch:
 
 @dataclass(frozen=True)
 class _Fields:
-    """A dictionary in a state, and its path; reads a key, or names the fault in it."""
+    """A dictionary in a state, and its path, for errors."""
 
     path: str
     values: Mapping[Any, Any]
@@ -232,7 +230,7 @@ def _read_samplers(main: _Fields) -> dict[str, Any]:
         sampler_iterator = innermost = index_iterator.get("sampler_iter_state")
         path += ".sampler_iter_state"
     permutation, permutation_yielded = None, None
-    # The names alone are not proof: a user's sampler may keep another kind of generator in them.
+    # A user's sampler may keep another kind of generator under these names.
     if (
         isinstance(innermost, Mapping)
         and set(innermost) == {"generator", "yielded"}
@@ -254,7 +252,7 @@ def _read_samplers(main: _Fields) -> dict[str, Any]:
 
 def _worker_snapshots(snapshot: _Fields, num_workers: int) -> list[_Fields]:
     kept = snapshot.inner("_worker_snapshots")
-    # Check this first: a wrong number of workers may be too large to count up to.
+    # Check this first, because a wrong number of workers may be huge.
     if len(kept.values) != num_workers:
         wanted = f"worker_0 to worker_{num_workers - 1}"
         raise _invalid(kept.path, sorted(map(str, kept.values)), wanted)
@@ -265,7 +263,7 @@ def _worker_snapshots(snapshot: _Fields, num_workers: int) -> list[_Fields]:
 
 
 def _read_workers(places: list[_Fields]) -> tuple[tuple[TorchdataWorker, ...], bool]:
-    """Return the workers' states, or none if all are empty, and whether the dataset is iterable."""
+    """Return the non-empty states of workers, and whether the dataset is iterable."""
     iterable = places[0].anything("fetcher_state") is not None
     workers = []
     for fields in places:

@@ -15,12 +15,11 @@ an object with one key that begins with ``$``:
 - ``$dtype``: "float32"
 - ``$tensor``: {"dtype": ..., "shape": ..., "data": ...}; ``$array`` and ``$scalar`` for NumPy
 
-``data`` is base64, so that the text is complete; or, for tensors and arrays in a file,
-``[first, end]``, a range of the raw bytes that follow the text.
+``data`` is base64; or, for tensors and arrays in a file, ``[first, end]``, a range of the raw bytes
+that follow the text.
 
-:func:`encode` copies a value into a form, and :func:`decode` restores the value. ``json_text.py``
-writes and parses the text of a form. No form names a class or a function, so reading executes
-nothing.
+:func:`encode` copies a value into a form, and :func:`decode` restores it. ``json_text.py`` writes
+and parses a form's text. No form names a class or a function, so reading executes nothing.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ from stateful_gpu_loader.state.tensors import bytes_of, tensor_of
 __all__ = ["TENSOR_DTYPES", "decode", "encode", "is_text", "parse", "write"]
 
 MAX_DEPTH = 64
-"""Maximum nesting of containers in a value; in JSON each container may be up to four levels."""
+"""Maximum nesting of containers in a value; a container is up to four levels of JSON."""
 MAX_INT_BITS = 1024
-"""Maximum length of an int without its sign. (A PCG64 generator uses 128 bits.)"""
+"""Maximum length of an int without its sign."""
 
 _TENSOR_NAMES = (
     "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64",
@@ -61,11 +60,11 @@ _TENSOR_NAMES = (
 TENSOR_DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name) for names in _TENSOR_NAMES for name in names.split(" ")
 }
-"""Dtypes of supported tensors, by name."""
+"""Supported dtypes, by name."""
 
 _DTYPES = {str(v).removeprefix("torch."): v for v in vars(torch).values() if type(v) is torch.dtype}
-# Not supported: object arrays, which hold pointers; records; longdouble, whose bytes depend on the
-# machine; and strings of length 0, whose number cannot be derived from their bytes.
+# Not supported: object arrays, records, longdouble, whose bytes depend on the machine, and strings
+# of length 0, which have no bytes to count.
 _ARRAY_DTYPE = re.compile(
     r"\|b1|\|[iu]1|[<>][iu][248]|[<>]f[248]|[<>]c(8|16)"
     r"|[<>][mM]8(\[[0-9]{0,6}[a-zA-Z]{1,2}\])?|\|S[1-9][0-9]{0,8}|[<>]U[1-9][0-9]{0,8}"
@@ -98,8 +97,8 @@ _Inner = TypeVar("_Inner")
 def encode(value: Any) -> Any:
     """Copy a value into its form.
 
-    Copied tensors and arrays are on the CPU, contiguous, and share no memory with each other. An
-    OrderedDict keeps the ``_metadata`` of a module's state.
+    Copied tensors and arrays are on the CPU, contiguous, and share no memory. An OrderedDict keeps
+    the ``_metadata`` of a module's state.
 
     Returns:
         Input for :func:`write`: JSON values, and bytes as the data of tensors and arrays.
@@ -143,7 +142,7 @@ def decode(form: Any) -> Any:
 
 
 def is_text(value: str) -> bool:
-    """Whether a str has no surrogates, two of which JSON would join to one character."""
+    """Whether a str has no surrogates, which JSON might join."""
     return value.isascii() or not _SURROGATE.search(value)
 
 
@@ -200,8 +199,7 @@ def _deeper(depth: int) -> int:
 class _Misfit(Exception):
     """Fault in a part of a value, and the keys that lead to the part, innermost first.
 
-    The keys are collected while the exception passes through the containers, so valid values pay
-    nothing for them.
+    The keys are collected while the exception passes through the containers.
     """
 
     def __init__(self, reason: str) -> None:
@@ -220,7 +218,7 @@ def _each(
     inner: _Inner,
     keys: Iterable[Any] | None = None,
 ) -> list[Any]:
-    """Return ``act(value, inner)`` for all values; a misfit gets the value's key, or its number."""
+    """Return ``act(value, inner)`` for all values; a misfit gets the value's key or number."""
     done: list[Any] = []
     try:
         for value in values:
@@ -241,7 +239,7 @@ def _checked_int(value: int) -> int:
 
 
 def _float_form(value: float) -> Any:
-    """Return a finite float itself; of others every bit, which distinguishes all NaNs."""
+    """Return a finite float itself, or every bit of another."""
     if math.isfinite(value):
         return value
     bits = struct.pack(">d", value)
@@ -254,7 +252,7 @@ def _float_form(value: float) -> Any:
 def _float(content: Any) -> float:
     if not isinstance(content, str):
         raise _Misfit(f"{brief(content)} is no float")
-    # Make a new object each time, because a set distinguishes NaNs by identity.
+    # A new object, because a set distinguishes NaNs by identity.
     number = float(content) if content in _NON_FINITE else None
     if _FLOAT_BITS.fullmatch(content):
         (number,) = struct.unpack(">d", bytes.fromhex(content))
@@ -349,7 +347,6 @@ def _array_content(array: npt.NDArray[Any]) -> dict[str, Any]:
 
 
 def _array(content: Any) -> npt.NDArray[Any]:
-    """Return an array in C order."""
     name, shape = _header(content)
     try:
         dtype = np.dtype(name) if _ARRAY_DTYPE.fullmatch(name) else None
@@ -412,14 +409,14 @@ def _are_bools(data: bytes) -> bool:
 
 
 def _stays_itself(value: dict[Any, Any]) -> bool:
-    """Whether JSON can hold a dict unchanged without confusion with a typed form."""
+    """Whether JSON can hold a dict unchanged, unlike a typed form."""
     if not all(type(key) is str and is_text(key) for key in value):
         return False
     return len(value) != 1 or not next(iter(value)).startswith(_MARK)
 
 
 def _check_key(value: Any) -> None:
-    """Raise if a key does not compare by value: a tensor, for example, would be lost."""
+    """Raise if a key, such as a tensor, does not compare by value."""
     is_number = isinstance(value, np.number | np.bool_) and value.dtype.kind not in "mM"
     if type(value) not in _KEYS and not is_number:
         raise _Misfit(f"a key of type {type(value).__name__}. Remedy: use strings or ints")
@@ -455,7 +452,7 @@ def _pairs_form(value: dict[Any, Any], within: _Within) -> list[list[Any]]:
 
 
 def _set_form(value: Any, within: _Within) -> list[Any]:
-    # Sort, because the order of a set of strings differs between processes.
+    # Sort, because a set's order differs between processes.
     return sorted(_each(_key_form, value, within), key=write)
 
 
@@ -493,7 +490,7 @@ def _pairs(content: Any, depth: int) -> dict[Any, Any]:
 
 def _set(content: Any, depth: int) -> set[Any]:
     found = set(_items(_key, content, depth))
-    # Accept only the written order, so that equal values have one text.
+    # Equal values have one text.
     if len(found) < len(content) or sorted(content, key=write) != content:
         raise _Misfit("a set with equal items, or not in order")
     return found

@@ -1,8 +1,8 @@
 """States of the user's own objects at a place in a pass; ``user`` in a loader's state.
 
-They are frozen as bytes, which do not change when the objects continue. A worker sends the bytes to
-the main process. The main process unpickles them only when the loader's state is asked for, into a
-fresh object at each call. The bytes are not a file format: they stay within one job's processes.
+They are frozen as bytes, which do not change when the objects continue. The main process unpickles
+them only when the loader's state is requested, into a fresh object at each call. The bytes stay
+within one job's processes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def thaw(frozen: bytes) -> Any:
 
 
 def _plain_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Pickle a tensor by its bytes, which takes a third of the time of torch's own format."""
+    """Pickle a tensor by its bytes, in a third of torch's time."""
     if not is_plain(tensor):
         return tuple(tensor.__reduce_ex__(2))
     data: Any = bytes_of(tensor)
@@ -108,17 +108,17 @@ class UserStates:
     base: int = 0
     """Position at which all these states were taken."""
     steps: int = 0
-    """Number of batches delivered since ``base``. A resumed pass makes them again without
+    """Number of batches delivered since ``base``, which a resumed pass makes again without
     delivering them."""
     batches: int | None = None
-    """Number of batches of a user's batch sampler before ``base``, which a position cannot give.
-    None in all other states, and in states from before this was counted."""
+    """Number of batches of a user's batch sampler before ``base``; None in other and older
+    states."""
     pending: frozenset[int] = frozenset()
     """Workers of this process that still have to load their state; not saved."""
 
     @property
     def is_as_built(self) -> bool:
-        """Whether there are no states, so that the objects begin as they were built."""
+        """Whether all objects begin as they were built."""
         return self.batches is None and not (
             self.sampler or self.permutation or self.workers or self.next_worker or self.steps
         )
@@ -138,7 +138,7 @@ class UserStates:
         }
 
     def without_digests(self) -> UserStates:
-        """Return the same states without the digests that verify samples read again."""
+        """Return the same states without the digests of samples to be read again."""
         workers = [None if worker is None else thaw(worker) for worker in self.workers or ()]
         unproven = tuple(
             None if worker is None else _frozen({**worker, "digest": None}) for worker in workers
@@ -193,8 +193,8 @@ def worker_state(
         fetches: number of batches requested from its iterator in this pass.
         samples: number of samples that its iterator has returned in this pass.
         ended: whether its iterator has ended.
-        digest: digest of these samples, if a resumed iterator has to read and skip them.
-        failed: fetches that have raised, each with the number of samples that it had taken.
+        digest: digest of these samples, if a resume has to read and skip them.
+        failed: fetches that have raised, each with its number of samples.
     """
     state = {
         "dataset": dataset,
@@ -220,7 +220,7 @@ def _loaded_worker(worker: dict[str, Any] | None) -> bytes | None:
 
 
 def _loaded(name: str, state: Any) -> bytes:
-    """Return a frozen copy of a value in a state; raise if it cannot be copied."""
+    """Return a frozen copy of a value in a state."""
     try:
         return freeze(state, name)
     except LoaderError as error:

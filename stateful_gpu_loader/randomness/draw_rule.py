@@ -1,4 +1,4 @@
-"""DrawRule: decides whether samples are seeded, depending on whether any sample draws."""
+"""DrawRule: decides whether samples are seeded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stateful_gpu_loader.randomness.global_generators import DrawWatch, others_a
 T = TypeVar("T")
 
 EVIDENCE = 1024
-"""Number of samples seeded and watched before later ones are only watched."""
+"""Number of samples that are seeded and watched, not only watched."""
 
 
 class DrawRule:
@@ -21,15 +21,15 @@ class DrawRule:
     The first samples are seeded and watched. If none of them draws, later samples are only watched.
     Once a sample draws, all later samples are seeded.
 
-    With other threads alive, the thread that moved a generator is unknown. In that case only the
-    main thread seeds the first samples. If a generator moves between two samples, another thread
-    has drawn, and the generators are left alone from then on. If a generator moves during a sample,
-    the sample has drawn, unless another thread's draw is seen before the first samples are over.
-    A generator that moved without a seed is left alone.
+    With other threads alive, the thread that moved a generator is unknown, and only the main thread
+    seeds the first samples. A move between two samples shows another thread's draw, and the
+    generators are left alone from then on. A move during a sample is the sample's draw, unless
+    another thread's draw is seen before the first samples are over. A generator that moved without
+    a seed is left alone.
 
     Args:
         name: name of the dataset, for warnings.
-        draws: whether samples draw, if known; None if they have to be watched.
+        draws: whether samples draw, if known.
     """
 
     def __init__(self, name: str, draws: bool | None) -> None:
@@ -69,7 +69,7 @@ class DrawRule:
     def watched(self, read: Callable[[], T]) -> T:
         """Read a block of samples, each by :meth:`seeded`, and watch the block if necessary.
 
-        If seeding is not allowed, the samples are watched together, as by :meth:`unseeded`.
+        Without seeding, the samples are watched together, as by :meth:`unseeded`.
         """
         if self.draws is not None:
             return read()
@@ -84,7 +84,7 @@ class DrawRule:
     def unseeded(self, read: Callable[[], T]) -> T:
         """Read a block of samples without seeds, and watch it if necessary.
 
-        If :attr:`draws` is True afterwards, the samples have to be made again with seeds.
+        If :attr:`draws` becomes True, the samples must be made again with seeds.
         """
         if self.draws is not None:
             return read()
@@ -129,10 +129,11 @@ class DrawRule:
             self.draws = True
             if self._seeds_first:
                 self._warn(
-                    f"a sample of {self._name} drew from a global generator, and none of the first "
-                    f"{self._num_seeded:,} samples did. Its batch was made again with seeds, as "
-                    "all later samples are. What the dataset kept from the first call is not "
-                    "reproducible. Remedy: give the dataset or transform an attribute draws = True"
+                    f"a sample of {self._name} drew from a global generator, but none of the "
+                    f"first {self._num_seeded:,} samples did. Its batch was made again with "
+                    "seeds, as all later samples are. What the dataset kept from the first call "
+                    "is not reproducible. Remedy: give the dataset or transform an attribute "
+                    "draws = True"
                 )
             return
         self._leave_alone()
@@ -141,10 +142,9 @@ class DrawRule:
         self.draws, self.leaves_alone = False, True
         self._warn(
             f"a global generator moved while samples of {self._name} were made without workers, "
-            "and another thread may have drawn from it. The loader leaves the generators alone in "
-            "this pass. If the dataset draws as well, its numbers are not reproducible. Remedy: "
-            "num_workers=1, or an attribute draws = True or draws = False of the dataset and "
-            "transform"
+            "perhaps by another thread. The loader leaves the generators alone in this pass. If "
+            "the dataset draws as well, its numbers are not reproducible. Remedy: num_workers=1, "
+            "or an attribute draws = True or draws = False of the dataset and transform"
         )
 
     def _report(self, watch: DrawWatch) -> None:

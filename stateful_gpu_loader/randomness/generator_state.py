@@ -29,8 +29,7 @@ _TEXT = re.compile(r"mt19937_[0-9a-f]{8}_([!-~]*)")
 def generator_to_text(state: torch.Tensor) -> str:
     """Write the state of a torch CPU generator as printable ASCII characters without quotes.
 
-    At most 27 characters for a generator that was seeded but not drawn from, else about 3,170:
-    the 2,496 bytes of the Mersenne Twister cannot be compressed.
+    At most 27 characters for a generator that was seeded but not drawn from, else about 3,170.
 
     Args:
         state: uint8 [5056], from ``torch.Generator.get_state()``.
@@ -70,7 +69,7 @@ def generator_from_text(text: Any) -> torch.Tensor:
             data = _unpacked(base64.b85decode(written[1]))
         except ValueError:
             data = b""
-        # Encode again to compare, because several texts may decode to the same bytes.
+        # Several texts may decode to the same bytes.
         if _is_generator_state(data) and generator_to_text(_as_tensor(data)) == text:
             return _as_tensor(data)
     raise StateMismatch(
@@ -111,7 +110,7 @@ def _generator_bytes(state: Any, field: str) -> bytes:
 
 
 def _is_generator_state(data: bytes) -> bool:
-    """Whether the bytes are valid: if ``left`` and ``next`` disagree, torch reads out of bounds."""
+    """Whether the bytes are valid; otherwise torch may read out of bounds."""
     if len(data) != _GENERATOR_BYTES:
         return False
     _, left, seeded, following = _HEADER.unpack_from(data)

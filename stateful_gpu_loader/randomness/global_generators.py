@@ -1,13 +1,12 @@
 """The process's global generators: seeded, restored, and watched for use.
 
 These are the generators of ``random`` and ``numpy.random``, and torch's default CPU generator.
-Their states are read and written directly in memory. The official functions of the three packages
-convert 624 words to objects and back, which takes 8, 35 and 2 us; copying the bytes takes 0.1 us.
-With these functions, a batch of one sample takes 9 times as long as torch's, where the goal is 3
-times (``benchmarks.bench_overhead``).
+Their states are copied directly in memory, in 0.1 us. The official functions of the three packages
+convert 624 words to objects and back, in 8, 35 and 2 us. With these, a batch of one sample takes 9
+times as long as torch's (``benchmarks.bench_overhead``).
 
 The place of each state is located at import, in a generator whose state is known. If it is not
-found, for example in an interpreter other than CPython, the official functions are called.
+found, as outside CPython, the official functions are called.
 """
 
 from __future__ import annotations
@@ -37,15 +36,10 @@ _WITH_PLACE = 4 * (_WORDS + 1)
 class GlobalGenerator(Protocol):
     """One global generator of the process."""
 
-    def read(self) -> Any:
-        """Return the state."""
-        ...
+    def read(self) -> Any: ...
 
-    def told(self, state: Any) -> Any:
-        """Return the part of a state that determines the next draws.
-
-        The rest is padding, and a number that was already drawn.
-        """
+    def effective(self, state: Any) -> Any:
+        """Return the part of a state that determines the next draws."""
         ...
 
     def put_back(self, state: Any) -> None:
@@ -57,7 +51,7 @@ class ByFunctions:
     """A generator whose state is read and set by functions.
 
     Args:
-        get: returns the state as an immutable value that can be compared.
+        get: returns the state as an immutable, comparable value.
         set_to: sets the state.
     """
 
@@ -65,7 +59,7 @@ class ByFunctions:
         self.read = get
         self.put_back = set_to
 
-    def told(self, state: Any) -> Any:
+    def effective(self, state: Any) -> Any:
         return state
 
 
@@ -84,7 +78,7 @@ class PythonMemory:
     def read(self) -> tuple[bytes, float | None]:
         return self._memory.raw, self._generator.gauss_next
 
-    def told(self, state: tuple[bytes, float | None]) -> Any:
+    def effective(self, state: tuple[bytes, float | None]) -> Any:
         return state
 
     def put_back(self, state: tuple[bytes, float | None]) -> None:
@@ -95,8 +89,7 @@ class NumpyGenerator:
     """``numpy.random``'s generator; the caller may put another bit generator into it.
 
     Args:
-        normal: memory of the normal number cached for the next call and of the flag for it;
-            None if unknown.
+        normal: memory of the cached normal number and its flag; None if unknown.
     """
 
     def __init__(self, normal: Any) -> None:
@@ -115,7 +108,7 @@ class NumpyGenerator:
             return bits, pickle.dumps(self._get_state(legacy=False))
         return bits, (self._words.raw, self._normal.raw)
 
-    def told(self, state: tuple[Any, Any]) -> Any:
+    def effective(self, state: tuple[Any, Any]) -> Any:
         bits, numbers = state
         if isinstance(numbers, bytes):
             return state
@@ -137,8 +130,8 @@ class NumpyGenerator:
         self._bits, self._words = bits, None
         if self._normal is not None and isinstance(bits, np.random.MT19937):
             memory = _memory_at(bits.ctypes.state_address, _WITH_PLACE)
-            told = bits.state["state"]
-            if memory.raw == told["key"].tobytes() + struct.pack("i", told["pos"]):
+            found = bits.state["state"]
+            if memory.raw == found["key"].tobytes() + struct.pack("i", found["pos"]):
                 self._words = memory
 
 
@@ -159,11 +152,11 @@ class TorchMemory:
     def put_back(self, state: bytes) -> None:
         self._memory.raw = state
 
-    def told(self, state: bytes) -> tuple[Any, ...]:
+    def effective(self, state: bytes) -> tuple[Any, ...]:
         single, has_single, double, has_double = _KEPT.unpack_from(state, _BEFORE_KEPT)
         return (
             state[:_BEFORE_PADDING],
-            state[_BEHIND_PADDING:_BEFORE_KEPT],
+            state[_AFTER_PADDING:_BEFORE_KEPT],
             single if has_single else None,
             double if has_double else None,
         )
@@ -198,14 +191,14 @@ def numpy_generator() -> GlobalGenerator:
 _OF_TORCH = struct.Struct(f"=Qi?3xI{_WORDS}I4xf?3xd?")
 """Layout in memory: seed, number of words left, whether it is seeded, next word, words; then a
 cached float and a cached double, each with a flag."""
-_AS_TOLD_BY_TORCH = struct.Struct(f"=QiiQ{_WORDS}Qdddi4xf?3x")
-"""The same in torch's serialized state; of the three doubles, the second is the cached one."""
+_SERIALIZED_BY_TORCH = struct.Struct(f"=QiiQ{_WORDS}Qdddi4xf?3x")
+"""The same in torch's serialized state; the second double is the cached one."""
 _BEFORE_WORDS = 8 + 4 + 4 + 4
-_BEFORE_PADDING, _BEHIND_PADDING = 8 + 4 + 1, 8 + 4 + 4
+_BEFORE_PADDING, _AFTER_PADDING = 8 + 4 + 1, 8 + 4 + 4
 _BEFORE_KEPT = _BEFORE_WORDS + 4 * _WORDS
 _KEPT = struct.Struct("=4xf?3xd?")
 _FIRST_BYTES = 256
-"""Number of bytes of a torch generator within which its words begin."""
+"""Maximum number of bytes of a torch generator before its words."""
 
 
 def torch_generator() -> GlobalGenerator:
@@ -215,14 +208,14 @@ def torch_generator() -> GlobalGenerator:
     state = twin.get_state()
     state.numpy()[-8:] = list(struct.pack("f?3x", 0.5, True))
     twin.set_state(state)
-    told = _told_by(twin)
-    words = struct.pack("16I", *told[4:20])
+    found = _reported_by(twin)
+    words = struct.pack("16I", *found[4:20])
     address = getattr(twin, "_cdata", None)
     if _IS_CPYTHON and address is not None:
         place = ctypes.string_at(address, _FIRST_BYTES).find(words) - _BEFORE_WORDS
-        if place > 0 and _found_at(address + place) == told:
+        if place > 0 and _found_at(address + place) == found:
             address = generator._cdata + place
-            if _found_at(address)[: 4 + _WORDS] == _told_by(generator)[: 4 + _WORDS]:
+            if _found_at(address)[: 4 + _WORDS] == _reported_by(generator)[: 4 + _WORDS]:
                 return TorchMemory(_memory_at(address, _OF_TORCH.size))
     return ByFunctions(
         lambda: generator.get_state().numpy().tobytes(),
@@ -230,9 +223,9 @@ def torch_generator() -> GlobalGenerator:
     )
 
 
-def _told_by(generator: Any) -> tuple[Any, ...]:
+def _reported_by(generator: Any) -> tuple[Any, ...]:
     """Return torch's report of a generator's state, in the order of its memory."""
-    numbers = _AS_TOLD_BY_TORCH.unpack(generator.get_state().numpy().tobytes())
+    numbers = _SERIALIZED_BY_TORCH.unpack(generator.get_state().numpy().tobytes())
     head, (_, double, _, has_double, number, has_number) = numbers[:-6], numbers[-6:]
     return *head, number, has_number, double, bool(has_double)
 
@@ -248,16 +241,15 @@ def _memory_at(address: int, size: int) -> Any:
 T = TypeVar("T")
 
 _seed_python, _seed_numpy = random.seed, np.random.seed
-"""The original functions, because stand-ins under their names count callers."""
+"""The original functions, before stand-ins count their calls."""
 _PYTHON, _NUMPY, _TORCH = python_generator(), numpy_generator(), torch_generator()
 
 
 def seed_global_generators(sample_seed: int) -> None:
     """Seed `random`, `numpy.random` and torch's default CPU generator, in about 7 us.
 
-    Their next draws then depend on nothing earlier. NumPy and torch run the same Mersenne Twister
-    with 32-bit seeds, so each gets its own half of the seed: with equal halves both would draw the
-    same words. `torch.manual_seed` would seed every device, in 80 us.
+    NumPy and torch run the same Mersenne Twister with 32-bit seeds, so each gets its own half of
+    the seed. `torch.manual_seed` would seed every device, in 80 us.
 
     Args:
         sample_seed: 0 <= sample_seed < 2**64, from `sample_seeds`.
@@ -294,8 +286,7 @@ def one_at_a_time() -> threading.RLock:
 def caller_generators_restored() -> Iterator[None]:
     """Restore `random`, `numpy.random` and torch's default CPU generator on exit.
 
-    The global generators belong to the caller, so they are restored however the block ends. Other
-    threads that use this function wait meanwhile. It takes about 2 us.
+    Other threads that use this function wait meanwhile. It takes about 2 us.
 
     >>> before = random.getstate()
     >>> with caller_generators_restored():
@@ -323,8 +314,8 @@ _QUIET = frozenset({"tqdm", "IPython", "ipykernel"})
 def others_alive() -> bool:
     """Whether this process has other Python threads, which may draw from the generators.
 
-    A worker process belongs to the loader, as do threads that the package names. The threads of
-    a progress bar or a notebook never draw.
+    A worker process and threads that the package names belong to the loader. The threads of a
+    progress bar or a notebook never draw.
     """
     if threading.active_count() == 1 or get_worker_info() is not None:
         return False
@@ -348,11 +339,11 @@ def would_draw_alike(states: tuple[Any, Any, Any], others: tuple[Any, Any, Any])
         return True
     generators = _PYTHON, _NUMPY, _TORCH
     pairs = zip(generators, states, others, strict=True)
-    return all(each.told(one) == each.told(other) for each, one, other in pairs)
+    return all(each.effective(one) == each.effective(other) for each, one, other in pairs)
 
 
 def restore(states: tuple[Any, Any, Any]) -> None:
-    """Restore the result of :func:`global_states`; if an interrupt divides this, do it again."""
+    """Restore the result of :func:`global_states`; repeat it after an interrupt."""
     try:
         _put_back(*states)
     except BaseException:
@@ -369,9 +360,9 @@ def _put_back(of_python: Any, of_numpy: Any, of_torch: Any) -> None:
 class DrawWatch:
     """Notices whether a call may have drawn from a global generator.
 
-    A call uses a generator if it changes its state, or asks for its state or seed through the
-    functions of ``random``, ``numpy.random`` and torch. Draws of other threads count as well, so
-    :attr:`is_alone` is recorded.
+    A call uses a generator if it changes its state, or requests its state or seed from ``random``,
+    ``numpy.random`` or torch. Draws of other threads count as well, so :attr:`is_alone` is
+    recorded.
 
     >>> watch = DrawWatch()
     >>> watch.run(lambda: sum(range(10))), watch.was_used
@@ -385,13 +376,13 @@ class DrawWatch:
         self.was_used = False
         """Whether a generator may have been used; set by :meth:`look`."""
         self.has_moved = self.was_asked = False
-        """Whether a generator has moved, and whether a state or seed was asked for."""
+        """Whether a generator has moved, and whether a state or seed was requested."""
         self.is_alone = not others_alive()
         """Whether no other thread existed when the watch began."""
         self.thread = threading.get_ident()
         """The watched thread. If other threads exist, only its requests count."""
         self.times_asked = 0
-        """Number of times that a state or seed was asked for or set."""
+        """Number of times that a state or seed was requested or set."""
         self._at_look: tuple[Any, Any, Any] | None = None
         """States at the last look."""
         self.unseedable: str | None = None
@@ -456,11 +447,11 @@ _of_python: Any = random
 _of_numpy: Any = np.random
 _of_torch: Any = torch.random
 _UNSEEDABLE = None, "random.seed()", None, None, "np.random.seed()", None, "torch.seed()"
-"""Calls of :func:`_lookups` that take a seed from the system if no seed is passed."""
+"""Calls of :func:`_lookups` that may take a seed from the system."""
 
 
 def _lookups() -> tuple[Any, ...]:
-    """Return the objects through which code reads or sets a state or seed."""
+    """Return the objects that read or set a state or seed."""
     return (
         random.getstate,
         random.seed,

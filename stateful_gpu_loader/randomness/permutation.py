@@ -35,16 +35,15 @@ class Permutation:
     A generalised Feistel network (Black and Rogaway, "Ciphers with arbitrary finite domains",
     CT-RSA 2002). A value below ``rows * columns >= n`` is a row and a column, and each in turn is
     shifted by a keyed hash of the other. The few results of n or more go through the network again
-    ("cycle walking") until they are below n, so the map stays a bijection.
+    ("cycle walking").
 
     - *Parity.* The number of rows is even. If rows and columns were both odd, every shift would be
-      an even permutation, and so would the product: half of all orders would never occur.
-    - *Small n.* Two elements of one column keep their distance until a shift by row separates
-      them. So each pair of rounds brings the network closer to uniform by a factor of at most
+      an even permutation, and half of all orders would never occur.
+    - *Small n.* Each pair of rounds brings the network closer to uniform by a factor of at most
       about its shorter side. The number of rounds makes the product 2**-24, and is at least 8: 48
       for n < 9, 16 for n = 100, 10 for n = 1,000, 8 from n = 4,033 on.
-    - *Keys.* The round keys are Philox words of (seed, epoch, n), 64 bits a round. Epoch e + 1
-      of one seed is unrelated to epoch e of the next seed, and 1,000 elements to 1,001.
+    - *Keys.* The round keys are Philox words of (seed, epoch, n), 64 bits a round. Neighbouring
+      seeds, epochs and lengths are unrelated.
 
     Args:
         n: number of elements, 1 <= n < 2**63.
@@ -257,7 +256,7 @@ def permutations_of_seeds(n: int, seeds: list[int]) -> IndexArray:
 
 
 def distinct_of(values: IndexArray) -> tuple[IndexArray, IndexArray]:
-    """Return the distinct values, and the number of each value among them; sorted input is faster.
+    """Return the distinct values, and each value's number; sorted input is faster.
 
     >>> distinct_of(np.array([5, 5, 7]))
     (array([5, 7]), array([0, 0, 1]))
@@ -333,8 +332,8 @@ def _walked(
     return values
 
 
-# Words are unsigned, so a value below zero becomes huge. The remainder is therefore the smaller of
-# the sum and the sum minus the modulus. This costs a tenth of `%`.
+# Words are unsigned, so the remainder is the smaller of the sum and the sum minus the modulus. This
+# costs a tenth of `%`.
 def _encrypted(
     values: _Words, rows: _Words, columns: _Words, keys: _Words, place: IndexArray
 ) -> _Words:

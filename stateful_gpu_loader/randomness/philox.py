@@ -1,16 +1,14 @@
 """Counter-based random numbers: every draw of a sample is a function of that sample's key.
 
-A batch is a pure function of configuration, seed, epoch and positions. So nothing here advances:
-Philox4x32-10 turns a key and a counter into words, and the counter is the address of the draw,
+Nothing here advances: Philox4x32-10 turns a key and a counter into words, and the counter is the
+address of the draw,
 
     key     = seed                                                        64 bits
     counter = (position low, position high, stream << 16 | block, epoch)  4 x 32 bits
 
-User code draws from the process's global generators instead. It becomes exact because the
-generators are seeded from the same address.
+For user code the process's global generators are seeded from the same address.
 
-The cipher is implemented here because NumPy's Philox is a different one, Philox4x64-10. Its words
-differ from those in the frozen orders and states of this package.
+NumPy's Philox is a different one, Philox4x64-10.
 """
 
 from __future__ import annotations
@@ -37,8 +35,7 @@ _KEY_STEPS = np.array([0x9E3779B9, 0xBB67AE85], dtype=np.uint64)
 class Stream(IntEnum):
     """Purpose of a random stream. Two streams never share a word; a value is never reused.
 
-    Recipe i of a pipeline draws from stream ``RECIPES + i``, so a recipe appended at the end
-    changes none before it.
+    Recipe i of a pipeline draws from stream ``RECIPES + i``.
 
     >>> Stream.RECIPES + 2
     66
@@ -121,7 +118,7 @@ def philox4x32(
     first_key = first_key.reshape((2,) + (1,) * (counter.ndim - key.ndim) + key.shape[:-1])
     steps = _KEY_STEPS * np.arange(_NUM_ROUNDS, dtype=np.uint64)[:, None]
     round_keys = (first_key + steps.reshape((_NUM_ROUNDS, *pair))) & _LOW
-    # Lanes 0 and 2 are multiplied, lanes 1 and 3 are mixed in; each pair is one array.
+    # Lanes 0 and 2 are multiplied, lanes 1 and 3 mixed in; each pair is one array.
     multiplied, mixed = lanes[0::2], lanes[1::2]
     for round_key in round_keys:
         product = multiplied * multipliers
@@ -140,8 +137,7 @@ def words(
 ) -> npt.NDArray[np.uint32]:
     """Draw 32-bit words for many positions at once.
 
-    A row depends only on its own position, and its first words do not depend on the number of
-    words drawn.
+    A row depends only on its own position, and its first words not on the number of words.
 
     Args:
         seed: -2**63 <= seed < 2**64; taken modulo 2**64.
@@ -237,7 +233,7 @@ def _drawn(
 def below(drawn: npt.NDArray[np.uint64], end: int) -> IndexArray:
     """Convert words to integers in ``range(end)``: the upper half of ``word * end``.
 
-    The probabilities of two integers differ by at most a factor of about ``1 + end / 2**64``.
+    Probabilities differ by at most a factor of about ``1 + end / 2**64``.
 
     Args:
         drawn: uint64 of any shape.
@@ -277,7 +273,7 @@ def uniforms(
 
 
 def sample_seeds(seed: int, epoch: int, positions: npt.ArrayLike, stream: int) -> list[int]:
-    """Draw one seed for the global generators for each position, for a whole batch at once.
+    """Draw one seed for the global generators for each position.
 
     Arguments and errors are those of `words`.
 
@@ -293,7 +289,7 @@ def sample_seeds(seed: int, epoch: int, positions: npt.ArrayLike, stream: int) -
 
 
 def checked_seed(seed: int) -> int:
-    """Return the seed modulo 2**64, so that int64 and uint64 seeds are the same 64 bits.
+    """Return the seed modulo 2**64, for int64 and uint64 seeds.
 
     Raises:
         ValueError: the seed does not fit into 64 bits.

@@ -27,7 +27,7 @@ _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _LAST_BLOCK = np.uint64(_NUM_OFFSETS // _DRAWS_PER_BLOCK - 1)
 
-# In standard deviations: the radius of the Box-Muller transform is at most sqrt(2 log(2**53)).
+# In standard deviations, at most sqrt(2 log(2**53)) by the Box-Muller transform.
 _GREATEST_NORMAL = 8.6
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -47,25 +47,23 @@ _Flips = npt.NDArray[np.bool_]
 class RNG:
     """Random numbers from a counter: NumPy's common methods, and a state of 41 characters.
 
-    The generator is an endless cycle of 2**64 draws of 64 bits: draw k is one half of block
-    k // 2 of Philox4x32-10 under a key. Its state is the key and the number of draws consumed.
-    So it is saved and set in constant time, and setting it needs no seed:
+    The generator is an endless cycle of 2**64 draws of 64 bits: draw k is one half of block k // 2
+    of Philox4x32-10 under a key. Its state is the key and the number of draws consumed, so it is
+    saved and set in constant time, without a seed:
 
         philox1_<key, 16 hexadecimal digits>_<draws consumed, 16 hexadecimal digits>
 
     Each number consumes its own draws, in order: one in `uniform`, `coin_flip` and `permutation`,
     two in `normal`, one in `integers` and another for each rejected draw. So an array of n numbers
-    equals the results of n single calls (one call takes about 0.1 ms either way). The numbers are
-    equal on every machine, except for the last bits of `normal`, which depend on the logarithm and
-    cosine of the NumPy build.
+    equals n single calls (each call takes about 0.1 ms). The numbers are equal on every machine,
+    except for the last bits of `normal`, which depend on NumPy's logarithm and cosine.
 
     The drawing methods' argument ``dtype``, which returns a tensor, is deprecated.
 
     Args:
         seed: -2**63 <= seed < 2**64; taken modulo 2**64. The draws are unrelated to those of a
-            loader with this seed. None draws a seed from Python's ``random``, like DALI's RNG: for
-            a generator that is about to be restored, or that need not be reproducible. Its state
-            holds the key, so it resumes like any other.
+            loader with this seed. None draws a seed from Python's ``random``, like DALI's RNG. The
+            state holds the key, so such a generator resumes, too.
         name: ``RNG(seed, name)`` is ``RNG(seed).stream(name)``.
 
     Raises:
@@ -96,7 +94,7 @@ class RNG:
         """Return the whole state, always 41 characters.
 
         Args:
-            cuda_stream: not used; DALI's Checkpoint passes it to every object.
+            cuda_stream: not used; DALI's Checkpoint passes it.
 
         >>> RNG(42).get_state()
         'philox1_1adeceffff50d997_0000000000000000'
@@ -159,8 +157,7 @@ class RNG:
     def stream(self, name: str) -> RNG:
         """Return an independent generator, at its beginning, by name.
 
-        It depends only on this generator's key, not on what was drawn, so a new stream does not
-        affect earlier ones.
+        It depends only on this generator's key, not on earlier draws.
 
         >>> rng = RNG(42)
         >>> rng.stream("crop").uniform() == RNG(42, "crop").uniform()
@@ -371,7 +368,7 @@ class RNG:
         return units
 
     def _accepted(self, num_draws: int, greatest: int) -> _Draws:
-        """Return the next draws up to ``greatest``; larger draws between them are consumed."""
+        """Return the next draws up to ``greatest``, without larger draws."""
         accepted = np.empty(0, dtype=np.uint64)
         while len(accepted) < num_draws:
             draws = self._draw(num_draws - len(accepted))

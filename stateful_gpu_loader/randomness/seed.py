@@ -12,16 +12,16 @@ import torch
 class SettledSeed:
     """A seed that is decided at most once in a loader's life.
 
-    An undecided seed is the number that the caller's generator would give next, taken from a copy.
-    The generator itself is drawn from when the first pass begins, once in a loader's life, and
-    never if the seed was given or loaded. Generators of different ranks may differ, so if ranks
-    divide the data, the undecided seed is 0, as in DistributedSampler.
+    An undecided seed is the next number of the caller's generator, taken from a copy. The generator
+    itself is drawn from when the first pass begins, and never if the seed was given or loaded. If
+    ranks divide the data, the undecided seed is 0, as in DistributedSampler, because their
+    generators may differ.
 
     Args:
         seed: None leaves it undecided.
         generator: the caller's generator; None is torch's default generator.
         is_divided: returns whether ranks divide the data. It is called when the seed is first
-            needed, because process groups are often created after the loader.
+            needed, because process groups may be created after the loader.
 
     >>> seed = SettledSeed(None, torch.Generator().manual_seed(0))
     >>> before = seed.value
@@ -41,15 +41,15 @@ class SettledSeed:
         self._generator = generator
         self._is_divided = is_divided
         self.given = seed
-        """Seed that was given; None if it has to be settled."""
+        """Seed that was given, or None."""
         self._value = None if seed is None else int(seed)
         self._owes_draw = False
         self._is_drawn = False
         self._before: torch.Tensor | None = None
-        """State of the generator before the draw; None if no draw was tried."""
+        """State of the generator before the draw, once tried."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SettledSeed:
-        """Return a twin with its own generator, which shares ``is_divided``."""
+        """Return a copy with its own generator, which shares ``is_divided``."""
         twin = copy.copy(self)
         twin._generator = copy.deepcopy(self._generator, memo)
         return twin
@@ -66,7 +66,7 @@ class SettledSeed:
 
     @property
     def is_drawn(self) -> bool:
-        """Whether the seed comes from a generator, which may give another seed on another rank."""
+        """Whether the seed comes from a generator, which may differ between ranks."""
         _ = self.value
         return self._is_drawn
 
@@ -89,7 +89,7 @@ class SettledSeed:
         return value
 
     def _has_drawn(self) -> bool:
-        """Whether the generator was drawn from, but an interrupt prevented that being noted."""
+        """Whether the generator was drawn from before an interrupt."""
         generator = self._generator or torch.default_generator
         return self._before is not None and not torch.equal(self._before, generator.get_state())
 
@@ -100,7 +100,7 @@ class SettledSeed:
 
 
 def after_the_draw(generator: torch.Generator) -> torch.Tensor:
-    """Return the state that a generator will have after the seed is drawn from it."""
+    """Return a generator's state after the seed is drawn from it."""
     twin = torch.Generator()
     twin.set_state(generator.get_state())
     _draw(twin)

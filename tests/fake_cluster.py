@@ -26,7 +26,11 @@ from stateful_gpu_loader.engine.workers.cluster import (
     Started,
     Unreadable,
 )
-from stateful_gpu_loader.engine.workers.worker_main import WorkerAdapter, WorkerMessage, in_place_of
+from stateful_gpu_loader.engine.workers.worker_main import (
+    WorkerAdapter,
+    WorkerMessage,
+    replacement_for,
+)
 
 
 @dataclass
@@ -93,7 +97,7 @@ class FakeCluster:
                 try:
                     content = pickle.dumps(message)
                 except Exception as error:
-                    content = pickle.dumps(in_place_of(message, error))
+                    content = pickle.dumps(replacement_for(message, error))
                 sent = pickle.loads(content)
                 self.workers[worker].messages.append((number, sent, first))
                 self._more.notify_all()

@@ -73,7 +73,7 @@ def as_torch_takes(given: LoaderConfig) -> LoaderConfig:
     Raises:
         ValueError, TypeError: the arguments contradict each other or the dataset.
     """
-    # torchdata warns about in_order=False, because it cannot keep a state with it.
+    # torchdata, which cannot keep its state, warns about in_order=False.
     given = replace(given, in_order=True)
     dataset, shuffle = given.dataset, given.shuffle
     if isinstance(given.sampler, OWN_SAMPLERS):
@@ -107,8 +107,8 @@ def as_torch_takes(given: LoaderConfig) -> LoaderConfig:
 def _check_own_sampler(given: LoaderConfig) -> None:
     """Refuse arguments of the loader that contradict its sampler of this package.
 
-    The seed may be given to either of them. Ranks are given to the loader, except with a
-    :class:`DistributedShuffledSampler`, which has its own ranks.
+    Either may have the seed. Ranks are given to the loader, except with a
+    :class:`DistributedShuffledSampler`.
     """
     sampler, names = given.sampler, ["seed"]
     if isinstance(sampler, DistributedShuffledSampler):
@@ -118,7 +118,7 @@ def _check_own_sampler(given: LoaderConfig) -> None:
     for name in names:
         value, of_sampler = getattr(given, name), getattr(sampler, name)
         if value == "auto" and (sampler.num_replicas, sampler.rank) in ((1, 0), size_and_rank()):
-            # A loader that is rebuilt gets the default sampler that the loader itself made.
+            # A rebuilt loader gets the first loader's default sampler.
             continue
         if value is not None and of_sampler is not None and value != of_sampler:
             raise ValueError(
@@ -220,16 +220,16 @@ def check_targets(
 ) -> None:
     """Refuse transforms and batches that do not fit a dataset of boxes or masks.
 
-    Transforms that move pixels must move the targets with them, and torch's default collate
-    function cannot stack targets with different numbers of objects.
+    Transforms that move pixels must move the targets, too, and torch's default collate function
+    cannot stack targets with different numbers of objects.
 
     Args:
         source: the dataset, or its adapter.
         transform, recipes: as for :func:`check_image_transform`.
 
     Raises:
-        ValueError: it is not known how the transform moves coordinates, or the targets of a batch
-            could not be stacked.
+        ValueError: the transform's motion is unknown, or the targets of a batch could not be
+            stacked.
     """
     name = type(config.dataset).__name__
     refused = transform if recipes is None else recipes.immovable()

@@ -1,4 +1,4 @@
-"""Applies ``batch_transform`` to finished batches, with randomness keyed by the first position."""
+"""Applies ``batch_transform``, with randomness keyed by the first position."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from stateful_gpu_loader.transforms.recipe import BatchRecipe
 class BatchTransform:
     """Calls one or several transforms on the whole batch, on its device.
 
-    They run in the user's thread, the only thread in which global generators may be seeded, and the
-    caller's generators are restored afterwards. Batch recipes draw from their own random streams
-    and do not use global generators.
+    They run in the user's thread, the only one in which global generators may be seeded, and the
+    caller's generators are restored afterwards. Batch recipes do not use global generators.
 
     Args:
         given: a batch recipe, a callable, or a list of them.
@@ -78,7 +77,7 @@ class BatchTransform:
 
 @contextmanager
 def isolated_gpu(device: torch.device, keyed: int | None) -> Iterator[None]:
-    """Make the batch's GPU the current one and seed its generator; restore both on exit.
+    """Make the batch's GPU current and seed its generator; restore both on exit.
 
     Args:
         device: a CUDA device with its index.

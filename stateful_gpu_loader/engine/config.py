@@ -1,4 +1,4 @@
-"""LoaderConfig: table of the loader's arguments, each with its check and when it may change."""
+"""LoaderConfig: the loader's arguments, their checks, and when they may change."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from stateful_gpu_loader.engine.workers.cluster import RemoteWorkers, remote_wor
 from stateful_gpu_loader.state.schema import as_int
 
 Check: TypeAlias = Callable[[str, Any], None]
-"""Function of an argument's name and value; it raises ValueError or TypeError for a bad value."""
+"""Function of an argument's name and value that raises ValueError or TypeError."""
 
 
 class Change(Enum):
     """Times at which the loader's attribute of an argument may change."""
 
     NEVER = "never"
-    """The attribute decides the batches, or was checked when the loader was built."""
+    """The attribute decides the batches, or was checked at construction."""
     IF_UNLOCKED = "if unlocked"
     """torch's DataLoader protects it; :meth:`Engine.follow` is for programs that set it anyway."""
     WITH_WORKERS = "with workers"
@@ -36,7 +36,7 @@ class Change(Enum):
 
 
 def _check_path(name: str, value: Any) -> None:
-    """Refuse a path as dataset: its characters would be delivered as samples."""
+    """Refuse a path as dataset, whose characters would be samples."""
     if isinstance(value, (str, os.PathLike)):
         raise TypeError(
             f"{name} = {value!r} is a path, not a dataset. Remedy: FolderSource({str(value)!r}) "
@@ -100,7 +100,7 @@ class LoaderConfig:
     dataset: Any = _argument(Change.IF_UNLOCKED, _check_path)
     """Map-style, iterable or sharded dataset, or a CallableSource."""
     batch_size: int | None = _argument(Change.IF_UNLOCKED)
-    """Number of samples in a batch; None if nothing is collated or a batch sampler decides."""
+    """Number of samples in a batch; None without collation or with a batch sampler."""
     shuffle: bool | None = _argument(Change.NEVER)
     """Whether the loader's own order is shuffled."""
     sampler: Any = _argument(Change.IF_UNLOCKED)
@@ -110,7 +110,7 @@ class LoaderConfig:
     has_batch_sampler: bool
     """Whether the user gave a batch sampler."""
     collate_fn: Callable[[Any], Any] = _argument(Change.NEVER)
-    """Function that makes a batch from a list of samples, or converts a single sample."""
+    """Makes a batch from a list of samples, or converts a single sample."""
     drop_last: bool = _argument(Change.IF_UNLOCKED)
     """Whether an incomplete last batch is dropped."""
     num_workers: int = _argument(Change.WITH_WORKERS)
@@ -140,11 +140,11 @@ class LoaderConfig:
     snapshot_every_n_steps: int | None = _argument(
         check=_int_from(0, "an int from 0, or None", or_none=True)
     )
-    """Number of steps between two snapshots of workers that have a state; 0 or None takes none."""
+    """Number of steps between two snapshots of workers with state; 0 or None takes none."""
     pin_memory: bool = _argument()
     """Whether batches that stay on the CPU go into page-locked memory."""
     pin_memory_device: str = _argument()
-    """Accepted because torch's DataLoader accepts it; it has no effect."""
+    """Accepted for compatibility; it has no effect."""
     generator: torch.Generator | None = _argument(Change.NEVER)
     """The caller's generator, which draws the seed if none is given."""
     seed: int | None = _argument(Change.NEVER, _check_seed)
@@ -157,21 +157,18 @@ class LoaderConfig:
     device: torch.device | str | int | None = _argument(Change.NEVER)
     """Device that batches are delivered on."""
     decoder: str = _argument(Change.NEVER, _one_of(*DECODER_NAMES))
-    """Name of a decoder, or ``"auto"``."""
     cpu_share: float = _argument(Change.NEVER, _check_share)
     """Share of the GPU's images that the CPUs decode instead, from 0 to 1."""
     scaled_decoding: bool = _argument(Change.NEVER, _check_bool)
-    """Whether CPUs decode JPEGs at a smaller scale where the recipes shrink them further."""
+    """Whether CPUs decode JPEGs at a smaller scale if the recipes shrink them."""
     transform: Any = _argument(Change.NEVER)
     """Recipes, or any callable on a sample."""
     batch_transform: Any = _argument(Change.NEVER)
     """Batch recipes or callables for finished batches."""
     on_bad_sample: str = _argument(Change.NEVER, _one_of(*ON_BAD_SAMPLE))
-    """``"raise"``, ``"replace"`` or ``"drop"``."""
     max_worker_restarts: int = _argument(Change.NEVER, _int_from(0, "an int from 0"))
     """Number of times that one batch may lose its workers."""
     on_epoch_boundary: str = _argument(Change.NEVER, _one_of("empty", "next_epoch"))
-    """``"empty"`` or ``"next_epoch"``."""
     strict: bool = _argument()
     """Whether ``load_state_dict`` refuses a state that cannot be verified."""
 
@@ -196,20 +193,20 @@ class LoaderConfig:
     def keeps_order(self) -> bool:
         """Whether batches come in the order of their requests.
 
-        Only this order reveals a lane's cursors, and the end of an epoch that a function decides.
+        Only this order reveals a lane's cursors, and the end of a function's epoch.
         """
         return self.in_order or isinstance(self.dataset, (ShardedDataset, CallableSource))
 
     @cached_property
     def calls(self) -> CallableSource | None:
-        """The dataset, if it is a function that is called for every sample or batch."""
+        """The dataset, if it is a CallableSource."""
         dataset = self.dataset
         return dataset if isinstance(dataset, CallableSource) and not dataset.is_iterated else None
 
     def is_sampled_by(self, index_sampler: Any) -> bool:
         """Whether torch's ``_index_sampler`` is the sampler that the loader was built with.
 
-        A plain BatchSampler is compared by its contents, which programs replace as well.
+        A plain BatchSampler is compared by its contents.
         """
         given = self.sampler if self.batch_sampler is None else self.batch_sampler
         if index_sampler is not given or type(given) is not BatchSampler:
@@ -273,11 +270,10 @@ class LoaderConfig:
 
     @cached_property
     def collation(self) -> tuple[Callable[[Any], Any], bool]:
-        """The function that makes a batch, and whether it gets a list of samples or a single
-        sample."""
+        """The collate function, and whether it gets a list of samples."""
         calls = self.calls
         if calls is not None and calls.batch and calls.image is not None:
-            # The call has already made the batch, but its images are decoded one by one.
+            # The call made the batch, but its images are decoded one by one.
             is_plain = self.collate_fn is default_convert
             return default_collate if is_plain else self.collate_fn, True
         return self.collate_fn, self.batch_sampler is not None

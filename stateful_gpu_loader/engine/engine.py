@@ -64,7 +64,7 @@ from stateful_gpu_loader.state.torchdata import is_torchdata_state
 
 
 class Engine:
-    """Life of a loader: its plan, seed, passes and workers; it saves and loads the state."""
+    """Life of a loader: its plan, seed, passes, workers and state."""
 
     def __init__(self, plan: Plan) -> None:
         config = plan.config
@@ -82,9 +82,9 @@ class Engine:
         self.dataset_memory = DatasetMemory(config.dataset)
         self._identity: tuple[int | None, Identity] | None = None
         self._may_lose_a_buffer = plan.is_iterable
-        """Whether the first save must still check the dataset for a shuffle buffer."""
+        """Whether the first save must check for a shuffle buffer."""
         self._former_sampler: Any = None
-        """Sampler that the loader was built with, if another sampler has replaced it."""
+        """Sampler that the loader was built with, once replaced."""
 
     def change(self, name: str, value: Any) -> None:
         """Set an argument that changes no batch.
@@ -96,10 +96,10 @@ class Engine:
             self.workers = self.workers.successor()
 
     def follow(self, index_sampler: Any, *, dataset: Any, collate_fn: Any) -> None:
-        """Use the sampler that a program has put in place of the loader's, before the first pass.
+        """Use a sampler that a program assigned to the loader, before the first pass.
 
         Args:
-            index_sampler: the object that torch's DataLoader would iterate.
+            index_sampler: the object that DataLoader would iterate.
 
         Raises:
             LoaderError: a pass has begun or a state was loaded with another sampler, the dataset is
@@ -139,7 +139,7 @@ class Engine:
             is_over=plan.is_over, skips_empty_rest=config.on_epoch_boundary == "next_epoch"
         )
         if plan.source is None and own_fingerprint(config.dataset) is None:
-            _ = self.identity  # computed before reading: a dataset may cache what it reads
+            _ = self.identity  # computed before reading, because a dataset may cache what it reads
         if plan.memory is not None or (config.num_workers == 0 and plan.has_worker_states):
             start = start_of_pass(
                 plan, current.start, self.dataset_memory, self.seed, resumed=current.resumed
@@ -194,7 +194,7 @@ class Engine:
         skips = plan.config.on_epoch_boundary == "next_epoch"
 
         def is_over(place: Address) -> bool:
-            # A pass skips an empty rest when it begins (Plan.is_over), or runs through it.
+            # A pass may skip an empty rest (Plan.is_over).
             asks = skips or (plan.order is not None and place.user is None)
             return asks and _batches_of(plan, place, seed)[1] == 0
 
@@ -203,12 +203,11 @@ class Engine:
     def batches(self) -> tuple[int | None, int | None]:
         """Return the numbers of delivered and remaining batches of this rank in the present epoch.
 
-        If the length of the epoch is known, the rest is cut into batches of the present size. All
-        other batches of a whole epoch count as delivered, so both numbers add up to a whole epoch
-        even if the batch size has changed since the state was saved.
+        If the length of the epoch is known, the rest is cut into batches of the present size, and
+        all other batches of a whole epoch count as delivered.
 
         Returns:
-            Both numbers; None for a number that is not known.
+            Both numbers; None for an unknown one.
         """
         return _batches_of(self.plan, self.present_place(), self.seed.value)
 
@@ -217,7 +216,7 @@ class Engine:
 
         Everything that making the batch changes is copied: the sampler, the passes, the record of
         bad samples and the workers. A dataset that is iterated or has a state is copied too, unless
-        worker processes hold copies anyway.
+        worker processes hold copies.
 
         Raises:
             LoaderError: the sampler or the dataset cannot be copied.
@@ -227,7 +226,7 @@ class Engine:
         has_processes = runs_in_processes(plan)
         num_workers = 0
         if has_processes:
-            # Saved worker states need the same number of workers; otherwise one worker is enough.
+            # Without worker states one worker is enough.
             num_workers = config.num_workers if plan.has_worker_states else 1
         changes: dict[str, Any] = {
             "num_workers": num_workers,
@@ -246,7 +245,7 @@ class Engine:
         moves_dataset = plan.has_worker_states and not has_processes
         if moves_dataset:
             moved["dataset"] = config.dataset
-        # One call copies all objects, so that a generator shared by two of them stays shared.
+        # One call copies all objects, so that shared generators stay shared.
         shared = None if moves_dataset else config.dataset
         copies, memory = _copied((moved, plan.memory), shared)
         twin.seed = copies.pop("seed", twin.seed)
@@ -310,7 +309,7 @@ class Engine:
         )
 
     def load(self, state_dict: Any, *, accept: Collection[str], strict: bool) -> None:
-        """Resume from a state: decode it, check it, find its position, and only then apply it.
+        """Decode a state, check it, find its position, and only then apply it.
 
         Raises:
             StateMismatch: the state is damaged or belongs to another loader; nothing was changed.
@@ -328,7 +327,7 @@ class Engine:
     def seek(
         self, *, epoch: int, position: int | None, samples: int | None, percent: float | None
     ) -> None:
-        """Go to another position by loading the state that the loader would have there.
+        """Load the state that the loader would have at another position.
 
         Raises:
             NoSuchPlace: the position does not exist, or its state cannot be computed; nothing was
@@ -352,7 +351,7 @@ class Engine:
 
     @property
     def _drawn_by(self) -> str | None:
-        """Rank whose own generator drew the seed; None if all ranks have the same seed."""
+        """Rank whose generator drew the seed; None if all ranks have the same seed."""
         return rank_in_words() if self.seed.is_drawn else None
 
     def _decoded(self, state_dict: Any) -> LoaderState:
@@ -366,7 +365,7 @@ class Engine:
     def _checked(
         self, state: LoaderState, saved: Fingerprint, *, accept: Collection[str], strict: bool
     ) -> tuple[Plan, Identity]:
-        """Return the plan to resume with, with the state's decoder family, and its identity."""
+        """Return the plan to resume with, and its identity."""
         decoder = self.plan.decoder_like(saved.decoder)
         is_same = decoder is self.plan.decoder
         plan = self.plan if is_same else replace(self.plan, decoder=decoder)
@@ -445,12 +444,12 @@ def _of_lanes(plan: Plan, lanes: LanePlan, place: Address, seed: int) -> tuple[i
         return place.position, None
     if division.num_replicas > 1:
         return place.position, whole - place.position
-    # A single rank ends earlier if bad samples were dropped.
+    # A single rank ends earlier after dropped samples.
     return place.position, num_left(lanes, seed, place.epoch, division, place.lanes or {})
 
 
 def _counted(place: Address) -> int | None:
-    """Return the number of batches that a batch sampler has delivered, of any size."""
+    """Return the number of a batch sampler's delivered batches."""
     counted, steps = (None, 0) if place.user is None else (place.user.batches, place.user.steps)
     if counted is None and place.position:
         return None

@@ -1,4 +1,4 @@
-"""Whether a state belongs to a loader: comparison of fingerprints, and reports of differences."""
+"""Comparison of fingerprints, and reports of differences."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from stateful_gpu_loader.state.schema import (
 logger = logging.getLogger(__name__)
 
 _SAVED_ALWAYS = ("dataset", "dataset_transform", "length", "collate_fn", "batched")
-"""Fields that are None only in states that lack them, such as older ones and torchdata's."""
+"""Fields that are None only in older states and torchdata's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """The identity of a loader, and which parts of it cannot be verified."""
+    """The identity of a loader, and its unverifiable parts."""
 
     fingerprint: Fingerprint
     unverified: Mapping[str, str]
@@ -52,9 +52,7 @@ class Identity:
 def identity_of(plan: Plan) -> Identity:
     """Describe everything that decides the batches and must not change between saving and loading.
 
-    A user's sampler is identified by its class. An iterable dataset, without order and sampler, is
-    identified as iterable. :mod:`~stateful_gpu_loader.state.descriptions` describes datasets and
-    callables.
+    A user's sampler is identified by its class, an iterable dataset as iterable.
     """
     config, decoder, order = plan.config, plan.decoder, plan.lanes or plan.order
     sampler = None if plan.memory is None else config.own_sampler
@@ -65,7 +63,7 @@ def identity_of(plan: Plan) -> Identity:
         algorithm = order.algorithm
     else:
         algorithm = "iterable" if sampler is None else f"sampler {type(sampler).__qualname__}"
-    # A dataset is described as a source, unless the source only decodes images from a reader.
+    # A source that only decodes a reader's images is not described.
     is_source = plan.is_read and plan.source is not None
     dataset = plan.source if is_source else config.dataset
     none = Description("none")
@@ -116,7 +114,7 @@ def identity_of(plan: Plan) -> Identity:
 
 
 def without_descriptions(fingerprint: Fingerprint) -> Fingerprint:
-    """Return the fingerprint for a state that does not describe the data, such as torchdata's."""
+    """Return the fingerprint for a state without descriptions, such as torchdata's."""
     return replace(
         fingerprint,
         dataset=None,
@@ -133,8 +131,7 @@ def check_proven(
     """Refuse a state that cannot be verified in full; used with ``strict=True``.
 
     Args:
-        has_digest: whether the state has a digest of the sampler's indices, which verifies the
-            sampler.
+        has_digest: whether a digest of the sampler's indices verifies it.
         accept: names that need not be verified.
 
     Raises:
@@ -194,7 +191,7 @@ def check_fits(
 
 
 def report_changes(saved: Fingerprint, present: Fingerprint) -> None:
-    """Report accepted differences, so that nothing is silently ignored."""
+    """Report accepted differences."""
     if saved.decoder == present.decoder and saved.decoder_version != present.decoder_version:
         warnings.warn(
             f"the state was saved with {saved.decoder} {saved.decoder_version!s:.100}, but this is "

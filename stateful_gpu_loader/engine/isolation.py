@@ -1,7 +1,7 @@
 """Isolates a batch from the caller's settings: threads, autocast, default device, generators.
 
-A batch is a pure function of its request. Settings of the user's loop would change batches made
-inline, but not those of workers.
+A batch is a pure function of its request, but settings of the user's loop would change batches made
+inline.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ fork_safe(one_at_a_time())
 def isolated(call: Callable[..., _T], *arguments: Any, draws: bool) -> _T:
     """Call with one intra-op thread, no autocast and no default device; then restore all three.
 
-    Sums over an image differ in their last bits between one thread and two, so a batch made inline
-    would differ from a worker's. Only for the user's thread.
+    The last bits of sums depend on the number of threads, and workers have one. Only for the user's
+    thread.
 
     Args:
         call: function that is called with ``arguments``.
@@ -64,9 +64,8 @@ def _without_modes() -> Iterator[None]:
 def limit_this_thread() -> None:
     """Limit the calling thread to one OpenMP thread, without changing other threads.
 
-    ``torch.set_num_threads`` would change the default of every thread that starts later; OpenMP's
-    own call affects only the calling thread. If torch was built without OpenMP, this does nothing:
-    workers are slower, but results are the same, because no recipe depends on it.
+    ``torch.set_num_threads`` would change the default of later threads. If torch was built without
+    OpenMP, this does nothing: workers are slower, but no recipe's result depends on it.
     """
     openmp = _openmp()
     if openmp is not None:

@@ -1,4 +1,4 @@
-"""Arguments of a loader on the fast path that equals a DataLoader over known datasets."""
+"""Arguments of a fast loader that is equivalent to a DataLoader."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from stateful_gpu_loader.transforms import Compose
 from stateful_gpu_loader.transforms.conversion import from_pillow
 
 _ORDER = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
-"""Arguments that decide the order, and exclude one another."""
+"""Arguments of the order, which exclude one another."""
 _ARRAYS = {"CIFAR10": "targets", "CIFAR100": "targets", "STL10": "labels", "SVHN": "labels"}
 """Datasets of torchvision that hold uint8 RGB images in ``data``, and where their targets are."""
 _NEED_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
 """Arguments that DataLoader refuses without workers."""
 _DECIDE_BATCHES = ("__iter__", "__len__", "_get_iterator", "_index_sampler", "_auto_collation")
-"""Members of a loader's class that decide which batches it delivers."""
+"""Members of a loader's class that decide its batches."""
 _PACKAGE = __name__.partition(".")[0]
 
 
@@ -61,7 +61,7 @@ class LoaderConversion:
 
     @classmethod
     def of(cls, loader: Any, changes: Mapping[str, Any]) -> LoaderConversion:
-        """Return the arguments of an equal loader on the fast path.
+        """Return the arguments of an equivalent fast loader.
 
         Args:
             loader: the DataLoader.
@@ -70,10 +70,11 @@ class LoaderConversion:
                 ``transform`` of the replaced dataset is, or of the dataset inside its Subset.
 
         Raises:
-            UnsupportedLoader: the dataset, its transform or the class of the loader has no equal.
+            UnsupportedLoader: the dataset, its transform or the class of the loader has no
+                equivalent.
         """
         _check_class(loader)
-        # A subclass may have attributes of these names that mean something else.
+        # A subclass may use these names differently.
         known = inspect.signature(_known_class(loader)).parameters.keys() - {"dataset", *_ORDER}
         arguments = {name: getattr(loader, name) for name in ARGUMENTS if name in known}
         arguments |= _order_of(loader, changes)
@@ -93,7 +94,7 @@ class LoaderConversion:
 def _check_class(loader: Any) -> None:
     """Refuse a class that may deliver anything but what DataLoader does."""
     if not isinstance(loader, DataLoader):
-        raise _refusal("loader", loader, "it is no torch.utils.data.DataLoader")
+        raise _refusal("loader", loader, "it is not a torch.utils.data.DataLoader")
     known = _known_class(loader)
     for name in _DECIDE_BATCHES:
         if getattr(type(loader), name) is not getattr(known, name):
@@ -120,7 +121,7 @@ def _order_of(loader: DataLoader[Any], changes: Mapping[str, Any]) -> dict[str, 
     is_plain = type(batches) in (BatchSampler, torchdata.BatchSampler)
     if batches is not None and (loader.batch_size is None or not is_plain):
         return {"batch_sampler": batches}
-    # torch iterates the batch sampler, which programs change after the loader is built.
+    # torch iterates the batch sampler, which programs may change.
     part: Any = loader if batches is None else batches
     order: dict[str, Any] = {"batch_size": part.batch_size, "drop_last": part.drop_last}
     if changes.keys() & {"shuffle", "sampler"}:
@@ -163,7 +164,7 @@ def sampler_of(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def _converted(loader: DataLoader[Any], changes: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the source and the recipes; those among ``changes`` as they are."""
+    """Return the source and the recipes; those in ``changes`` unchanged."""
     dataset: Any = loader.dataset
     transforms: list[tuple[str, Any]] | None = None
     if "dataset" in changes:
@@ -212,7 +213,7 @@ def _refusal(place: str, thing: Any, reason: str) -> UnsupportedLoader:
 
 
 def _source_of(dataset: Any, place: str) -> tuple[Any, list[tuple[str, Any]]]:
-    """Return the source that equals a dataset, and the places and transforms of its parts."""
+    """Return a dataset's equivalent source, and its parts' places and transforms."""
     if as_source(dataset) is not None:
         return dataset, []
     if isinstance(dataset, IterableDataset):

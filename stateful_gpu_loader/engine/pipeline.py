@@ -20,13 +20,13 @@ class Stopped(Exception):
 
 
 class WorkersDied(Exception):
-    """A pipeline has lost its workers or gave them up, and can only be closed.
+    """A pipeline has lost its workers, and can only be closed.
 
     Args:
         message: what happened: pids with signals or exit codes, or an expired timeout.
         oldest: the oldest unanswered request, if it is known.
-        remedy: the user's remedy if new workers would be lost in the same way, so that none are
-            started; None if new workers may help.
+        remedy: the user's remedy if new workers would be lost in the same way; None if they may
+            help.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Maker(Protocol):
 
 
 class StatefulMaker(Maker, Protocol):
-    """A maker with a user's object that has a state; each worker has one and calls it in order."""
+    """A maker with a stateful user object; each worker has one and calls it in order."""
 
     def begin(self, start: WorkerStart) -> None:
         """Prepare this worker for a new pass."""
@@ -87,9 +87,9 @@ class Answer:
     bad: tuple[FoundBad, ...] = ()
     """Samples that could not be used."""
     ended_at: int | None = None
-    """Position at which the epoch was found to end; nothing after it is delivered."""
+    """Position at which the epoch was found to end."""
     num_samples: int | None = None
-    """Number of samples in the batch; None if it equals the number of the request's indices."""
+    """Number of samples in the batch; None for the number of the request's indices."""
 
 
 class NoBatch:
@@ -105,7 +105,7 @@ class NoBatch:
 NOTHING = NoBatch("NOTHING")
 """Payload of a worker whose iterator has ended."""
 SKIPPED = NoBatch("SKIPPED")
-"""Payload of a request without a batch, for instance if a lane has too few samples left."""
+"""Payload of a request without a batch."""
 
 
 class Pipeline(Protocol):
@@ -115,7 +115,7 @@ class Pipeline(Protocol):
     def is_whole(self) -> bool:
         """Whether the exception that left ``next()`` interrupted nothing, for instance only a wait.
 
-        Otherwise requests and answers may be lost, and the pipeline can only be closed.
+        Otherwise the pipeline can only be closed.
         """
         ...
 
@@ -141,7 +141,7 @@ class Pipeline(Protocol):
 
         Args:
             requests: requests to execute. An exception from the iterator is raised in its place
-                among the batches, and the iterator is asked again.
+                among the batches.
             starts: for each worker, the argument of :meth:`StatefulMaker.begin`, which is called
                 before its first request; None for makers without state.
 
@@ -154,8 +154,7 @@ class Pipeline(Protocol):
         """Return the next request with its batch, its :class:`Failure`, or an :class:`Answer`.
 
         Raises:
-            WorkersDied: a worker died or exceeded the timeout and was not replaced; no further
-                batch can be read.
+            WorkersDied: a worker died or exceeded the timeout and was not replaced.
         """
         ...
 
@@ -180,7 +179,7 @@ def execute(
 ) -> Any:
     """Answer one request; exceptions and the worker's state become part of the answer.
 
-    All workers, whatever their type, execute requests with this function.
+    All types of workers use this function.
     """
     try:
         answer = maker(request, check)
@@ -212,8 +211,7 @@ class Failure:
     def reraise(self) -> NoReturn:
         """Raise the exception in the user's thread, with its own type.
 
-        StopIteration becomes a RuntimeError, because it would end the user's loop like the end of
-        an epoch.
+        StopIteration, which would end the user's loop, becomes a RuntimeError.
         """
         try:
             if isinstance(self.error, StopIteration):
@@ -222,8 +220,7 @@ class Failure:
                 ) from self.error
             raise self.error
         finally:
-            # The traceback refers to this frame. Without ``del``, the cycle would keep workers
-            # alive.
+            # The traceback refers to this frame, and a cycle would keep workers alive.
             del self
 
 
@@ -232,14 +229,11 @@ class BeginFailure(Failure):
 
 
 def never_stopped() -> None:
-    """Do nothing: the ``check`` of requests that cannot be abandoned."""
+    """Do nothing, as the ``check`` of requests that cannot be abandoned."""
 
 
 def add_note(error: Exception, note: str) -> Exception:
-    """Add a note to an exception and return it.
-
-    Python 3.10 does not print notes, but tracebacks of worker processes contain them.
-    """
+    """Add a note to an exception and return it."""
     noted: Any = error
     noted.__notes__ = [*getattr(error, "__notes__", ()), note]
     return error
@@ -261,9 +255,9 @@ def noting_sample(key: SampleKey) -> Iterator[None]:
 class RemoteFailure:
     """An exception of another process, with its traceback as text.
 
-    This package's own errors are sent as they are. For others, the type is rebuilt with a message
-    that contains the traceback, as in torch's DataLoader. If the type cannot be pickled, for
-    instance a class inside a function, its nearest base class that can be pickled is used.
+    This package's own errors are sent unchanged. For others, the type, or its nearest base class
+    that can be pickled, is rebuilt with a message that contains the traceback, as in torch's
+    DataLoader.
     """
 
     def __init__(self, error: BaseException, where: str) -> None:
@@ -315,8 +309,7 @@ def as_text(error: BaseException) -> str:
 def without_frames(error: Exception) -> Exception:
     """Return the exception for later use, with its traceback as a note.
 
-    A traceback refers to the frames of all callers, and so to their locals. The loader's workers
-    would live until the garbage collector finds the cycle.
+    A traceback refers to all callers' locals, and so to the loader's workers.
     """
     if hasattr(error, "add_note"):
         error.add_note("Original " + "".join(traceback.format_exception(error)))

@@ -1,4 +1,4 @@
-"""Plan: how batches are made, derived once from the loader's configuration."""
+"""Plan: how batches are made, derived from the configuration."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Plan:
     device: torch.device | None
     """Device that batches are delivered on; None means the CPU."""
     finishes_images: bool
-    """Whether the device decodes and augments; otherwise it receives finished batches."""
+    """Whether the device decodes and augments."""
     decoder: AnyDecoder
     """Decoder of the source's images."""
     batch_transform: BatchTransform | None
@@ -166,7 +166,7 @@ class Plan:
 
     @property
     def num_positions(self) -> int | None:
-        """Number of samples in an epoch of the loader's own order, if the order has an end."""
+        """Number of samples in an epoch of the loader's own order, if it ends."""
         return None if self.order is None or self.is_endless else self.order.num_positions
 
     @property
@@ -244,8 +244,8 @@ class Plan:
     def num_steps(self, seed: SettledSeed, passes: Passes) -> int | None:
         """Return the number of batches in a whole epoch, or None if it is not known.
 
-        If epochs differ in length, it is the present epoch's. Only for lanes, whose lengths depend
-        on the seed, an undecided seed is settled.
+        If epochs differ in length, it is the present epoch's. For lanes, whose lengths depend on
+        the seed, an undecided seed is settled.
         """
         if self.lanes is not None:
             return self.lanes.num_steps(seed.value, passes.address().epoch, self.lane_division)
@@ -303,12 +303,12 @@ class Plan:
     def is_over(self, place: Address) -> bool:
         """Whether an epoch of the loader's own order has no samples left.
 
-        A pass with states of the user's objects is never skipped, because it carries them over.
+        A pass with states of the user's objects carries them over, and is never skipped.
         """
         division = self.division
         if self.order is None or division is None or place.user is not None:
             return False
-        n = self.order.of_epoch(0, place.epoch).n  # any seed: the length does not depend on it
+        n = self.order.of_epoch(0, place.epoch).n  # any seed, on which the length does not depend
         return not division.num_steps(n - place.position)
 
     def schedule(

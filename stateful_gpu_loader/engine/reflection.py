@@ -16,10 +16,9 @@ _CONTEXT: Any = vars(DataLoader)["multiprocessing_context"]
 class Rebuildable:
     """Lists all arguments of subclasses in their signature, and refuses a rebuild as another class.
 
-    Lightning reads from the signature which attributes it builds a loader from. Arguments that a
-    subclass takes as ``**kwargs`` and passes on are therefore listed there, too. Accelerate would
-    build torch's DataLoader. Ignite's DeterministicEngine would resume by torch's generators, which
-    do not decide the batches here. Both are refused.
+    Lightning builds a loader from the attributes in its signature, so arguments that a subclass
+    takes as ``**kwargs`` are listed there, too. Accelerate, which would build torch's DataLoader,
+    and Ignite's DeterministicEngine, which would resume by torch's generators, are refused.
 
     >>> class Base(Rebuildable):
     ...     def __init__(self, size=1, *, seed=None): ...
@@ -50,7 +49,7 @@ class Rebuildable:
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Raise an error in ``accelerator.prepare()``, which reads this attribute first."""
+        """Raise an error in ``accelerator.prepare()``."""
         _refuse_accelerate()
         return False
 
@@ -76,7 +75,7 @@ class Rebuildable:
 
 
 def _is_asked_by(package: str) -> bool:
-    """Whether the third caller up belongs to a package; other code may read all attributes."""
+    """Whether the third caller up belongs to a package."""
     asks = sys._getframe(3).f_globals.get("__name__", "")
     return isinstance(asks, str) and asks.partition(".")[0] == package
 

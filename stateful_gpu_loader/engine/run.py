@@ -41,14 +41,14 @@ class Run:
     """Delivers the batches of one pass and reports each batch to :class:`Passes`.
 
     Nothing happens before the first ``next()``. If one batch raises, the following ``next()``
-    continues after it. If lost workers kept states of the user's objects, they are replaced and the
-    pass continues from the delivered position. Several threads may share a run.
+    continues after it. Lost workers with states of the user's objects are replaced, and the pass
+    continues from the delivered position. Several threads may share a run.
     """
 
     # The following attributes exist once the pass has begun.
 
     _plan: Plan
-    """Plan of this pass; attributes that change later affect later passes."""
+    """Plan of this pass."""
     _seed: int
     _schedule: Schedule
     _pipeline: Pipeline
@@ -57,13 +57,13 @@ class Run:
     _losses: int
     """Number of worker losses since the last delivered batch."""
     _is_started: bool
-    """Whether the pipeline was started for this pass; a kept pipeline ended an earlier pass."""
+    """Whether the pipeline was started for this pass."""
     _is_running: bool
     """Whether the pipeline was started and has raised no exception since."""
     _is_moving: bool
-    """Whether a delivery has begun to advance the schedule and is not complete."""
+    """Whether a delivery has begun to advance the schedule."""
     _is_given_up: bool
-    """Whether this pass ends early; the next pass continues from its delivered position."""
+    """Whether this pass ends early; the next pass continues it."""
     _ended_workers: set[int]
     """Workers whose iterators have ended."""
     _found_bad: tuple[FoundBad, ...]
@@ -73,7 +73,7 @@ class Run:
     _has_all: bool
     """Whether all requests of the pass were answered."""
     _has_met_end: bool
-    """Whether a delivered or failed batch was found to be the last of the epoch."""
+    """Whether the last batch of the epoch was delivered or failed."""
     _has_failed: bool
     """Whether a batch of this pass has raised an exception."""
 
@@ -110,15 +110,15 @@ class Run:
                 offer = self._offered()
                 try:
                     if not offer.is_failure:
-                        # Taking the batch delivers it. An interrupt loses it only between this call
-                        # and the caller's assignment.
+                        # Taking the batch delivers it. An interrupt loses it only before the
+                        # caller's assignment.
                         return offer.content.pop()
                     failure = offer.content.pop()
                     break
                 except IndexError:
-                    continue  # another thread that shares this iterator has taken the batch
+                    continue  # another thread has taken the batch
         except BaseException as error:
-            # No variable may refer to the error itself, because its traceback refers to this frame.
+            # No variable may refer to the error, because its traceback refers to this frame.
             hidden = _hidden_by_lock(error)
             self._note_interrupt(hidden or error)
             _end_at_exit()
@@ -132,8 +132,8 @@ class Run:
             del self, offer, failure
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # At interpreter exit, threads and processes have ended already, and modules that closing a
-        # pipeline needs may be gone. A forked child leaves the pass and its workers to the parent.
+        # At interpreter exit, workers have ended, and modules may be gone. A forked child leaves
+        # the pass and its workers to the parent.
         if not _is_finalizing() and self._owner == os.getpid():
             self._stop()
 
@@ -149,7 +149,7 @@ class Run:
     def depth(self) -> tuple[int, int]:
         """Return the numbers of batches in progress and of batches that are ready.
 
-        Any thread may call it, even while the pass is being left.
+        Any thread may call it at any time.
         """
         pipeline: Pipeline | None = self.__dict__.get("_pipeline")
         return (0, 0) if pipeline is None else pipeline.depth()
@@ -157,8 +157,8 @@ class Run:
     def _offered(self) -> Offer:
         """Return the next batch, or the exception in its place, ready to be taken.
 
-        A signal handler may raise at any moment. Interrupted work is then repeated from the
-        delivered position, so it is marked before it begins: ``is_running`` and ``is_moving``.
+        A signal handler may raise at any moment. Work is marked before it begins (``is_running``
+        and ``is_moving``), and repeated from the delivered position if it was interrupted.
         """
         with self._lock, self._waiting:
             while not self._ended:
@@ -177,7 +177,7 @@ class Run:
                 except StopIteration:
                     self._end(current)
                 except Stopped:
-                    continue  # an exception interrupted an earlier request, which is repeated
+                    continue  # an exception interrupted an earlier request
                 else:
                     self._is_moving = True
                     has_started = self._arrived(current, request, result)
@@ -216,8 +216,7 @@ class Run:
     def _begin(self) -> Pass:
         """Begin a pass without starting its pipeline.
 
-        It is called at the first ``next()``, and again if a state is loaded before the first batch
-        is delivered.
+        It is called at the first ``next()``, and again after a load before the first delivery.
         """
         engine = self._engine
         plan, seed, current = engine.begin()
@@ -361,8 +360,7 @@ class Run:
             current = self._current
             if current is None or self._has_answered(current) or self._is_given_up:
                 return
-            # An offered batch was made without an exception, so this exception comes from a
-            # handler.
+            # An offered batch has no exception, so a handler raised this one.
             is_made = current.offered is not None
             is_interrupt = self._is_interrupted or is_made or not isinstance(error, Exception)
             has_moved = self._plan.memory is not None or current.start.user is not None
@@ -375,8 +373,6 @@ class Run:
 
     def _count_bad(self, current: Pass, bad: tuple[FoundBad, ...]) -> None:
         """Stop a function that signals its end by an exception other than StopIteration.
-
-        It would otherwise be called for ever.
 
         Raises:
             BadSample: too many consecutive samples could not be used.
@@ -462,7 +458,7 @@ class Run:
         self._start(current)
 
     def _go_back(self, current: Pass) -> None:
-        """Let the next pass continue where this pass had to stop, unless another pass has begun."""
+        """Let the next pass continue where this pass stopped, unless another pass has begun."""
         generation = self._passes.generation
         self._passes.go_back(current)
         if self._plan.memory is not None and self._passes.generation != generation:
@@ -471,8 +467,7 @@ class Run:
     def _leave(self, current: Pass) -> None:
         """Leave the pass, so that another pass may begin.
 
-        Persistent workers are kept for the next pass, unless they are outdated or dismissed, or
-        their iterators are ahead of it.
+        Persistent workers are kept, unless they are outdated, dismissed, or ahead.
         """
         if self._is_given_up:
             self._go_back(current)
@@ -510,7 +505,7 @@ def _inherited(owner: int) -> LoaderError:
 
 
 def _end_at_exit() -> None:
-    """End a daemon thread quietly after the interpreter's exit has ended its workers."""
+    """End a daemon thread quietly at the interpreter's exit."""
     if interpreter_is_ending() and threading.current_thread().daemon:
         raise SystemExit
 
@@ -522,8 +517,7 @@ _LOCK_ERRORS = frozenset({"release unlocked lock", "cannot release un-acquired l
 def _hidden_by_lock(error: BaseException) -> BaseException | None:
     """Return the signal handler's exception that a lock error has replaced, if any.
 
-    The handler may raise inside ``Condition.wait`` after the lock was released. Leaving the lock
-    then raises RuntimeError.
+    If the handler raises inside ``Condition.wait``, leaving the lock raises RuntimeError.
     """
     is_lock_error = type(error) is RuntimeError and str(error) in _LOCK_ERRORS
     return error.__context__ if is_lock_error else None

@@ -30,9 +30,9 @@ def ranks_of(config: LoaderConfig) -> tuple[int, int]:
 def key_ranks(divided: Any) -> tuple[int, int]:
     """Return the number of ranks and this rank, by which random augmentations differ.
 
-    A user's sampler or iterable dataset divides itself. If it has attributes ``num_replicas`` and
-    ``rank``, like DistributedSampler, they are used: ranks that work on one batch together (tensor
-    or pipeline parallel) must see the same pixels. Otherwise each process of torch.distributed is a
+    A user's sampler or iterable dataset divides itself. Its attributes ``num_replicas`` and
+    ``rank`` are used, like DistributedSampler's, because ranks that share a batch (tensor or
+    pipeline parallel) must see the same pixels. Otherwise each process of torch.distributed is a
     rank.
     """
     return _own_ranks(divided) or size_and_rank()
@@ -44,7 +44,7 @@ def _own_ranks(divided: Any) -> tuple[int, int] | None:
         num_replicas = as_int("num_replicas", getattr(divided, "num_replicas", None))
         rank = as_int("rank", getattr(divided, "rank", None))
     except (TypeError, RuntimeError):
-        # The attributes are missing, or are properties that cannot read torch.distributed yet.
+        # The attributes are missing, or cannot read torch.distributed yet.
         return None
     return (num_replicas, rank) if 0 <= rank < num_replicas else None
 
@@ -56,15 +56,15 @@ def seed_of(sampler: Any) -> int | None:
 
 
 def pass_on_seed(sampler: Any, seed: int) -> None:
-    """Give the loader's seed to a sampler of this package that another sampler iterates."""
+    """Give the loader's seed to this package's sampler inside another sampler."""
     if isinstance(sampler, OWN_SAMPLERS) and sampler.seed is None:
         sampler.seed = seed
 
 
 def divides_data(config: LoaderConfig) -> bool:
-    """Return whether ranks divide the data; without ``seed=`` they then share the seed 0.
+    """Return whether ranks divide the data, and so share the default seed 0.
 
-    An iterable dataset in a process group counts, because its random numbers are keyed by rank.
+    An iterable dataset in a process group counts, too.
     """
     if config.num_replicas is not None:
         return True

@@ -22,15 +22,15 @@ def start_workers(*loaders: StatefulDataLoader[Any] | HasPyWorkers) -> None:
     """Start the worker processes of the loaders' next passes.
 
     By default a loader starts them at its first ``next()``. Forked children cannot use a GPU driver
-    that their parent has used before. If your workers use the GPU, or a library that does, start
-    the workers of all loaders first.
+    that their parent has used. If your workers use the GPU, or a library that does, start the
+    workers of all loaders first.
 
     Loaders whose workers are threads, or are started already, are left unchanged. No order is drawn
     and no generator is advanced.
 
     Args:
         loaders: any number of loaders, DALILoaders and DALI pipelines with parallel external
-            sources. DALI's are started last, because its threads must not be forked.
+            sources. DALI's are started last.
 
     Raises:
         LoaderError: workers would be forked, and CUDA has been initialised in this process.

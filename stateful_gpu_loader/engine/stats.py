@@ -1,7 +1,7 @@
-"""Statistics of a loader: counts, seconds in each stage, and how far its workers are ahead.
+"""Statistics of a loader: counts, and seconds in each stage.
 
-Workers add seconds to the :class:`StageTimes` of their loader, once per batch or per image.
-:class:`stage` and :class:`waiting` mark the stages, for profilers as well.
+Workers add seconds to their loader's :class:`StageTimes`. :class:`stage` and :class:`waiting` mark
+the stages, for profilers as well.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _MOMENTARY = ("under_way", "ready")
 class LoaderStats:
     """Counts and times since a loader was built; ``later - earlier`` covers the time in between.
 
-    Counts cover batches that were delivered to the loop. Times are seconds, summed over all
-    workers. Each moment of a worker belongs to only one stage, so their sum divided by ``elapsed``
-    is the average number of busy workers. Batches made ahead of the loop are in the times before
-    they are in the counts. Work on a GPU counts for as long as a thread waits for it.
+    Counts cover delivered batches. Times are seconds, summed over all workers, and include batches
+    made ahead. Each moment of a worker belongs to only one stage, so their sum divided by
+    ``elapsed`` is the average number of busy workers. Work on a GPU counts while a thread waits for
+    it.
 
     >>> from stateful_gpu_loader import StatefulGPULoader
     >>> loader = StatefulGPULoader(range(10), batch_size=4)
@@ -51,14 +51,13 @@ class LoaderStats:
     elapsed: float
     """Seconds since the loader was built, or between the two stats of a difference."""
     batches: int
-    """Number of delivered batches."""
     samples: int | None
     """Number of samples in these batches: items of the dataset.
 
-    None if a user's function returns whole batches, whose sizes only it knows.
+    None if a user's function returns whole batches.
     """
     bad_samples: int
-    """Number of times that a sample could not be used; counted again in each epoch."""
+    """Number of times that a sample could not be used, again in each epoch."""
     epochs: int
     """Number of finished passes."""
     worker_restarts: int
@@ -116,9 +115,8 @@ class Work:
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(SUMMED, 0.0)
         self.stage: str | None = None
-        """The present stage."""
         self.since = 0.0
-        """Time up to which the present stage's seconds are noted."""
+        """Time up to which the present stage is counted."""
 
     def add(self, seconds: Mapping[str, float]) -> None:
         _add(self.seconds, seconds)
@@ -136,8 +134,7 @@ PRESENT = _Present()
 class StageTimes:
     """Seconds spent in each stage by all threads that work for a loader.
 
-    Each thread adds to its own :class:`Work`, so that none waits for another. A copy or unpickled
-    object starts at zero.
+    Each thread adds to its own :class:`Work`. A copy or unpickled object starts at zero.
     """
 
     def __init__(self) -> None:
@@ -152,7 +149,7 @@ class StageTimes:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Note the work of the calling thread, one of the loader's, while the context is open."""
+        """Note the calling thread's work while the context is open."""
         work = Work()
         with self._lock:
             self._works.append(work)
@@ -193,7 +190,7 @@ class Tally(StageTimes):
         self._run: weakref.ref[Any] | None = None
         """The pass that began last, while it is iterated."""
         self._owner = 0
-        """Process in which that pass began; a forked child must not ask the pass's workers."""
+        """Process in which that pass began."""
 
     def begin(self, run: Any) -> None:
         """Note the pass, which knows how many batches are in progress."""
@@ -227,7 +224,7 @@ class Tally(StageTimes):
 
 
 class waiting:  # noqa: N801 - used like a function, in ``with``
-    """Counts seconds as a wait, even if the thread enters stages meanwhile.
+    """Counts seconds as a wait, even within stages.
 
     Args:
         name: name of the time in :class:`LoaderStats`, and of the profiler's range.
@@ -253,7 +250,7 @@ class waiting:  # noqa: N801 - used like a function, in ``with``
 class stage:  # noqa: N801 - used like a function, in ``with``
     """Counts seconds as a stage.
 
-    A stage inside another stage of the same work interrupts it, so that no second counts twice.
+    An inner stage interrupts the outer one.
 
     Args:
         name: name of the time in :class:`LoaderStats`, and of the profiler's range.

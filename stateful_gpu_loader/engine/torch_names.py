@@ -1,4 +1,4 @@
-"""Private names of torch and of multiprocessing that this package uses; its rank in torch."""
+"""Private names of torch and of multiprocessing; this process's rank."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from stateful_gpu_loader.state.tensors import is_plain
 
 
 def become_worker(worker: int, dataset: Any, *, num_workers: int, base_seed: int) -> None:
-    """Make this process a worker of a loader, as torch's own worker loop does at its beginning.
+    """Make this process a worker of a loader, as torch's worker loop does.
 
     Args:
         worker: its number, which ``get_worker_info()`` returns.
         dataset: the dataset that ``get_worker_info().dataset`` returns.
     """
     seed = base_seed + worker
-    # A signal handler that a forked worker has from the user's program could ignore SIGTERM.
+    # An inherited signal handler could ignore SIGTERM.
     _set_worker_signal_handlers()
     torch.set_num_threads(1)
     random.seed(seed)
@@ -57,8 +57,8 @@ def with_sharding(
 def stack_into(allocate: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]) -> None:
     """Let torch's default_collate, in this process, stack tensors into memory from ``allocate``.
 
-    In a worker process it would otherwise make shared memory for each batch. A function that a
-    program has registered for tensors is kept.
+    In a worker process it would otherwise make shared memory for each batch. A program's own
+    function for tensors is kept.
     """
     default_stack: Callable[..., torch.Tensor] = torch_collate.collate_tensor_fn
 
@@ -88,7 +88,7 @@ def is_profiling() -> bool:
 def has_modes() -> bool:
     """Return whether autocast or a torch function mode, such as a default device, is on.
 
-    This takes a twentieth of the time of ``torch.get_default_device()``.
+    ``torch.get_default_device()`` takes 20 times as long.
     """
     return _is_any_autocast_enabled() or _len_torch_function_stack() > 0
 

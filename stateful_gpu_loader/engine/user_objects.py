@@ -23,7 +23,7 @@ def state_of(thing: Any) -> Any:
 
 
 def state_between_passes(thing: Any) -> Any:
-    """Return the state of an object, or None: some have a state only after they were iterated."""
+    """Return the state of an object, or None; some have none before an iteration."""
     try:
         return state_of(thing)
     except AttributeError:
@@ -54,8 +54,8 @@ def load_user_state(role: str, thing: Any, state: Any) -> None:
             remedy=f"build the loader with the {role} that the state was saved with",
         )
     for held in (thing, *vars(thing).values()) if hasattr(thing, "__dict__") else ():
-        # A torchdata.nodes Loader ignores a loaded state if its state was read before its first
-        # pass, unless it is iterated in between.
+        # A torchdata.nodes Loader whose state was read before its first pass ignores a loaded
+        # state, unless it is iterated in between.
         if type(held).__module__ == "torchdata.nodes.loader":
             iter(held)
     thing.load_state_dict(state)
@@ -70,8 +70,7 @@ def state_keeper(dataset: Any) -> Any:
 def restarts_each_pass(dataset: Any) -> bool:
     """Whether every pass over the dataset starts from the loaded state, or from the beginning.
 
-    Hugging Face's IterableDataset does so (their issue 7447). Its state is a position within a
-    pass, and has no meaning between two passes.
+    Hugging Face's IterableDataset does so (their issue 7447).
     """
     return hasattr(dataset, "_starting_state_dict")
 
@@ -84,8 +83,8 @@ def starting_state(dataset: Any) -> Any:
 def check_begins(dataset: Any) -> None:
     """Read a first sample of a dataset that uses a loaded state only when it is iterated.
 
-    Hugging Face's IterableDataset cannot use its own state in several workers if it reads its
-    shards in turns, as a shuffled dataset does.
+    Hugging Face's IterableDataset cannot use its state in several workers if it reads its shards in
+    turns.
 
     Raises:
         StateMismatch: the dataset fails to use the state.
@@ -140,8 +139,8 @@ def warn_of_shuffle_buffer(dataset: Any) -> None:
 class DatasetMemory:
     """Remembers the dataset's state before the passes of a loader without workers.
 
-    Workers have copies of the dataset. Without workers, one object serves all passes, so a state
-    from before a first batch must be restored in it.
+    Without workers, one object serves all passes, so a state from before a first batch must be
+    restored in it.
 
     Args:
         dataset: the dataset, with or without a state.
@@ -163,11 +162,11 @@ class DatasetMemory:
         return freeze(worker_state(dataset=state), type(self._keeper).__name__)
 
     def begin(self, *, is_loaded: bool, as_built: bool) -> bytes | None:
-        """Return the state that a pass begins from; None leaves the dataset as it is or was loaded.
+        """Return the state that a pass begins from; None leaves the dataset unchanged.
 
         Args:
-            is_loaded: whether a state of the dataset is about to be loaded. Its present state is
-                then not read, because an iterator of torchdata.nodes would then ignore the load.
+            is_loaded: whether a state of the dataset is about to be loaded; its present state is
+                then not read, because torchdata.nodes would ignore the load.
             as_built: whether the pass begins from a loader state without a state of the dataset.
         """
         if is_loaded:

@@ -36,10 +36,9 @@ _with_hooks: weakref.WeakSet[Any] = weakref.WeakSet()
 def prepare_loader(accelerator: Any, loader: StatefulGPULoader[Any]) -> PreparedLoader:
     """Use this instead of ``accelerator.prepare(loader)``, which would build a plain DataLoader.
 
-    The result may be passed to ``accelerator.prepare()``, which leaves it unchanged. From then on
-    ``accelerator.save_state()`` writes the loader's state after the batch in use to
-    loader_state.json. ``accelerator.load_state()`` loads it, on any number of ranks that the loader
-    allows.
+    ``accelerator.prepare()`` leaves the result unchanged. ``accelerator.save_state()`` writes the
+    loader's state after the batch in use to loader_state.json, and ``accelerator.load_state()``
+    loads it, on any number of ranks that the loader allows.
 
     Args:
         accelerator: an ``accelerate.Accelerator``.
@@ -48,8 +47,8 @@ def prepare_loader(accelerator: Any, loader: StatefulGPULoader[Any]) -> Prepared
 
     Raises:
         TypeError: ``loader`` is not a StatefulGPULoader.
-        ValueError: the accelerator is configured to divide batches in a way that the loader does
-            not support, or each process would get the same samples.
+        ValueError: the accelerator's way of dividing batches is not supported, or each process
+            would get the same samples.
 
     >>> from accelerate import Accelerator
     >>> accelerator = Accelerator(cpu=True)
@@ -95,8 +94,7 @@ class PreparedLoader(DataLoaderShard):  # type: ignore[misc]
         self.feed = BatchFeed(loader)
         if was_loaded(loader):
             self.feed.load_state_dict(loader.state_dict())
-        # Accelerate would synchronize the order's generator, but all ranks have the same one
-        # anyway.
+        # Accelerate would synchronize the order's generator, which all ranks share anyway.
         kinds = [
             kind for kind in accelerator.rng_types if getattr(kind, "value", kind) != "generator"
         ]
@@ -138,12 +136,12 @@ class PreparedLoader(DataLoaderShard):  # type: ignore[misc]
 
     @property
     def iteration(self) -> int:
-        """Epoch that Accelerate sets, here and in the result of ``skip_first_batches``."""
+        """Epoch that Accelerate sets."""
         return self.feed.next_epoch
 
     @iteration.setter
     def iteration(self, value: int) -> None:
-        """Ignored: Accelerate counts passes, and the loader knows its epoch."""
+        """Ignored: the loader knows its epoch."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return this process's state after the last batch that the loop received."""
@@ -192,7 +190,7 @@ class _Hooks:
 
 
 def _check_ways(accelerator: Any) -> None:
-    """Check that Accelerate is not configured to divide batches in another way than the loader."""
+    """Check that Accelerate divides batches as the loader does."""
     asked = {
         "split_batches": (accelerator.split_batches, "give the batch size of one process"),
         "dispatch_batches": (accelerator.dispatch_batches, "let each process read its own share"),
@@ -226,7 +224,7 @@ def _last_batch(loader: StatefulGPULoader[Any], position: int) -> tuple[int, int
 def _get_remainder(prepared: PreparedLoader) -> int:
     """Return how many samples of the last global batch ``gather_for_metrics`` keeps; 0 means all.
 
-    It cuts off the end of the batch, where one repeated sample lies, but not several.
+    It cuts off one repeated sample at the batch's end, but not several.
     """
     own, repeated = prepared._last_batch
     if repeated > 1:
@@ -244,5 +242,5 @@ def _set_remainder(prepared: PreparedLoader, value: int) -> None:
     """Ignored: Accelerate sets its own count."""
 
 
-# Set after the class is made, because Accelerate replaces an attribute of this name in its body.
+# Set here, because Accelerate replaces an attribute of this name in the class body.
 PreparedLoader.remainder = property(_get_remainder, _set_remainder)

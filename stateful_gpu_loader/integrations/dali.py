@@ -37,19 +37,19 @@ class DALILoader(TextState):
 
     Each rank has its own pipeline and loader. Nothing is built before the first batch or ``len()``.
     As with ``DALIGenericIterator``, a pipeline is one stream of batches, divided into the same
-    epochs: an iterator that begins after a ``break`` continues the present epoch. After a resume,
-    an epoch has only its remainder.
+    epochs: an iterator after a ``break`` continues the present epoch. After a resume, an epoch has
+    only its remainder.
 
     Args:
         pipeline: result of ``@pipeline_def``, a ``functools.partial`` of it, or any function that
-            passes its keyword arguments to it. It is called with ``enable_checkpointing=True``
-            and, to resume, with ``checkpoint=...``, because DALI restores a pipeline only while
-            building it. A ``Pipeline`` itself can be iterated and saved, but not resumed.
+            passes its keyword arguments to it. It is called with ``enable_checkpointing=True`` and,
+            to resume, with ``checkpoint=...``. A ``Pipeline`` itself can be iterated and saved, but
+            not resumed, because DALI restores a pipeline only while building it.
         output_map: a name for each output, in order.
         reader_name: name of the reader that an epoch reads once. None takes the only reader or, in
             a pipeline without readers, the external source that raises StopIteration.
-        last_batch_policy: see :class:`LastBatchPolicy`; for epochs of a reader. DALI's class of
-            the same name is also accepted.
+        last_batch_policy: see :class:`LastBatchPolicy`; for epochs of a reader. DALI's class is
+            also accepted.
 
     Raises:
         TypeError: the pipeline or the policy is of a wrong type.
@@ -123,8 +123,8 @@ class DALILoader(TextState):
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the last delivered batch in a new dictionary; starts nothing.
 
-        Before the pipeline is built, the state means "from the beginning". A pipeline that draws
-        its seed then yields other batches each time.
+        Before the pipeline is built, the state means "from the beginning", with other batches each
+        time if the pipeline draws its seed.
         """
         if self._stream is None:
             return DALIState(place=None, description=None, dali=None).to_dict()
@@ -167,15 +167,14 @@ class DALILoader(TextState):
     def load_checkpoint(self, checkpoint: bytes | str | os.PathLike[str]) -> None:
         """Resume from one of DALI's own checkpoints, after the last batch that it counts.
 
-        It applies to the next iterator, and everything known is checked before anything is changed.
-        The checks are weaker than those of :meth:`state_dict`. They cover the names of the
-        operators and, from each reader's position, batch size, shards, padding and number of
-        samples. Changes of other arguments (shuffle, crops, angles), of seeds, and of files in
-        equal number are not noticed.
+        It applies to the next iterator. The checks are weaker than those of
+        :meth:`load_state_dict`. They cover the names of the operators and, from each reader's
+        position, batch size, shards, padding and number of samples. Changes of other arguments
+        (shuffle, crops, angles), of seeds, and of files in equal number are not noticed.
 
         Args:
-            checkpoint: result of ``Pipeline.checkpoint()``, or the path of the file that it
-                wrote; ``DALIGenericIterator.checkpoints()`` has one for each pipeline.
+            checkpoint: result of ``Pipeline.checkpoint()``, or the path of its file;
+                ``DALIGenericIterator.checkpoints()`` has one for each pipeline.
 
         Raises:
             StateMismatch: it is not a checkpoint, or belongs to another pipeline; the message
@@ -191,8 +190,7 @@ class DALILoader(TextState):
         """Start the worker processes of parallel external sources, before anything uses the GPU.
 
         Forked workers must not inherit a GPU in use. These workers serve the pipeline that is built
-        next: at the first batch, or when the first state is loaded. Later pipelines start their
-        workers when they are built. If the pipeline is already built, nothing happens.
+        next, at the first batch or load. If the pipeline is already built, nothing happens.
 
         :func:`stateful_gpu_loader.start_workers` calls this, and starts the workers of other
         loaders.
@@ -242,8 +240,7 @@ class DALILoader(TextState):
         if place is not None and is_own:
             own_checkpoint.check_operators(place, graph)
         if saved is not None:
-            # Check before the build, in which DALI would only report that an operator has no
-            # checkpoint.
+            # Check before the build, whose errors say less.
             check_accept(accept, acceptable(saved, description))
             _refuse(before_build(saved), description, accept)
         self._started = None

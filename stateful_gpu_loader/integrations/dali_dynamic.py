@@ -38,11 +38,11 @@ class StatefulReader(TextState):
 
     A reader that DALI itself restores continues at the right sample, but its first epoch has the
     full length again, and it no longer knows its shard. It also accepts the state of a reader of
-    other data, shards or order without an error. This class counts delivered samples: a resumed
-    epoch has only its remainder, and differences are refused by name. ``get_state`` and
-    ``set_state`` make it usable with DALI's own ``Checkpoint``, too.
+    other data, shards or order. This class counts delivered samples: a resumed epoch has only its
+    remainder, and differences are refused by name. ``get_state`` and ``set_state`` serve DALI's own
+    ``Checkpoint``.
 
-    Nothing is read, and no thread is started, before the first ``next()``.
+    Nothing is read before the first ``next()``.
 
     Args:
         reader_type: class of the reader, such as ``ndd.readers.File``; not a reader, because
@@ -71,7 +71,7 @@ accept={'files'})
         self.arguments = {**arguments, "enable_checkpointing": True}
         self._place = Place(shard_id=int(arguments.get("shard_id") or 0))
         self._has_begun = False
-        """Whether the next pass follows that of the place."""
+        """Whether the next pass follows the place's pass."""
         self._outputs: Generator[Any, None, None] | None = None
         """Outputs of the pass that began last."""
         self._reader: Any = self._new_reader(self._place)
@@ -79,9 +79,9 @@ accept={'files'})
     def next_epoch(self, batch_size: int | None = None, *, ctx: Any = None) -> Iterator[Any]:
         """Return the reader's next epoch or, after a resume, the remainder of the present one.
 
-        The epoch begins at the first ``next()``. Between the last batch of an epoch and the next
-        request the remainder is empty, as with torchdata. An epoch that is left with ``break``
-        counts, and the next one begins with the following sample, as in DALI.
+        The epoch begins at the first ``next()``. After the last batch of an epoch the remainder is
+        empty, as with torchdata. An epoch left with ``break`` counts, and the next one begins with
+        the following sample, as in DALI.
 
         Args:
             batch_size: number of samples in a batch, always the same; None yields single samples.
@@ -93,8 +93,7 @@ accept={'files'})
         Raises:
             StateMismatch: the batch size changed, or the data differ from the state's.
             LoaderError: a later epoch was already asked for a batch.
-            RuntimeError: an error of DALI. Delivered batches count, and the next epoch is the
-                remainder of this one.
+            RuntimeError: an error of DALI; the next epoch is then the remainder of this one.
         """
         size = 1 if batch_size is None else as_int("batch_size", batch_size)
         self._check_batch_size(size)
@@ -167,7 +166,7 @@ accept={'files'})
         self._end_epoch()
 
     def _counted(self, outputs: Iterator[Any], batch_size: int | None) -> Iterator[Any]:
-        """Yield outputs; each is counted before it is delivered."""
+        """Yield outputs, each counted before its delivery."""
         while True:
             try:
                 output = next(outputs)
@@ -187,7 +186,7 @@ accept={'files'})
                     reader=str(self._reader.get_state()),
                 )
             except BaseException:
-                # The reader's next output is unknown, so make a new reader at the place.
+                # The reader's next output is unknown, so make a new reader.
                 self._reader, self._has_begun = self._new_reader(self._place), False
                 raise
             yield output
@@ -229,7 +228,7 @@ accept={'files'})
 
 
 def _endless(reader: Any, how: dict[str, Any]) -> Generator[Any, None, None]:
-    """Yield outputs without end; the start of DALI's own epochs does not matter here."""
+    """Yield outputs without end, across DALI's own epochs."""
     while True:
         yield from reader.next_epoch(**how)
 
@@ -248,7 +247,7 @@ _foreign = partial(foreign, of="StatefulReader")
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Position of a reader: counts delivered samples, but no prefetched ones."""
+    """Position of a reader in delivered samples."""
 
     epoch: int = 0
     """Number of the epoch, counted from 0; an epoch that was left early counts."""
@@ -289,7 +288,7 @@ class ReaderState:
 
     @classmethod
     def from_dict(cls, state: Any) -> ReaderState:
-        """Check ``state`` and return it: with an altered reader state, DALI may never return.
+        """Check ``state`` and return it; DALI may hang on an altered reader state.
 
         Raises:
             StateMismatch: this is not such a state, comes from a later version, or was altered.
@@ -329,13 +328,13 @@ _DEFAULTS: dict[str, Any] = {
     "shuffle_after_epoch": False,
     "stick_to_shard": False,
 }
-"""DALI's defaults: passing one explicitly does not change the reader."""
+"""DALI's defaults, which may be passed explicitly."""
 
 
 def configuration_of(reader_type: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return everything that determines a reader's outputs before it reads, as JSON values.
 
-    Paths are described by their data; options that only change the speed are left out.
+    Paths are described by their data; options of speed are left out.
 
     >>> class File: ...
     >>> configuration_of(File, {"random_shuffle": True, "seed": 7, "read_ahead": True})["seed"]
@@ -362,8 +361,8 @@ def changes(
     Args:
         saved: configuration in a state.
         present: configuration of a reader.
-        brings_seed: whether the state contains DALI's own state, which replaces the seed. A seed
-            that was not given is then not compared.
+        brings_seed: whether the state contains DALI's own state, which replaces a seed that was not
+            given.
     """
     found = differences(saved, present)
     if brings_seed and NOT_GIVEN in found.get("seed", ()):
@@ -372,7 +371,7 @@ def changes(
 
 
 def _plain(value: Any) -> Any:
-    """Return the value as JSON would restore it, or a description if it has no such form."""
+    """Return the value as JSON would restore it, or a description."""
     if isinstance(value, (str, int, float)):
         return value
     if isinstance(value, Mapping):

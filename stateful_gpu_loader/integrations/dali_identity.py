@@ -1,6 +1,6 @@
 """Common parts of the states of DALI's pipelines and readers: format and comparison.
 
-A state describes its pipeline or reader by JSON values, which are compared field by field.
+A state describes its pipeline or reader by JSON values.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stateful_gpu_loader.errors import StateMismatch
 logger = logging.getLogger(__name__)
 
 LONGEST_VALUE = 100
-"""Maximum length of a value in a state, in characters; a digest replaces longer values."""
+"""Maximum number of characters of a value in a state; a digest replaces longer values."""
 
 NOT_GIVEN = "not given"
 
@@ -35,8 +35,7 @@ DATA = frozenset(
 )
 """Arguments of readers that select their data.
 
-They may differ by ``accept=``: a reader's position stays valid for the same number of samples
-of other data.
+They may differ by ``accept=``, if the number of samples is the same.
 """
 
 Differences = dict[str, tuple[Any, Any]]
@@ -129,7 +128,7 @@ def refuse(
 
 
 def report(found: Differences) -> None:
-    """Log accepted differences, so that none is silently ignored."""
+    """Log accepted differences."""
     for field, (before, now) in found.items():
         logger.warning("accepted another %s: %r instead of %r", field, now, before)
 

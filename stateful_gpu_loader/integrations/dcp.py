@@ -21,11 +21,10 @@ _REMEDY_FOREIGN = "load what the state_dict() of this class returned, unchanged"
 class RankedState:
     """Wraps a loader for ``torch.distributed.checkpoint`` if its ranks have different states.
 
-    If several ranks have the same key, DCP keeps one rank's value. It flattens nested values, and
-    loads only keys that the loading side has. So this state has two keys with the same values on
-    every rank: the number of ranks, and one JSON text with the states of all ranks. A loader of
-    map-style data without states of your own objects does not need it:
-    ``dcp.save({"loader": loader})``.
+    DCP keeps one rank's value of each key, and loads only keys that the loading side has. So this
+    state has two keys with the same values on every rank: the number of ranks, and one JSON text
+    with the states of all ranks. A loader of map-style data without states of your own objects does
+    not need it: ``dcp.save({"loader": loader})``.
 
     On the saved number of ranks each rank gets its own state back. On another number each rank
     gets the merged state of all.
@@ -35,8 +34,8 @@ class RankedState:
             which then resumes only on the same number of ranks.
         group: the data-parallel group, ``mesh["dp"].get_group()``; None is the default group.
         dp_rank, dp_world_size: data-parallel rank and number of data-parallel ranks. They are
-            needed if ``group`` also contains ranks of tensor or pipeline parallelism, whose loaders
-            deliver the same batches. None takes both from the group.
+            needed if ``group`` also contains ranks of tensor or pipeline parallelism. None takes
+            both from the group.
 
     Raises:
         ValueError: only one of ``dp_rank`` and ``dp_world_size`` is given, or ``dp_rank`` is out of
@@ -70,7 +69,7 @@ class RankedState:
         Raises:
             ValueError: the group does not contain every data-parallel rank.
             StateMismatch: ranks that should deliver the same batches have different states.
-            TypeError: a state holds an object of yours that has no JSON form.
+            TypeError: a state holds an object of yours without a JSON form.
         """
         rank, size = self._place()
         found = gathered((rank, size, self.loader.state_dict()), self.group)
@@ -112,7 +111,7 @@ class RankedState:
             try:
                 self.loader.load_state_dict(_decoded(ranks[_key(rank)]))
             except StateMismatch as error:
-                # For another batch size the position follows only from the states of all ranks.
+                # For another batch size the position follows from the states of all ranks.
                 refused = error
             if refused is None:
                 return

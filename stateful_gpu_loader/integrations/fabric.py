@@ -1,6 +1,6 @@
 """``fabric.setup_dataloaders`` for StatefulGPULoaders, with exact resume in every epoch.
 
-This file imports nothing from Lightning: the caller passes a Fabric object.
+This file imports nothing from Lightning.
 """
 
 from __future__ import annotations

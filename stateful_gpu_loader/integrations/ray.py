@@ -31,15 +31,19 @@ from stateful_gpu_loader.engine.workers.cluster import (
     Started,
     Unreadable,
 )
-from stateful_gpu_loader.engine.workers.worker_main import WorkerAdapter, WorkerMessage, in_place_of
+from stateful_gpu_loader.engine.workers.worker_main import (
+    WorkerAdapter,
+    WorkerMessage,
+    replacement_for,
+)
 from stateful_gpu_loader.errors import MissingDependency
 
 _SECONDS_BETWEEN_CHECKS = 5.0
 """Interval between checks of the cluster's head."""
 _SECONDS_WITHOUT_HEAD = 30.0
-"""Time in which a head may restart; Ray ends a process that has had none for 60 seconds."""
+"""Time in which a head may restart; Ray ends a process after 60 seconds without one."""
 _POLL_SECONDS = 0.05
-"""Longest delay before the answer to a message sent meanwhile is waited for."""
+"""Longest delay before the answer to a new message is awaited."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,22 +59,21 @@ class RayWorkers:
     resources: Mapping[str, float] | None = None
     """Custom resources that each worker reserves, such as ``{"decoding": 1}``."""
     scheduling: Any = "spread"
-    """``"spread"`` over the nodes, ``"default"``, or one of Ray's scheduling strategies, such as
-    ``PlacementGroupSchedulingStrategy``."""
+    """``"spread"`` over the nodes, ``"default"``, or one of Ray's scheduling strategies."""
     runtime_env: Mapping[str, Any] | None = None
     """Environment of the workers, as defined by Ray; None is that of the job."""
     threads: int = 1
-    """Number of batches that a worker makes at a time, each in a thread. More than one needs a
-    Source and recipes, which release the GIL."""
+    """Number of batches that a worker makes at a time, each in a thread; more than one needs a
+    Source and recipes."""
     max_in_flight: int | None = None
-    """Maximum number of batches that are being made or wait for the loop, to limit memory;
-    None is ``prefetch_factor + threads - 1`` for each worker."""
+    """Maximum number of batches in progress or waiting; None is ``prefetch_factor + threads - 1``
+    for each worker."""
     decode_on: str = "device"
-    """With a GPU as ``device=``: ``"device"`` decodes and augments there, and the workers only
-    read files; with ``"workers"`` they do all this on their CPUs."""
+    """With a GPU as ``device=``: ``"device"`` decodes and augments there; ``"workers"`` does so on
+    the workers' CPUs."""
     address: str | None = None
-    """Address of the cluster, as for ``ray.init()``. None is the cluster that the process is
-    connected to, else that of ``RAY_ADDRESS``, else a new one on this machine."""
+    """Address of the cluster, as for ``ray.init()``. None is the connected cluster, else that of
+    ``RAY_ADDRESS``, else a new one here."""
 
     def __post_init__(self) -> None:
         if importlib.util.find_spec("ray") is None:
@@ -96,7 +99,7 @@ class RayWorkers:
         return kind
 
     def connect(self, adapter: WorkerAdapter, *, num_workers: int, base_seed: int) -> RayCluster:
-        """Connect this process to the cluster, and store there once what all workers need.
+        """Connect to the cluster, and store there once what all workers need.
 
         Raises:
             ConnectionError: there is no cluster at the address.
@@ -134,12 +137,12 @@ class RayCluster:
             max_restarts=0,
             max_task_retries=0,
         )
-        # Re-entrant, because the garbage collector may end the loader's workers within it.
+        # Re-entrant, because the garbage collector may end workers within it.
         self._lock = threading.RLock()
         self._has_more = threading.Event()
         self._actors: dict[int, Any] = {}
         self._expected: dict[Any, tuple[int, int | None]] = {}
-        """Worker and request number of each expected answer; the number is None for its start."""
+        """Worker and request number (None for its start) of each expected answer."""
         self._arrived: deque[Severed | tuple[Any, int, int | None]] = deque()
         self._is_closed = False
 
@@ -157,7 +160,7 @@ class RayCluster:
         try:
             reference = answer.remote(number, message, first)
         except Exception as error:
-            reference = answer.remote(number, in_place_of(message, error), first)
+            reference = answer.remote(number, replacement_for(message, error), first)
         self._expect(reference, worker, number)
 
     def wait(self, seconds: float) -> None:
@@ -173,7 +176,7 @@ class RayCluster:
             if not references:
                 self._has_more.wait(seconds)
                 continue
-            # Answers are transferred to this machine during the wait.
+            # Answers are transferred during the wait.
             ready, _ = self._ray.wait(
                 references, num_returns=1, timeout=_POLL_SECONDS, fetch_local=True
             )
@@ -243,8 +246,8 @@ class RayCluster:
             return Started(worker)
         return Severed(
             f"a worker could not be made: {found}",
-            "let what the loader is made of, the dataset and the transform, be found on every "
-            "node, where necessary by RayWorkers(runtime_env=...)",
+            "make the dataset and the transform importable on every node, if necessary with "
+            "RayWorkers(runtime_env=...)",
         )
 
 
@@ -270,7 +273,7 @@ class RayWorker:
             self._refusal = as_text(error)
 
     def has_started(self) -> str | None:
-        """Return, once the actor has started, the reason why it could not be made, or None."""
+        """Return the reason why the actor could not be made, or None."""
         return self._refusal
 
     def answer(self, number: int, message: WorkerMessage, first: int) -> Any:
@@ -296,7 +299,7 @@ class RayWorker:
 
 
 class _Head:
-    """Checks whether the cluster's head can be reached; without a head Ray ends this process."""
+    """Checks whether the cluster's head can be reached."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -316,8 +319,7 @@ class _Head:
         try:
             socket.create_connection(self._place, timeout=_SECONDS_BETWEEN_CHECKS).close()
         except OSError as error:
-            # Count from the first failed try, because this process itself may have been stopped
-            # before.
+            # This process itself may have been stopped before the first failed try.
             if self._missed_since is None:
                 self._missed_since = now
             if now - self._missed_since < _SECONDS_WITHOUT_HEAD:

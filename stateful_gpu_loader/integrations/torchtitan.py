@@ -15,7 +15,7 @@ class ParallelAwareLoader(RankedState):
     Like ``ParallelAwareDataloader``, it keeps one state for each data-parallel rank, which ranks of
     tensor and pipeline parallelism share, and ignores an empty state. Unlike it, the state resumes
     on another data-parallel degree, or is refused with both numbers named. A rank's missing state
-    is an error instead of a warning, and nothing is pickled.
+    is an error, and nothing is pickled.
 
     torchtitan iterates a loader once and has no epochs, so give the loader a sampler as long as the
     run, ``ShuffledSampler(dataset, num_samples=steps * global_batch_size)``.

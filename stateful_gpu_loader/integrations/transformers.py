@@ -51,10 +51,9 @@ _LEFT_TO_THE_LOADER = {
 class TrainLoaderMixin:
     """Lets a subclass of Trainer train on a loader: ``class Mine(TrainLoaderMixin, MyTrainer)``.
 
-    Each checkpoint folder gets a loader_state.json, which is complete before the Trainer writes its
-    own trainer_state.json. At a resume the Trainer skips the trained batches, and none of them is
-    read. A checkpoint saved within a step has the loader's state after the last complete step.
-    Evaluation is left to the Trainer, with ``data_collator``.
+    Each checkpoint folder gets a loader_state.json. At a resume the Trainer skips the trained
+    batches without reading them. A checkpoint saved within a step has the loader's state after the
+    last complete step. Evaluation is left to the Trainer, with ``data_collator``.
 
     Args:
         train_loader: replaces ``train_dataset`` and its collator. Its batches are the model's
@@ -104,8 +103,8 @@ class TrainLoaderMixin:
         """Train, as with :meth:`transformers.Trainer.train`; the loader's state is checked first.
 
         Raises:
-            StateMismatch: the checkpoint does not fit the loader or the training arguments, or
-                the Trainer would skip another number of batches; nothing was changed.
+            StateMismatch: the checkpoint does not fit the loader or the training arguments, or the
+                Trainer would skip a wrong number of batches; nothing was changed.
             CheckpointError: loader_state.json or trainer_state.json is missing or damaged.
         """
         arguments: TrainingArguments = self.args  # type: ignore[attr-defined]
@@ -124,8 +123,7 @@ class TrainLoaderMixin:
         return DataLoader(self._feed, **self._feed.arguments())
 
     def get_batch_samples(self, epoch_iterator: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return a step's batches, as Trainer does; the state before them is kept for a
-        checkpoint."""
+        """Return a step's batches, as Trainer does; keep the state before them."""
         last = None if self._iterator is None else self._iterator()
         if self._iterator is not None and last is not epoch_iterator:
             length = self._feed.numbers.length
@@ -197,7 +195,7 @@ class TrainLoaderMixin:
         self._feed.load_state_dict(state)
         self._feed.numbers.length = length
         if length is None:
-            # Without a length the Trainer counts the batches to skip over all epochs.
+            # Without a length the Trainer counts skipped batches over all epochs.
             self._feed.passed_over = steps % max(arguments.max_steps, 1) * accumulated
             return
         skipped = steps % max(-(-length // accumulated), 1) * accumulated
@@ -267,7 +265,7 @@ def _check_arguments(arguments: TrainingArguments, loader: StatefulGPULoader[Any
     """Refuse Trainer arguments that contradict the loader, and warn about unused ones.
 
     Raises:
-        ValueError: the data would differ from what the arguments ask for.
+        ValueError: the data would not follow the arguments.
     """
     refused = {
         "ignore_data_skip": "leave it False: nothing is read twice, the loader seeks. With True "

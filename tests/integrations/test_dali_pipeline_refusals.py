@@ -220,7 +220,7 @@ def test_pipelines_that_cannot_be_saved_are_refused(datasets: dict[str, Argument
     refused: list[tuple[Any, str]] = [
         (whole(), "has no checkpoints.*Remedy: make it with enable_checkpointing=True"),
         (used, "has already given 1 batches.*Remedy: pass the function"),
-        (lambda **options: whole(), "has no checkpoints.*hand its keyword arguments on"),
+        (lambda **options: whole(), "has no checkpoints.*pass its keyword arguments on"),
     ]
     for pipeline, text in refused:
         with pytest.raises(LoaderError, match=re.compile(text, re.DOTALL)):

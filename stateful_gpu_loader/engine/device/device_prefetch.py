@@ -28,10 +28,10 @@ class _Turn:
     answer: Any
     """The inner pipeline's answer; the finished answer in the end."""
     task: Task | None = None
-    """The stage's task; None if there is nothing to finish, or the task has not begun."""
+    """The stage's task; None before it begins, or without one."""
     is_finished: bool = False
     has_room: bool = False
-    """Whether it is retried after memory was freed for it."""
+    """Whether it is retried after freeing memory."""
 
     @property
     def payload(self) -> Any:
@@ -56,8 +56,8 @@ class DevicePrefetch:
     """Finishes the answers of ``inner`` in the stage, at most ``ahead`` of them at a time.
 
     Only the user's thread calls ``inner``, whose requests may run the user's own sampler. Each
-    ``next()`` waits for the oldest answer and takes all others that are ready. An exception is
-    raised in its turn. When the device is out of memory, the batch is made again.
+    ``next()`` waits for the oldest answer and takes all others that are ready. When the device is
+    out of memory, the batch is made again.
 
     Args:
         inner: pipeline that reads batches.
@@ -65,11 +65,10 @@ class DevicePrefetch:
         finish: the last step in the stage; called with the result of ``begin``, with a batch of
             ``inner``, or with an :class:`Answer` about it.
         begin: the step before, called with a batch of ``inner``; None if there is only one step.
-        ahead: largest number of batches in the stage that the user has not seen.
+        ahead: largest number of undelivered batches in the stage.
         timeout: seconds that ``next()`` waits for the stage at most; 0 means no limit. The stage's
-            first batch has no limit, because compiling kernels may take longer than any other
-            batch.
-        forks: whether ``inner`` starts processes; the device is then first used after that.
+            first batch, which compiles kernels, has no limit.
+        forks: whether ``inner`` starts processes, before the device is used.
     """
 
     def __init__(
@@ -138,7 +137,7 @@ class DevicePrefetch:
         if turn.waits:
             turn.answer = self._finished(turn)
             turn.is_finished = True
-        # The next batches are made while the user works with this batch.
+        # Make the next batches while the user works with this one.
         self._fill(self._limit + 1)
         turns.popleft()
         return turn.request, turn.answer
@@ -178,7 +177,7 @@ class DevicePrefetch:
                 request, answer = next(self._inner)
             except Exception as error:
                 if isinstance(error, StopIteration):
-                    error.__traceback__ = None  # it refers to this frame, and is never shown
+                    error.__traceback__ = None  # it refers to this frame
                 turns.append(_Raised(error, left_whole=self._inner.is_whole))
             else:
                 turns.append(_Turn(request, answer))
@@ -222,7 +221,7 @@ class DevicePrefetch:
         """Free the memory of the other batches, and torch's cache, for the oldest batch.
 
         Raises:
-            torch.OutOfMemoryError: the memory was already freed; the user decides whether to retry.
+            torch.OutOfMemoryError: the memory was already freed.
         """
         in_flight = sum(isinstance(other, _Turn) for other in self._turns)
         place = self._stage.place
@@ -269,7 +268,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def out_of_memory(
     error: Exception, batch: Any, device: torch.device, in_flight: int
 ) -> torch.OutOfMemoryError:
-    """Return an error with the sizes that a person needs to know.
+    """Return an error with the sizes of the batch.
 
     Args:
         error: error of torch or of a library.
@@ -282,7 +281,7 @@ def out_of_memory(
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(batch))
         size = f"a batch of {_megabytes(num_bytes)}"
     reason = str(error).partition("\n")[0]
-    # The frames of the traceback hold partial results of the batch, which had no room.
+    # The traceback's frames hold partial results of the batch.
     traceback.clear_frames(error.__traceback__)
     return torch.OutOfMemoryError(
         f"{device} is out of memory while the loader made {size} there, {in_flight} in flight: "

@@ -1,7 +1,7 @@
 """Batches of images on the device: decoded in one step of the stage, augmented in the next.
 
 The decoder of an image depends only on its bytes. An image that the GPU decoder refuses is decoded
-on the CPU; if that fails too, it is bad in any batch.
+on the CPU, or else is bad.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ from stateful_gpu_loader.transforms.compose import PipelineDraw
 class _OnHost:
     """Pixels in the host's memory, which the second step copies to the device.
 
-    A copy in the first step would delay the JPEG engines, because the host waits for its stream
-    before it calls them.
+    A copy in the first step would delay the JPEG engines, for which the host waits for the stream.
     """
 
     memory: torch.Tensor
@@ -59,7 +58,7 @@ class _OnHost:
 
 
 _Pixels = Image | _OnHost
-"""Pixels of an image: uint8 [3, height, width] on the device, or bytes still to be copied."""
+"""Pixels of an image: uint8 [3, height, width] on the device, or bytes to be copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ class DecodedBatch:
     """The result of the first step for one request."""
 
     slots: list[Slot]
-    """Slots of the batch; their samples are decoded images whose targets have moved."""
+    """Slots of the batch, with decoded images and moved targets."""
     drawn: PipelineDraw
     replacer: BadSampleReplacer
     """Records how bad samples were handled."""
@@ -122,7 +121,7 @@ class DeviceImages:
         decoded = self._decoded(batch, slots)
         for slot, sample in zip(slots, decoded, strict=True):
             slot.sample = sample
-        # Most batches have no bad images. Checking each image again would take 0.5 us an image.
+        # Most batches have no bad images, and a check takes 0.5 us an image.
         is_whole = all(isinstance(sample, _Decoded) for sample in decoded)
         kept = slots if is_whole else replacer.fill_all(self._make)
         drawn = batch.drawn
@@ -146,7 +145,7 @@ class DeviceImages:
         return batch.replacer.answer([images, move_tensors(targets, self._place)])
 
     def _on_device(self, pixels: Sequence[_Pixels]) -> list[Image]:
-        """Copy the pixels that are on the host, with one copy for each piece of memory."""
+        """Copy the pixels on the host, with one copy for each piece of memory."""
         images: list[Any] = list(pixels)
         waiting: dict[int, list[int]] = {}
         for i, image in enumerate(pixels):
@@ -159,14 +158,14 @@ class DeviceImages:
             for part in parts:
                 sizes += [part.start - at, part.end - part.start]
                 at = part.end
-            # The bytes between the images are copied as well: many small copies take longer.
+            # The bytes between the images are copied as well, which is faster.
             copied = self._place.copy_in(parts[0].memory[parts[0].start : at])
             for i, part, data in zip(numbers, parts, copied.split(sizes)[1::2], strict=True):
                 images[i] = StridedImage.interleaved(data, part.header.height, part.header.width)
         return images
 
     def _decoded(self, batch: EncodedBatch, slots: list[Slot]) -> list[_Decoded | BadSample | None]:
-        """Return each image, or why it cannot be decoded; None for images that were not opened."""
+        """Return each image, or why it cannot be decoded; None for unopened images."""
         decoded: list[_Decoded | BadSample | None] = [None] * len(slots)
         of_gpu: list[tuple[int, EncodedImage, torch.Tensor]] = []
         read = zip(batch.images, batch.parts(), batch.starts(), strict=True)
@@ -191,9 +190,8 @@ class DeviceImages:
     ) -> list[_Pixels | ValueError]:
         """Decode images on the GPU, and on the CPU those that it refuses.
 
-        The host waits for the stream before, because queued work may still read memory that is
-        allocated now. It waits after, because the decoder may still read the bytes, which are about
-        to be freed.
+        The host waits for the stream before, because queued work may still read the new memory, and
+        after, because the decoder may still read the bytes.
         """
         if not data:
             return []
@@ -215,7 +213,7 @@ class DeviceImages:
         return _OnHost(pixels.permute(1, 2, 0).reshape(-1), 0, header)
 
     def _make(self, slot: Slot) -> None:
-        """Read and decode a sample unless it is decoded; its pixels are bit for bit as in a batch.
+        """Read and decode a sample unless it is decoded, to the same bits as in a batch.
 
         Raises:
             BadSample: the sample cannot be read or decoded, or was not in the batch.
@@ -253,8 +251,8 @@ class ReadyDeviceImages(DeviceImages):
 class ThreadDecoders:
     """Copies of one decoder, with the same pixels, for the life of the threads that use them.
 
-    The first thread uses the decoder itself. After it has ended, another thread gets the decoder. A
-    thread that hangs keeps its decoder.
+    The first thread uses the decoder itself, and leaves it to another thread at its end. A thread
+    that hangs keeps its decoder.
     """
 
     def __init__(self) -> None:

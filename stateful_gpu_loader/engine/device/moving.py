@@ -14,7 +14,7 @@ import torch
 from stateful_gpu_loader.engine.device.place import Place
 
 SMALL_BYTES = 2**20
-"""Size up to which tensors are copied together; a larger copy takes longer than a call of torch."""
+"""Largest size of tensors that are copied together."""
 
 _JOINED = frozenset(
     {
@@ -36,10 +36,9 @@ _JOINED = frozenset(
 def move_tensors(batch: Any, place: Place) -> Any:
     """Copy a batch's plain tensors to the device, asynchronously, in a thread of the stage.
 
-    Small tensors that differ only in length, such as the boxes of each image, are copied together
-    into one piece of memory, because each call of torch may hand the GIL to another thread. Sparse
-    tensors, and user objects with ``to()``, are left to :func:`move_rest`, because it is not known
-    how they use their memory.
+    Small tensors that differ only in length, such as the boxes of each image, are copied together,
+    because each torch call may release the GIL. Sparse tensors, and user objects with ``to()``, are
+    left to :func:`move_rest`.
     """
     tensors = [tensor for tensor in tensors_of(batch) if _is_plain(tensor)]
     groups: defaultdict[object, list[int]] = defaultdict(list)
@@ -70,7 +69,7 @@ def _copied_together(tensors: list[torch.Tensor], place: Place) -> Sequence[torc
     lengths = [len(tensor) for tensor in tensors]
     memory = place.empty_host((sum(lengths), *tensors[0].shape[1:]), tensors[0].dtype)
     copied = place.copy_in(torch.cat(tensors, out=memory))
-    # Unlike views, these may be changed in place while others are kept for a backward pass.
+    # Unlike views, these may be changed in place.
     parts: Sequence[torch.Tensor] = copied.unsafe_split_with_sizes(lengths)
     return parts
 
@@ -88,8 +87,7 @@ def map_tensors(batch: Any, change: Callable[[Any], Any]) -> Any:
     """Return the same structure with ``change`` applied to each tensor and object with ``to()``.
 
     Lists, tuples, named tuples, mappings and dataclasses are traversed, as in torch's
-    ``pin_memory``; anything else is kept. A user object with ``to()`` (a PackedSequence, a graph)
-    is not traversed.
+    ``pin_memory``; anything else is kept.
 
     >>> map_tensors({"a": [torch.ones(2), "text"]}, lambda tensor: tensor + 1)
     {'a': [tensor([2., 2.]), 'text']}
@@ -132,7 +130,7 @@ def tensors_of(batch: Any) -> list[torch.Tensor]:
 
 
 def _rebuilt(batch: Any, parts: Any) -> Any:
-    """Rebuild the batch's own type from its parts, or, as torch does, return a plain container."""
+    """Rebuild the batch's type from its parts, or, as torch does, return a plain container."""
     try:
         return type(batch)(parts)
     except TypeError:

@@ -1,11 +1,10 @@
 """Place: a device with the private streams on which the stage queues its work.
 
-``torch.cuda.Stream()`` hands out the 32 streams of a pool in turn, so a user's stream could be one
-of a place's streams. Memory that is freed on a shared stream is reused at once, while the user's
-work on it is still queued. JPEG engines write when they are called and do not wait for that work.
+``torch.cuda.Stream()`` hands out 32 streams in turn, so a user's stream could be a place's stream.
+Memory freed on a shared stream is reused at once, while the user's work on it is still queued, and
+JPEG engines do not wait for that work.
 
-Streams outlive their place and are handed out again, because torch's allocator keeps memory for the
-stream on which it was allocated.
+Streams are reused after their place, because torch's allocator keeps memory per stream.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from stateful_gpu_loader.state.forks import fork_safe
 class Place(Protocol):
     """The operations on a device that the stage needs.
 
-    ``working``, ``synchronize`` and ``mark`` are for the stage's own threads, the last two inside
-    the first. ``receive`` is for the thread that takes over another thread's result.
+    The stage's threads call ``working``, and inside it ``synchronize`` and ``mark``. The thread
+    that takes a result calls ``receive``.
     """
 
     device: torch.device
 
     def open(self) -> None:
-        """Use the device for the first time, in the user's thread: its current device counts.
+        """Use the device for the first time, in the user's thread, whose current device counts.
 
         Raises:
             LoaderError: the device is missing or cannot be used.
@@ -56,12 +55,12 @@ class Place(Protocol):
     def receive(self, mark: Any, tensors: list[torch.Tensor]) -> None:
         """Make the calling thread's work on the device wait for a mark.
 
-        The tensors' memory is not reused before that work has used them.
+        The tensors' memory is not reused before that work is done.
         """
         ...
 
     def copy_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Queue a copy of a strided tensor to the device; a tensor on the device is not copied."""
+        """Queue a copy of a strided tensor, unless it is on the device."""
         ...
 
     def free_cached(self) -> None:
@@ -78,13 +77,13 @@ class CudaPlace:
 
     Three rules protect the memory of a delivered batch:
 
-    - The stage allocates on the current private stream, where nothing else allocates or frees
-      (:func:`private_streams`), and never writes a batch twice.
-    - nvJPEG's hardware engine writes when it is called, even if its stream still has queued work
-      (measured). The stage therefore waits on the host (:meth:`synchronize`) before it decodes, and
-      before it frees memory that the engines may get next.
-    - A delivered tensor is recorded on the consumer's stream. torch's caching allocator reuses its
-      memory only when the host has seen that stream pass the point where it was freed.
+    - The stage allocates on a private stream (:func:`private_streams`), and never writes a batch
+      twice.
+    - nvJPEG's hardware engine does not wait for its stream's work (measured). So the stage waits on
+      the host (:meth:`synchronize`) before it decodes, and before it frees memory that the engines
+      may get next.
+    - A delivered tensor is recorded on the consumer's stream. torch's allocator reuses its memory
+      only after that stream has passed the point of freeing.
 
     The device is not used before :meth:`open`, so that workers can be forked before.
 
@@ -131,8 +130,7 @@ class CudaPlace:
     def copy_in(self, tensor: torch.Tensor) -> torch.Tensor:
         source = tensor
         if tensor.device.type == "cpu":
-            # Without page-locked memory the copy is slower. With it, the allocator knows about the
-            # copy and keeps the source until the copy is made.
+            # The allocator keeps page-locked memory until the copy is made.
             with suppress(RuntimeError):
                 source = tensor.pin_memory()
         return source.to(self.device, non_blocking=True)
@@ -141,7 +139,7 @@ class CudaPlace:
         torch.cuda.empty_cache()
 
     def empty_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        # Without the device, torch would create a context on the first GPU.
+        # Otherwise torch would create a context on the first GPU.
         with beside_captures(), torch.cuda.device(self.device):
             return PINNED.empty(shape, dtype)
 
@@ -175,7 +173,7 @@ def _unusable(device: torch.device, error: Exception) -> LoaderError:
 Streams = tuple[torch.cuda.Stream, torch.cuda.Stream]
 
 _spare: dict[tuple[int, int | None], list[Streams]] = {}
-"""Streams without an owner, by process and GPU index; a fork cannot use its parent's."""
+"""Streams without an owner, by process and GPU index."""
 
 _taking = fork_safe(threading.RLock())
 
@@ -183,8 +181,7 @@ _taking = fork_safe(threading.RLock())
 def private_streams(owner: object, device: torch.device) -> Streams:
     """Return two streams on a GPU that belong to ``owner`` until it is garbage collected.
 
-    Returned streams are handed out again after their queued work is done. A thread that hangs keeps
-    its owner and its streams.
+    Streams are reused after their queued work is done. A thread that hangs keeps its streams.
 
     Args:
         owner: object that uses the streams.
@@ -196,7 +193,7 @@ def private_streams(owner: object, device: torch.device) -> Streams:
     spare = _spare.setdefault((os.getpid(), device.index), [])
     with _taking, beside_captures():
         streams = _idle(spare) or (_new(device), _new(device))
-    # A finalizer runs in any thread at any moment, so it neither locks nor calls CUDA.
+    # A finalizer may run anywhere, so it neither locks nor calls CUDA.
     weakref.finalize(owner, spare.append, streams).atexit = False
     return streams
 

@@ -1,17 +1,16 @@
 """Stage: two threads that finish batches on a device, one for each of two steps.
 
-It works on two batches at a time: one is augmented while the next is decoded, each in its own
-thread and on its own private stream. The JPEG engines therefore wait neither for Python nor for
-kernels. The stage waits for the device in these places:
+One batch is augmented while the next is decoded, each in its own thread and on its own private
+stream, so the JPEG engines wait neither for Python nor for kernels. The stage waits for the device
+in these places:
 
 - Before a batch is decoded, for the decoding stream (:meth:`Place.synchronize`, in ``images.py``).
-  The engines write when they are called, into memory that this stream's work may still use.
-- After it is decoded, for the same stream. The encoded bytes are about to be freed, and may still
-  be read.
-- After a batch is augmented, for the augmenting stream. Its decoded pixels are about to be freed,
-  and the engines may get their memory at once. The next batch is decoded meanwhile.
-- Before a batch is decoded, on the host, until the previous batch is being augmented. At most two
-  batches' pixels are therefore in memory.
+  The engines write into memory that this stream's work may still use.
+- After it is decoded, for the same stream. The encoded bytes may still be read.
+- After a batch is augmented, for the augmenting stream. The engines may get the memory of its
+  decoded pixels at once. The next batch is decoded meanwhile.
+- Before a batch is decoded, on the host, until the previous batch is being augmented. So at most
+  two batches' pixels are in memory.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class Task:
             with place.working(stream), torch.no_grad():
                 step(place)
         except BaseException as error:
-            # Any exception ends the task, because a thread waits for it.
+            # A thread waits for the task, so any exception ends it.
             self._error, self._result = error, None
         if is_first and self._queue is not None and self._error is None:
             self._queue.put(self)
@@ -89,8 +88,7 @@ class Task:
                     self._result = last(result)
                     self._mark = place.mark()
                 finally:
-                    # The decoded pixels are freed now, and the JPEG engines may write their memory
-                    # outside any stream.
+                    # The decoded pixels are freed now, for the JPEG engines.
                     place.synchronize()
 
     @property
@@ -126,8 +124,7 @@ class Task:
 class Stage:
     """Makes batches in sequence, each in one or two steps, in its own threads.
 
-    A thread starts with the first task that needs it and lives as long as the stage. Tasks of
-    several passes of one loader follow each other.
+    A thread starts with its first task and lives as long as the stage.
 
     Args:
         place: the device; not shared with another stage.
@@ -139,9 +136,9 @@ class Stage:
         self.is_abandoned = False
         """Whether a thread hangs, so that another stage is needed."""
         self.has_finished = False
-        """Whether a batch was finished; the first batch starts the decoder and compiles kernels."""
+        """Whether a batch was finished; the first one compiles kernels."""
         self.expected = ExpectedBytes()
-        """Size of the batches that the workers read for this stage, from one pass to the next."""
+        """Size of the batches that workers read, from one pass to the next."""
         times = times or StageTimes()
         self._decoding, self._augmenting = (
             _StepThread(place, stream, times) for stream in (DECODING, AUGMENTING)
@@ -153,8 +150,8 @@ class Stage:
 
         Args:
             first: first step; runs in the decoding thread, after those of earlier tasks.
-            last: second step, called with the result of ``first``; runs in the augmenting thread,
-                while the decoding thread continues with the next task. None if there is one step.
+            last: second step, called with the result of ``first``; runs in the augmenting thread.
+                None if there is one step.
         """
         with self._lock:
             task = Task(first, last, None if last is None else self._augmenting.queue())
@@ -190,10 +187,7 @@ class _StepThread:
         self._end: weakref.finalize[..., Any] | None = None
 
     def queue(self) -> _Queue:
-        """Return the queue of the thread, which is started if this process has no such thread.
-
-        A forked child inherits this object, but no thread.
-        """
+        """Return the queue of the thread, which is started if this process has no such thread."""
         if self._owner != os.getpid():
             self._begin()
         return self._queue
@@ -220,11 +214,11 @@ class _StepThread:
 
 
 class _Queue:
-    """A queue of tasks, without a reference to the stage, so that threads do not keep it alive."""
+    """A queue of tasks, without a reference to the stage, which threads must not keep alive."""
 
     def __init__(self) -> None:
         self._tasks: deque[Task] = deque()
-        # Re-entrant: the garbage collector may end a stage while the lock is held.
+        # Re-entrant, because the garbage collector may end a stage within it.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._closed = False
@@ -260,7 +254,7 @@ class _Queue:
 
 
 def _nothing() -> None:
-    """Do nothing, as a first step that is done after all earlier first steps."""
+    """Do nothing, after all earlier first steps."""
 
 
 def _no_step(result: Any) -> None:
@@ -276,7 +270,7 @@ def _work(place: Place, stream: int, queue: _Queue, times: StageTimes) -> None:
 
 
 def _end_thread(queue: _Queue, thread: threading.Thread, pid: int) -> None:
-    """End a thread, or abandon it after the timeout: nothing can end a thread that hangs."""
+    """End a thread, or abandon it after the timeout."""
     if os.getpid() != pid:
         return
     queue.close()

@@ -1,8 +1,7 @@
 """Bad samples: which exceptions mean a bad sample, and how it is handled and replaced.
 
-Only the content of a sample can make it bad. Otherwise a network failure, a bug or a lack of memory
-would count as bad samples, and training would silently continue on other data. In doubt the
-exception is raised.
+Only the content of a sample can make it bad. Otherwise training would silently continue on other
+data after a network failure, a bug or a lack of memory. In doubt the exception is raised.
 """
 
 from __future__ import annotations
@@ -42,10 +41,7 @@ _NEVER_BAD = (
     LoaderError,
     Stopped,
 )
-"""Exceptions caused by the code or the machine.
-
-RecursionError also depends on the caller, and Warning on the filters.
-"""
+"""Exceptions caused by the code or the machine."""
 
 _MACHINE_FAULT = re.compile(f"{OUT_OF_MEMORY.pattern}|{NO_CAUSE.pattern}", re.I | re.M)
 
@@ -58,7 +54,7 @@ def is_bad(error: BaseException) -> bool:
     Every Exception does, except:
 
     - Exceptions of the code: TypeError, AttributeError, NameError, NotImplementedError, ImportError
-      and the like. Malformed records raise IndexError and KeyError, which do mean a bad sample.
+      and the like; not IndexError and KeyError, which malformed records raise.
     - A lack of memory, and errors of torch's operators that do not name a cause.
     - An OSError that reports a failure of the system: it has an ``errno``, or a class of its own,
       such as FileNotFoundError, TimeoutError or requests' ConnectionError. Pillow's OSErrors for
@@ -88,21 +84,21 @@ def is_bad_encoding(error: BaseException) -> bool:
     """Whether an exception from a Source means a bad sample: only a BadSample does.
 
     A Source distinguishes malformed records (ValueError, which becomes a BadSample) from failures
-    of the storage (OSError). Its transform gets valid pixels, so exceptions of the transform do not
-    mean a bad sample.
+    of the storage (OSError). Its transform gets valid pixels, so a transform's exceptions do not
+    count.
     """
     return isinstance(error, BadSample)
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the reason for the record: the exception's type and message, at most 200 characters.
+    """Return the exception's type and message, at most 200 characters.
 
     >>> reason_of(KeyError("label"))
     "KeyError: 'label'"
     """
     message = str(error)
     if isinstance(error, BadSample):
-        # The record already has index, position and epoch; a long path is cut at its beginning.
+        # A long path is cut at its beginning.
         name = error.name
         if len(name) > _MAX_NAME_LENGTH:
             name = f"...{name[3 - _MAX_NAME_LENGTH :]}"
@@ -111,7 +107,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def next_draws() -> tuple[int, bytes, int]:
-    """Draw from the three global generators, to detect whether anything else has drawn since."""
+    """Draw from the three global generators, to detect later draws."""
     drawn = torch.empty((), dtype=torch.int64, device="cpu")
     drawn.random_(generator=torch.default_generator)
     return random.getrandbits(64), np.random.bytes(8), int(drawn.item())
@@ -128,32 +124,30 @@ MAX_TRIES = 8
 MAX_BAD_IN_A_ROW = 100
 """Number of consecutive bad samples after which an exception is raised.
 
-Otherwise an iterator that only raises, or a function without an end, would be called for ever.
+Otherwise an iterator that only raises would be called for ever.
 """
 
 MAX_REMEMBERED = 10_000
-"""Number of bad samples that a worker remembers in addition to those known at its start."""
+"""Number of bad samples that a worker remembers besides those known at its start."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BadSamplePolicy:
     """How makers handle bad samples; it is pickled to the workers.
 
-    A sample known to be bad is not read again. It is otherwise treated as if it had been read and
-    found bad.
+    A sample known to be bad is not read again.
 
     Raises:
         ValueError: the mode does not exist.
     """
 
     mode: str
-    """One of ``ON_BAD_SAMPLE``."""
     order: PositionOrder | None = None
     """The loader's order; None if the user's own sampler decides."""
     known: Mapping[int, str] = field(default_factory=dict)
-    """Indices that need not be read, with the reasons; see :attr:`BadSamples.known`."""
+    """Indices that need not be read, with reasons; see :attr:`BadSamples.known`."""
     reads_again: bool = False
-    """Whether known bad samples are still read, because every read moves the dataset's state."""
+    """Whether known bad samples are read, because reads move the dataset's state."""
     _remembered: dict[int | str, str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -174,13 +168,13 @@ class BadSamplePolicy:
         return self._remembered.get(plain_index(index)) if self._remembered else None
 
     def knows_any(self, indices: list[Any]) -> bool:
-        """Whether one of these samples need not be read, and is replaced or dropped."""
+        """Whether one of these samples need not be read."""
         if not (self.is_active and self._remembered):
             return False
         return any(self.known_reason(index) is not None for index in indices)
 
     def remember(self, bad: FoundBad) -> None:
-        """Remember that a sample is bad, so that this worker does not read it again."""
+        """Remember that a sample is bad."""
         if (
             bad.always
             and not self.reads_again
@@ -192,8 +186,8 @@ class BadSamplePolicy:
     def candidates(self, request: Request, number: int) -> Iterator[tuple[int, Any]]:
         """Yield position and index of the samples to try in place of a bad sample, in order.
 
-        The choice depends only on the sample's key: other positions of the order, uniformly and
-        without repetition, at most ``MAX_TRIES``. Without an order, other samples of the batch.
+        The key chooses other positions of the order, uniformly and without repetition, at most
+        ``MAX_TRIES``; without an order, other samples of the batch.
 
         Args:
             number: number of the sample in the request, counted from 0.
@@ -215,7 +209,7 @@ def _others(request: Request, position: int, own: int, n: int) -> Iterator[int]:
     """Yield distinct elements of range(n) other than ``own``, drawn by the key's position.
 
     These are the first steps of a Fisher-Yates shuffle of the n - 1 others, which stores only the
-    moved elements. Each step takes one Philox block, 128 bits, so there is no bias at any n.
+    moved elements. Each step takes one Philox block, 128 bits.
     """
     num_tries = min(MAX_TRIES, n - 1)
     drawn = words(
@@ -235,16 +229,16 @@ def _others(request: Request, position: int, own: int, n: int) -> Iterator[int]:
 
 
 class Slot:
-    """One place of a batch: its key, and the sample that is tried for it.
+    """One place of a batch: its key, and the sample tried for it.
 
     Args:
         number: number of the place in its request, counted from 0.
-        key: key of the sample. Its position, and so its random numbers, never change. After a bad
-            sample its index becomes the replacement's.
+        key: key of the sample. Its position, and so its random numbers, never change; its index
+            becomes a replacement's.
     """
 
     sample: Any = None
-    """Progress on the sample, such as the opened image; None again after a replacement."""
+    """Progress on the sample, such as the opened image."""
     found: tuple[FoundBad, ...] = ()
     """Samples that were tried for the place and found bad."""
     candidates: Iterator[tuple[int, Any]] | None = None
@@ -261,14 +255,13 @@ class BadSampleReplacer:
 
     With "raise" a bad sample's exception is raised, and nothing is retried.
 
-    The result depends only on the request and the samples' content. Earlier knowledge, and the
-    stage at which a sample turns out to be bad, do not change it: each place has its own sequence
+    The result depends only on the request and the samples' content: each place has its own sequence
     of candidates and takes the first that passes every stage.
 
     Args:
         is_bad: whether an exception means a bad sample.
         has_drawn: whether random draws may have caused a place's last exception; None if nothing
-            draws while a sample is made.
+            draws.
     """
 
     def __init__(
@@ -299,8 +292,7 @@ class BadSampleReplacer:
         for slot in list(self.kept):
             self.fill(slot, make)
         if not self.kept and self._slots:
-            # Code that iterates the loader does not expect empty batches, so one replacement is
-            # made.
+            # The user's code does not expect empty batches, so one replacement is made.
             self._drops = False
             first = self._slots[0]
             self.kept.append(first)
@@ -369,7 +361,7 @@ class BadSampleReplacer:
 def retried(make: Callable[[], T], *, is_bad: Callable[[BaseException], bool]) -> T:
     """Call a function, up to 3 times while it raises an OSError that does not mean a bad sample.
 
-    If ``make`` draws random numbers it must seed them itself, so that a retry draws the same.
+    If ``make`` draws random numbers it must seed them itself.
     """
     for _ in range(MAX_READS - 1):
         try:

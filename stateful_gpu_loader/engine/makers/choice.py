@@ -104,8 +104,8 @@ def _maker_of(plan: Plan, policy: BadSamplePolicy, map_maker: Callable[[Any], Ma
 class FromTheStart:
     """Replaces the negative indices of a user's sampler, which count from the end of a source.
 
-    The state's digest of the sampler covers its indices as they are. Everything that reads samples,
-    and the record of bad samples, has one index for each sample.
+    So reading and the record of bad samples have one index for each sample; the sampler's digest
+    covers the original ones.
     """
 
     def __init__(self, source: Source, maker: Maker) -> None:
@@ -176,7 +176,7 @@ def _map_maker(
 def device_steps(
     plan: Plan, policy: BadSamplePolicy, stage: Stage
 ) -> tuple[Callable[[Any], Any] | None, Callable[[Any], Any]]:
-    """Return the stage's steps for a batch: the first, or None for a single step; and the last."""
+    """Return the stage's first step for a batch, or None, and its last."""
     if plan.source is None or plan.recipes is None or not plan.finishes_images:
         return None, partial(move_tensors, place=stage.place)
     kind = DeviceImages if plan.is_read else ReadyDeviceImages

@@ -1,4 +1,4 @@
-"""Collate functions whose images the loader stacks itself, and names of samples for errors."""
+"""Collate functions whose images the loader stacks, and names of samples."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from stateful_gpu_loader.datasets.source import Source
 def ragged_collate(samples: Sequence[tuple[Any, Any]]) -> list[Any]:
     """Collate to ``[images, targets]``: stacked images and a list of targets, for detection models.
 
-    For targets that differ in size, such as the boxes of a :class:`CocoSource`, which torch's
-    ``default_collate`` would try to stack.
+    For targets that differ in size, such as the boxes of a :class:`CocoSource`.
 
     Args:
         samples: n pairs of an image [C, H, W], all of one size, and its target.
@@ -39,7 +38,7 @@ STACKS_IMAGES = (default_collate, ragged_collate)
 
 def collate_targets(collate_fn: Callable[[Any], Any], targets: list[Any]) -> Any:
     """Collate only the targets, for one of :data:`STACKS_IMAGES`."""
-    # As inside default_collate, which returns strings as the tuple that it gets.
+    # As default_collate, which returns strings as a tuple.
     batch: Any = tuple(targets)
     return targets if collate_fn is ragged_collate else default_collate(batch)
 
@@ -51,7 +50,7 @@ FIXED_SIZE = (
 
 
 def name_of(dataset: Any, index: Any) -> str:
-    """Return the index and, if the dataset has one, the file; a source's sample is read again.
+    """Return the index and, if any, the file; a source's sample is read again.
 
     >>> name_of([5, 6, 7], 2)
     'index 2'

@@ -1,7 +1,7 @@
 """Batches of encoded images: read here, decoded and augmented by the device stage.
 
-Images that the GPU does not take are decoded here, in the workers; only the image's header decides.
-A PPM holds pixels already, and stays where it was read.
+Images that the GPU does not take, by their headers and bytes, are decoded here, in the workers. A
+PPM holds pixels already.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class EncodedImage:
     target: Any
     header: ImageHeader
     is_decoded: bool
-    """Whether its bytes are pixels rather than a file for the GPU to decode."""
+    """Whether its bytes are pixels rather than a file."""
 
     @property
     def pixels_start(self) -> int:
@@ -60,13 +60,13 @@ class EncodedBatch:
     drawn: PipelineDraw | None
     """Numbers that the recipes drew; None if a sample is missing or its size is refused.
 
-    Unless it is None, boxes and masks of the images' targets have moved with the pixels.
+    Unless it is None, boxes and masks have moved with the pixels.
     """
     gaps: tuple[int, ...] = ()
-    """Number of unused bytes in the arena before each sample; empty if there are none."""
+    """Number of unused bytes in the arena before each sample, if any."""
 
     def parts(self) -> Sequence[torch.Tensor]:
-        """Return the bytes of each sample, uint8 [num_bytes]: views, made in one call of torch."""
+        """Return views of each sample's bytes, uint8 [num_bytes], in one torch call."""
         sizes = self.lengths
         if self.gaps:
             sizes = tuple(chain.from_iterable(zip(self.gaps, self.lengths, strict=True)))
@@ -93,7 +93,7 @@ class EncodedBatch:
 class ExpectedBytes:
     """Estimate of the size of a batch as read, for the allocation of its memory.
 
-    Several threads change it without a lock: a lost estimate does no harm.
+    Threads change it without a lock.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class ExpectedBytes:
     def note(self, num_bytes: int) -> None:
         """Update the estimate with a batch of this size.
 
-        The estimate shrinks slowly, so that one batch of large images has no lasting effect.
+        The estimate shrinks slowly.
         """
         self.num_bytes = max(with_margin(num_bytes), self.num_bytes * 7 // 8)
 
@@ -116,10 +116,10 @@ class EncodedMaker:
         decoder: decoder of all other images.
         recipes: recipes whose numbers are drawn here.
         allocate: allocates memory for the bytes.
-        leaves_out_exif: whether the GPU's decoder gets JPEGs without their APP1 segments. They are
-            removed here, in place, after ``takes`` has seen the bytes.
+        leaves_out_exif: whether the GPU's decoder gets JPEGs without their APP1 segments, which are
+            removed here, after ``takes``.
         policy: policy for bad samples; unless it is "raise", their places stay empty.
-        expected: estimate of a batch's size; pass one that outlives this object to keep it.
+        expected: estimate of a batch's size, which may outlive this object.
     """
 
     uses_global_generators = False
@@ -184,10 +184,10 @@ class EncodedMaker:
     def _draw_and_move(
         self, keys: list[SampleKey], images: list[EncodedImage | None]
     ) -> PipelineDraw | None:
-        """Draw for the images, and replace them by images whose targets have moved.
+        """Draw for the images, and move their targets.
 
         Returns:
-            the drawn numbers; None if nothing was done, because an image is missing or refused.
+            the drawn numbers; None if an image is missing or refused.
         """
         present = [image for image in images if image is not None]
         if len(present) < len(keys):
@@ -197,7 +197,7 @@ class EncodedMaker:
         except ValueError:
             if not self._policy.is_active:
                 raise
-            # The refused size may come from a damaged header; the device stage finds out first.
+            # A damaged header may claim the refused size; the device stage finds out.
             return None
         if self._source.has_spatial_targets:
             pairs = zip(present, moved, strict=True)
@@ -218,7 +218,7 @@ class EncodedMaker:
                 with stage("decode"):
                     pixels = decode(self._decoder, image, key)
                 arena.cut(start)
-                # Decoders return interleaved colours, so this is a view, not a copy.
+                # A view, because decoders return interleaved colours.
                 data = pixels.permute(1, 2, 0).reshape(-1)
             arena.keep(start, data)
             if (

@@ -39,7 +39,7 @@ from stateful_gpu_loader.transforms.compose import PipelineDraw, Rows
 from stateful_gpu_loader.transforms.cut import Cut
 
 _VALUES_AT_ONCE = 1 << 18
-"""Bytes of decoded pixels that recipes are applied to together, so that they stay in a cache."""
+"""Bytes of pixels that recipes are applied to together, in a cache."""
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 """Returns an uninitialised CPU tensor of a shape and dtype."""
@@ -99,8 +99,8 @@ class ImageMaker:
         except ValueError as error:
             if isinstance(error, BadSample) or not replacer.replaces:
                 raise
-            # The recipes refuse a size, which may come from a damaged header. All images are
-            # therefore decoded first to find the bad ones; otherwise each is decoded in its turn.
+            # A damaged header may claim the refused size, so all images are decoded first to find
+            # the bad ones.
             replacer.fill_all(partial(self._decode, check, Scratch()))
             images, targets = self._filled(replacer, check)
         if isinstance(images, torch.Tensor):
@@ -113,7 +113,7 @@ class ImageMaker:
     def _from_pixels(self, request: Request, check: Callable[[], None]) -> list[Any] | None:
         """Return the batch of a source that gives many images at once, none of which can be bad.
 
-        The pixels are those that the other path makes. None if the other path has to make them.
+        None if the other path must make it, with the same pixels.
         """
         size = self._pixel_size
         if not self._stacked or size is None or self._policy.knows_any(request.index_list()):
@@ -128,7 +128,7 @@ class ImageMaker:
         rows = empty_rows(self._allocate, shape, self._dtype, self._memory_format)
         targets: list[Any] = []
         step = max(1, _VALUES_AT_ONCE // (3 * size[0] * size[1]))
-        # No tensor made in this mode is delivered: the batch was allocated outside.
+        # The batch was allocated outside this mode.
         with torch.inference_mode():
             for start in range(0, len(indices), step):
                 check()
@@ -156,9 +156,9 @@ class ImageMaker:
             check_one_size(drawn.sizes, keys, self._source)
             size = (len(keys), *drawn.sizes[0].tolist())
             rows = empty_rows(self._allocate, size, self._dtype, self._memory_format)
-        # An image that is copied into the batch leaves its own memory to the next image.
+        # A copied image leaves its memory to the next one.
         memory = new_memory if rows is None else Scratch()
-        # No tensor made in this mode is delivered: the batch was allocated outside.
+        # The batch was allocated outside this mode.
         with torch.inference_mode(rows is not None):
             places = [] if rows is None else rows.unbind(0)
             for i, (slot, key) in enumerate(zip(kept, keys, strict=True)):
@@ -194,14 +194,13 @@ class ImageMaker:
         """Decode the part of an image that the recipes need.
 
         Returns:
-            the image, or its cut, with ``num_cut`` of :meth:`Compose.apply`; and its drawn numbers,
-            which a replacement draws again.
+            the image, or its cut, with ``num_cut`` of :meth:`Compose.apply`; and its drawn numbers.
         """
         self._open_replacement(check, slot)
         image = slot.sample
         if slot.key is not drawn.key:
-            # Only this sample's numbers change, because they depend only on its position and size.
-            # If the recipes give it another size, apply_into refuses.
+            # Only this sample's numbers change. If the recipes give it another size, apply_into
+            # refuses.
             with stage("augment"):
                 own, (target,) = draw(self._recipes, [slot.key], [image], self._source)
             drawn = _Drawn(slot.key, own.rows[0], target)
@@ -251,8 +250,7 @@ def opened(source: Source, key: SampleKey, arena: Arena | None = None) -> Opened
     A malformed record or header is raised as a BadSample, an OSError unchanged.
 
     Args:
-        arena: memory to which the bytes may be appended. None lets the source make the pixels
-            itself.
+        arena: memory to which the bytes may be appended. With None the source makes the pixels.
     """
     sample: EncodedSample | OwnImage | None = None
     view = None
@@ -263,7 +261,7 @@ def opened(source: Source, key: SampleKey, arena: Arena | None = None) -> Opened
             start = arena.end
             sample = read_into(source, key.index, partial(arena.take_from, start))
             if arena.holds(start, sample.data):
-                # Reading the header from the arena saves 1 us over reading it from a tensor.
+                # Reading the header from the arena saves 1 us.
                 view = arena.view(start, sample.data.numel())
         return OpenedImage(sample, image_header(sample, view), sample.target)
     except BadSample:
@@ -333,7 +331,7 @@ def decode(
 
 
 def decode_cut(decoder: Decoder, image: OpenedImage, key: SampleKey, cut: Cut) -> torch.Tensor:
-    """Decode what recipes keep of an image that is no OwnImage; a decoder may scale it."""
+    """Decode the kept part of an image, except an OwnImage; a decoder may scale it."""
     sample = image.sample
     try:
         return decoder.decode_part(sample.data, image.header, cut.box, cut.resized)
@@ -414,11 +412,11 @@ class DrawnBatch:
 class DrawsMaker:
     """Replaces an image maker: reads images for their sizes, and draws.
 
-    The numbers depend only on the samples' keys and sizes, so they are the batch's.
+    The numbers depend only on the samples' keys and sizes.
 
     Args:
-        policy: policy for bad samples. It knows exactly the bad samples of the batch, so the same
-            samples are dropped or replaced, and nothing needs to be decoded.
+        policy: policy for bad samples, which knows exactly the batch's bad samples, so nothing is
+            decoded.
     """
 
     uses_global_generators = False

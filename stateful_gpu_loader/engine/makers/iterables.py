@@ -1,7 +1,7 @@
 """Batches of an iterable dataset: each worker has an iterator and fetches batch by batch.
 
-Each fetch runs with generators seeded from (seed, epoch, worker, number of the fetch). Reading
-again therefore gives the same samples, even from a shuffle buffer.
+Each fetch runs with generators seeded from (seed, epoch, worker, number of the fetch), so reading
+again gives the same samples, even from a shuffle buffer.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ class IterableMaker:
         drop_last: whether to drop a worker's incomplete last batch.
         transform: a callable on one sample, or None.
         collate_fn: makes the batch from a list of samples, or converts one sample.
-        policy: policy for bad samples. "drop" takes the iterator's next sample instead, so the
-            epoch gets fewer samples, not smaller batches.
+        policy: policy for bad samples. "drop" takes the iterator's next sample instead.
     """
 
     uses_global_generators = True
@@ -89,15 +88,15 @@ class IterableMaker:
         self._ended = False
         self._loaded: bytes | None = None
         self._digest: str | None = None
-        """Digest of this pass's samples; None if the dataset or its iterator has a state."""
+        """Digest of this pass's samples, without a state."""
         self._failed: list[tuple[int, int]] = []
-        """Fetches that raised, each with the number of samples taken before."""
+        """Fetches that raised, each with its number of samples."""
         self._may_raise = False
-        """Whether the next sample may repeat an exception that a fetch raised before the resume."""
+        """Whether the next sample may repeat an exception from before the resume."""
         self._counts_raised = False
         """Whether samples that raise are counted, as in older versions."""
         self._put_back: Callable[[], None] | None = None
-        """Makes a dataset forget its loaded state, after it has begun from it."""
+        """Makes a dataset forget its loaded state."""
 
     def begin(self, start: WorkerStart) -> None:
         """Begin a pass in torchdata's order: dataset's state, ``iter()``, iterator's state."""
@@ -168,10 +167,10 @@ class IterableMaker:
     def snapshot(self) -> bytes:
         """Return the serialized state; after the end, only the dataset's."""
         if self._loaded is not None:
-            # no pass has begun from it, and some datasets have a state only then
+            # no pass has begun, and some datasets have no state before
             return self._loaded
         ended = self._ended or self._exhausted
-        # torchdata saves a dataset that is its own iterator once.
+        # As in torchdata, a dataset that is its own iterator is saved once.
         has_both = self._iterator is not self._keeper
         of_dataset = has_both if not ended else not restarts_each_pass(self._keeper)
         state = worker_state(
@@ -205,7 +204,7 @@ class IterableMaker:
             sample, error = self._next(iterator)
             if self._exhausted:
                 if raised is not None:
-                    # the exception seems to have ended the iterator, which must not be silent
+                    # the exception seems to have ended the iterator
                     raise raised
                 break
             raised = error
@@ -239,11 +238,11 @@ class IterableMaker:
             return None, None
         except Exception as error:
             if self._may_raise:
-                # A fetch has raised this before the resume, and the caller has seen it.
+                # A fetch has raised this before the resume.
                 self._may_raise = False
                 self._seed()
                 return self._next(iterator)
-            # A generator that has raised is finished: its remaining samples would be lost silently.
+            # A generator that has raised is finished, and its samples would be lost silently.
             is_dropped = self._drops_bad and is_bad(error) and not inspect.isgenerator(iterator)
             self._samples += is_dropped or (self._counts_raised and is_bad(error))
             if not is_dropped:
@@ -271,7 +270,7 @@ class IterableMaker:
     def _bad(self, error: Exception) -> FoundBad:
         """Return the record of the iterator's last sample, numbered within this worker's pass.
 
-        Its position assumes that all workers and ranks yield one sample in turn.
+        Its position assumes that workers and ranks take turns.
         """
         start, number = self._start, self._samples - 1
         worker = get_worker_info()
@@ -289,8 +288,8 @@ class IterableMaker:
     def _read_again(self, count: int, digest: str | None) -> None:
         """Fast-forward an iterator without a state, fetch by fetch, as it was read before.
 
-        Bad samples were already raised or dropped at the first read. A fetch that raised takes as
-        many samples as it did then, whether or not it raises again.
+        Bad samples were already raised or dropped. A fetch that raised takes as many samples as
+        then.
 
         Raises:
             StateMismatch: the iterator yields other samples than before.
@@ -345,8 +344,7 @@ class IterableMaker:
 def prepare_datapipe(datapipe: Any, start: WorkerStart) -> None:
     """Seed a datapipe's graph for the pass, equally in all workers and ranks.
 
-    Worker processes apply sharding when they start; in the user's thread it is applied here, among
-    the ranks.
+    Worker processes apply sharding when they start; in the user's thread it is applied here.
     """
     (seed,) = sample_seeds(start.seed, start.epoch, np.zeros(1, np.int64), Stream.DATAPIPES)
     generator = torch.Generator()
@@ -359,7 +357,7 @@ def prepare_datapipe(datapipe: Any, start: WorkerStart) -> None:
 _MAX_ELEMENTS = 16
 """Largest number of elements of an array or a sequence that the digest covers."""
 _MAX_BYTES = 32
-"""Number of bytes from the beginning and from the middle: encoded files have similar beginnings."""
+"""Number of bytes from the beginning and from the middle."""
 _MAX_DEPTH = 4
 _SCALARS = frozenset((int, float, bool, complex, type(None)))
 
@@ -369,7 +367,7 @@ def digest_with(before: str, samples: Sequence[Any]) -> str:
 
     It covers the dtype, the shape and up to 16 elements from the middle of each tensor or array. It
     also covers the length and up to 64 bytes of bytes and texts, and the class of any other object.
-    It takes about 5 microseconds per sample.
+    It takes about 5 microseconds.
 
     Args:
         before: the digest of the samples before these; "" at the beginning.
@@ -416,7 +414,7 @@ def _describe(value: Any, parts: list[bytes], depth: int) -> None:
             for each in head:
                 _describe(each, parts, depth - 1)
     else:
-        # PIL images have a size; no other property of an object is the same in every process.
+        # Of other objects, only a PIL image's size is the same in every process.
         size = getattr(value, "size", None)
         parts.append(f"{kind.__qualname__} {size if isinstance(size, tuple) else None}".encode())
 

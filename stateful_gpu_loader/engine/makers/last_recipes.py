@@ -1,7 +1,7 @@
-"""Batches of images whose last recipes are applied elsewhere: by the receiver, or on a device.
+"""Batches of images whose last recipes are applied elsewhere.
 
 Normalize and ToDtype turn one byte into four. Workers on other machines leave them out, so that a
-quarter of the bytes crosses the network; the pixels are the same.
+quarter of the bytes crosses the network.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LastRecipes:
     """Layout of finished images."""
 
     def on_host(self, images: torch.Tensor, allocate: Allocate) -> torch.Tensor:
-        """Return finished images in newly allocated memory, made one by one as in a worker.
+        """Return finished images in new memory, made one by one as in a worker.
 
         Args:
             images: uint8 [n, 3, height, width] on the CPU; they are not changed.

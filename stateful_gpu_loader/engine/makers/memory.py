@@ -1,7 +1,7 @@
-"""Memory for finished batches: reused after its last tensor is gone, and page-locked up to a bound.
+"""Memory for finished batches, reused, and page-locked up to a bound.
 
-Newly allocating a batch of 38 MB costs 0.2 ms per image in page faults alone, a fifth of the time
-to decode the image.
+Newly allocating a batch of 38 MB costs 0.2 ms per image in page faults, a fifth of the time to
+decode it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,12 @@ def empty_pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 class BatchMemory:
-    """Allocates batch buffers, and takes their memory back after their last tensor is gone.
+    """Allocates batch buffers, and reuses their memory.
 
-    A buffer is an array that a tensor, its views and its exports keep alive. Its memory returns
-    only when the array dies. Thread-safe.
+    A buffer's memory returns when its tensor, its views and its exports are gone. Thread-safe.
 
     Args:
-        keep: number of free buffers of one size to keep; others are returned to the system.
+        keep: number of free buffers of one size to keep.
 
     >>> memory = BatchMemory(keep=1)
     >>> first = memory.empty((2, 3), torch.float32)
@@ -52,7 +51,7 @@ class BatchMemory:
     def __init__(self, keep: int) -> None:
         self._keep = keep
         self._free: dict[int, list[npt.NDArray[np.uint8]]] = {}
-        # Re-entrant: a buffer may die, and return here, while another buffer is taken.
+        # Re-entrant, because a buffer may die while another is taken.
         self._lock = fork_safe(threading.RLock())
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -74,7 +73,7 @@ class BatchMemory:
 
 
 def lend(base: npt.NDArray[np.uint8], take_back: Callable[[], None]) -> torch.Tensor:
-    """Return a tensor on memory that is reused after nothing refers to the tensor's storage.
+    """Return a tensor on memory that is reused after the tensor's storage is gone.
 
     Args:
         base: the memory, uint8 [n].
@@ -94,8 +93,7 @@ MAX_BYTES = 2**31
 class PinnedMemory:
     """Allocates page-locked memory up to a bound, and pageable memory beyond it.
 
-    The system cannot use page-locked memory for anything else. A copy from pageable memory is
-    slower, but gives the same batch. Thread-safe.
+    A copy from pageable memory is slower. Thread-safe.
 
     Args:
         most_bytes: bound for the memory that is in use at a time.
@@ -109,7 +107,7 @@ class PinnedMemory:
         self.num_bytes = 0
         self._lent: dict[int, tuple[weakref.ref[Any], int]] = {}
         """Each storage in use and its size, by the identity of the reference."""
-        # Re-entrant: a storage may die while the lock is held.
+        # Re-entrant, because a storage may die within it.
         self._lock = fork_safe(threading.RLock())
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -147,4 +145,4 @@ def _memory_of_machine() -> int:
 
 
 PINNED = PinnedMemory(min(MAX_BYTES, _memory_of_machine() // 8))
-"""Memory of all loaders of this process, because they share the machine's memory."""
+"""Memory of all loaders of this process."""

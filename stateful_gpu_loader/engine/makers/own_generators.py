@@ -24,20 +24,19 @@ _KEYED_ANYWAY = (random._inst, np.random.mtrand._rand, torch.default_generator)
 _KEYED_NAMES = ("random_generator", "py_random")
 """Attributes with the generators of albumentations' transforms, which the loader seeds."""
 _GOLDEN = 0x9E3779B97F4A7C15
-"""Odd distance between the seeds of several objects, 2**64 divided by the golden ratio."""
+"""Odd distance between seeds, 2**64 divided by the golden ratio."""
 _MAX_SHOWN = 8
 
 
 def seed_setters(dataset: Any, transform: Any) -> Iterator[Callable[[int], None]]:
     """Yield the functions to call with each sample's seed.
 
-    ``set_sample_seed`` of the dataset and the transform comes last, so that it can override the
-    others.
+    ``set_sample_seed`` of the dataset and the transform comes last.
     """
     found = reachable({"dataset": dataset, "transform": transform}).found
     keyed = [each for each in found if _is_keyed(each.thing)]
     if keyed:
-        # A transform passes its generators on to the transforms that it holds.
+        # A transform shares its generators with its parts.
         held = tuple(f"{path}{mark}" for path, _ in keyed for mark in ".[")
         yield AlbumentationsSeed([thing for path, thing in keyed if not path.startswith(held)])
     outer = [*parts_of(dataset), transform]
@@ -75,19 +74,19 @@ class SampleGenerators:
 class AlbumentationsSeed:
     """Seeds transforms of albumentations, which draw from private generators.
 
-    All of them share one pair of generators. albumentations' own ``set_random_seed`` would give
-    each the same numbers, so that two flips of probability 0.5 would always coincide.
+    All of them share one pair of generators. With albumentations' own ``set_random_seed`` two flips
+    of probability 0.5 would always coincide.
     """
 
     def __init__(self, transforms: list[Any]) -> None:
         self._transforms = transforms
         for transform in transforms:
             if getattr(transform, "seed", None) is not None:
-                # With a seed, AlbumentationsX would seed its generators again, but only in workers.
+                # With a seed, AlbumentationsX would seed them again, but only in workers.
                 transform.set_random_seed(None)
 
     def __call__(self, seed: int) -> None:
-        # These must differ from the numbers of the global generator, which has the same seed.
+        # These must differ from the global generator's numbers.
         pair = np.random.default_rng(seed), random.Random(seed + 1)
         for transform in self._transforms:
             transform.set_random_state(*pair)
@@ -153,7 +152,7 @@ def inner_datasets(dataset: Any) -> list[Any]:
 
 
 def _reached(dataset: Any, transform: Any) -> Reached:
-    """Return the reachable objects, without objects whose generators are seeded or saved."""
+    """Return the reachable objects without seeded or saved generators."""
     outer = [*parts_of(dataset), transform]
     exempt = {
         id(part)
@@ -177,7 +176,7 @@ def _saves_itself(part: Any) -> bool:
 
 
 def _set_another_seed(thing: Any, number: int, seed: int) -> None:
-    """Seed an object with numbers that differ from those of its neighbours."""
+    """Seed an object with numbers that differ from its neighbours'."""
     thing.set_sample_seed((seed + number * _GOLDEN) % 2**64)
 
 

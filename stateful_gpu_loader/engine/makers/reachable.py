@@ -1,8 +1,8 @@
 """Search for the objects that the user's code can reach while it makes a sample.
 
 The search starts at the dataset and the transform. It follows attributes, containers, and the code
-that is called per sample: its closures, default arguments, class attributes, and the globals and
-helper functions that it names. It calls no user code, and its length is bounded.
+that is called per sample: its closures, default arguments, class attributes, globals and helper
+functions. It is bounded, and calls no user code.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ GENERATORS = (
 _MAX_OBJECTS = 20_000
 """Largest number of objects in one search, at about a microsecond each."""
 _MAX_UNSAMPLED_DATA = 256
-"""Longer lists and dicts are sampled first, because most of them hold data."""
+"""Longer lists and dicts, mostly data, are sampled first."""
 _MAX_UNSAMPLED = 1000
-"""Longer lists and dicts that are not data are searched only in a sample."""
+"""Longer lists and dicts are searched only in a sample."""
 _SAMPLED = 8
 """Number of entries in a sample of a list or dict."""
 _MAX_DEPTH = 4
 _CALLED = frozenset({"__getitem__", "__getitems__", "__call__", "forward", "read_shard"})
-"""Methods that are called per sample, whichever names the code has."""
+"""Methods called per sample."""
 _PACKAGES = frozenset(
     {
         "PIL",
@@ -67,7 +67,7 @@ _PACKAGES = frozenset(
         "transformers",
     }
 )
-"""Packages whose own code draws from no private generator while it makes a sample."""
+"""Packages whose code draws from no private generator."""
 _DATA = (
     *(type(None), bool, int, float, complex, str, bytes, bytearray, memoryview, range, slice),
     *(np.generic, np.dtype, torch.Tensor, torch.dtype, torch.device, torch.Size),
@@ -99,9 +99,9 @@ class Reached:
     """Result of a search."""
 
     found: list[Found] = field(default_factory=list)
-    """Objects in breadth-first order, each once, by its shortest path."""
+    """Objects in breadth-first order, by their shortest paths."""
     unsearched: dict[str, list[str]] = field(default_factory=dict)
-    """Roots that were searched in part, each with descriptions of what was skipped."""
+    """Roots searched in part, with descriptions of the skipped objects."""
 
 
 class _Place(NamedTuple):
@@ -109,7 +109,7 @@ class _Place(NamedTuple):
     path: str
     thing: Any
     names: Names
-    """Names in the code that reached the object: it may call or read attributes by these names."""
+    """Names in the code that reached the object, which may be its attributes."""
 
 
 def reachable(
@@ -135,7 +135,7 @@ def is_generator(thing: Any) -> bool:
 
 
 def is_package_code(module: str) -> bool:
-    """Return whether a module belongs to Python or to a package without private generators."""
+    """Return whether a module is Python's or a package's without private generators."""
     package = module.partition(".")[0]
     if package == "datasets":  # Hugging Face's, not a folder that many programs have
         return "datasets.arrow_dataset" in sys.modules
@@ -240,7 +240,7 @@ class _Search:
         held = about.attributes(place.thing)
         used = {name for name, _ in members}
         for name, value in held.items():
-            # All objects of a class may have a generator that only some of them draw from.
+            # A class's generator may serve only some of its objects.
             if name in used or name not in about.generators:
                 path = f"[{name}]" if name.isdecimal() else f".{name}"
                 yield place.path + path, value, names
@@ -256,7 +256,7 @@ class _Search:
         if n > _MAX_UNSAMPLED:
             self._note(place.root, f"{n - len(pairs)} entries of {place.path}")
         for key, entry in pairs:
-            # No other repr() is called, because it may be the user's code.
+            # Another repr() may be the user's code.
             name = repr(key)[:60] if type(key) in (str, int) else type(key).__name__
             yield f"{place.path}[{name}]", entry, place.names
 
@@ -277,7 +277,7 @@ class _Class:
         self.generators = {
             name for name, bases in self._bases.items() if is_generator(vars(bases[0])[name])
         }
-        """Names of the generators that the class gives to its objects."""
+        """Names of the class's generators."""
         self._is_module = issubclass(kind, torch.nn.Module)
         self._known: dict[Names, tuple[list[tuple[str, Any]], Names]] = {}
         self.is_native = issubclass(kind, _FOREIGN) or self._calls_native_code()
@@ -285,7 +285,7 @@ class _Class:
 
     def _calls_native_code(self) -> bool:
         base = next(iter(self._bases.get("__call__", ())), None)
-        # Native functions have a name and are assumed to draw nothing.
+        # Native functions are assumed to draw nothing.
         if base is None or "__name__" in self._bases or is_package_code(base.__module__):
             return False
         return _function_of(vars(base)["__call__"]) is None
@@ -303,7 +303,7 @@ class _Class:
         return held
 
     def named(self, names: Names) -> tuple[list[tuple[str, Any]], Names]:
-        """Return the members that run or are read by these names, and the names in their code."""
+        """Return the members with these names, and the names in their code."""
         start = names & self.names
         if start not in self._known:
             self._known[start] = self._follow(start)
@@ -340,7 +340,7 @@ def _inside_function(function: types.FunctionType, path: str) -> Iterator[tuple[
     defaults = function.__defaults__ or ()
     held = [
         *vars(function).items(),
-        # A mock's function has the defaults of the function that it replaces, and other arguments.
+        # A mock's function has the replaced function's defaults.
         *zip(arguments[len(arguments) - len(defaults) :], defaults, strict=False),
         *(function.__kwdefaults__ or {}).items(),
         *_closure_of(function),
@@ -394,7 +394,7 @@ def _names_of(function: Any) -> Names:
 
 @functools.lru_cache(maxsize=4096)
 def _names_in(code: types.CodeType) -> Names:
-    """Return the names of globals and attributes in code, and in the functions defined in it."""
+    """Return the names of globals and attributes in code and its inner functions."""
     inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
     return frozenset(code.co_names).union(*map(_names_in, inner))
 
@@ -427,7 +427,7 @@ def _kind_of(kind: type) -> str:
 def _sampled(container: Any, longest: int) -> tuple[int, list[tuple[Any, Any]]]:
     """Return the length of a container, and keys and entries: only a sample if it is longer.
 
-    The methods of Python's own types are called, never those of a subclass.
+    Only methods of Python's own types are called.
     """
     if issubclass(type(container), np.ndarray):
         container = container.flat if container.dtype.hasobject else ()

@@ -1,6 +1,6 @@
-"""ReadsAhead: announces the next samples to a remote source, so that no request must be waited for.
+"""ReadsAhead: announces the next samples to a remote source.
 
-The next samples are known from the order alone, so nothing here can change a batch.
+This cannot change a batch.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from stateful_gpu_loader.samplers.orders import EpochOrder, PositionOrder, key_o
 _MAX_OVERTAKING = 1024
 """Number of requests that may begin before an earlier request."""
 _MAX_WINDOW = 1 << 20
-"""Maximum average number of samples in a window; a larger window would hardly fit in memory."""
+"""Maximum average number of samples in a window."""
 
 
 class ReadsAhead:
     """Lets a source fetch the samples of a batch together, before another maker reads them.
 
     In threads, which share the source, the next batch of each thread is announced too. If the order
-    goes through blocks and there is one rank, whole windows of blocks are announced. They are
-    fetched in few large requests, the next window while the present window is read. With several
-    ranks, each would fetch a whole window to use its share.
+    goes through blocks and there is one rank, whole windows of blocks are announced, the next
+    window while the present one is read.
 
     Args:
         source: a remote source.
@@ -51,7 +50,7 @@ class ReadsAhead:
         return self._maker.uses_global_generators
 
     def __call__(self, request: Request, check: Callable[[], None]) -> Any:
-        # In worker processes, other processes with their own sources make the next batches.
+        # The next batches are made by other processes, with their own sources.
         if self._order is not None and request.listed is None and get_worker_info() is None:
             order = self._order.of_epoch(request.seed, request.epoch)
             self._announcements.announce(self._source, order, request)
@@ -63,8 +62,7 @@ class ReadsAhead:
 class Announcements:
     """Prefetch hints of a pass: indices already announced to the source; threads share it.
 
-    Each sample is announced once, before any thread can have read it. A later announcement would
-    fetch it again for no use.
+    Each sample is announced once, before any thread can have read it.
 
     Args:
         num_batches: number of batches to announce ahead.
@@ -77,7 +75,7 @@ class Announcements:
         self._recent_ordinals: set[int] = set()
         """Ordinals of this pass's requests that began recently."""
         self._position = 0
-        """Position of the order before which all of this rank's samples are announced."""
+        """Position before which all of this rank's samples are announced."""
         self._window = -1
         """The last announced window of blocks."""
 
@@ -85,13 +83,13 @@ class Announcements:
         return Announcements, (self._num_batches,)
 
     def announce(self, source: Source, order: EpochOrder, request: Request) -> None:
-        """Announce the samples of a request and the following samples, unless announced already."""
+        """Announce the samples of a request and the following ones."""
         size = request.step * len(request.indices)
         start = request.start - key_offset_of(order)
         with self._lock:
             if self._is_of_another_pass(request):
                 self._epoch, self._recent_ordinals = (request.seed, request.epoch), set()
-                # Requests before this request may have been issued, but not begun.
+                # Earlier requests may not have begun.
                 self._position = max(start % request.step, start - request.ordinal * size)
                 self._window = -1
                 source.expect(np.empty(0, dtype=np.int64), anew=True)

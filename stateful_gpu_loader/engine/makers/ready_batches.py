@@ -90,6 +90,6 @@ def all_bad(request: Request, error: BadSample) -> tuple[FoundBad, ...]:
 
 
 def _without_bytes(batch: EncodedBatch) -> EncodedBatch:
-    """Drop the images from the request, so that their bytes travel only once, in the arena."""
+    """Drop the images from the request; the arena has their bytes."""
     names = [repr(index) for index in batch.request.index_list()]
     return dataclasses.replace(batch, request=batch.request._replace(indices=names))

@@ -42,17 +42,15 @@ from stateful_gpu_loader.state.user_states import freeze, thaw, worker_state
 class SampleMaker:
     """Calls ``dataset[index]``, transform and collate with generators seeded from the sample's key.
 
-    A dataset that draws from ``random``, ``numpy.random`` or torch therefore returns the same
-    sample in any worker. An object with private generators may have a method
-    ``set_sample_seed(int)``, anywhere inside the dataset or ``transform``. The method is called
-    before each item, or before each call of the dataset's own ``__getitems__``. Transforms of
-    albumentations are seeded at the same times.
+    So a dataset that draws from ``random``, ``numpy.random`` or torch returns the same sample in
+    any worker. A method ``set_sample_seed(int)`` of an object with private generators, anywhere
+    inside the dataset or ``transform``, is called before each item, or each call of the dataset's
+    own ``__getitems__``. Transforms of albumentations are seeded at the same times.
 
-    Seeding takes 8 us per sample, and most datasets draw nothing. The first samples of a pass are
-    therefore seeded and watched. If none of them draws, later samples are only watched. If a later
-    batch does draw, it is made again with seeds, and a warning is given. Objects with a state or
-    private generators are always seeded. An attribute ``draws`` of the dataset and the transform,
-    True or False, decides instead.
+    Seeding takes 8 us per sample, and most datasets draw nothing. So if none of a pass's first
+    samples draws, later samples are only watched. If a later batch does draw, it is made again with
+    seeds, with a warning. Objects with a state or private generators are always seeded. An
+    attribute ``draws`` of the dataset and the transform, True or False, decides instead.
 
     Args:
         transform: a callable on one whole sample, or None.
@@ -92,7 +90,7 @@ class SampleMaker:
             return True
         if isinstance(self._dataset, Stateful):
             return True
-        # A reader has already seeded the samples that it read.
+        # A reader has already seeded its samples.
         drawing = [] if isinstance(self._dataset, ReadySamples) else [self._dataset]
         drawing += [] if self._transform is None else [self._transform]
         declared = [getattr(part, "draws", None) for part in drawing]
@@ -110,7 +108,7 @@ class SampleMaker:
         return self._one_by_one(request, check)
 
     def _unseeded(self, request: Request, check: Callable[[], None]) -> list[Any] | None:
-        """Return the samples; None if a sample drew or failed and all must be made one by one."""
+        """Return the samples; None if all must be made one by one."""
         indices = request.index_list()
         if self._policy.knows_any(indices):
             return None
@@ -123,7 +121,7 @@ class SampleMaker:
         return None if self._rule.draws else samples
 
     def _retry(self, request: Request, check: Callable[[], None]) -> Any:
-        """Make a batch one by one, with seeds if they are allowed or if it turns out to draw."""
+        """Make a batch one by one, with seeds if allowed, or if it draws."""
         if not self._rule.may_seed:
             try:
                 batch = self._one_by_one(request, check)
@@ -137,7 +135,7 @@ class SampleMaker:
             return self._one_by_one(request, check)
 
     def _made(self, indices: list[Any], check: Callable[[], None]) -> list[Any]:
-        """Return these samples, at torch's own cost if nothing needs to be done."""
+        """Return these samples, if possible at torch's own cost."""
         dataset = self._dataset
         asked = indices if check is never_stopped else _checked(indices, check)
         if self._transform is None:
@@ -202,7 +200,7 @@ class SampleMaker:
         try:
             return self._rule.seeded(partial(self._generators.seed, seed), lambda: self.fetch(key))
         except Exception:
-            # Entered only after an error, because it takes longer than all other work here.
+            # Entered only after an error, because it is slow.
             with noting_sample(key):
                 raise
 
@@ -215,9 +213,8 @@ class SampleMaker:
     ) -> Any:
         """Fetch a batch with one call; if it fails, find the bad samples one by one and call again.
 
-        If a sample is known to be bad, the first call would fail and is skipped. The last call
-        fetches all samples again, because a batch may draw random numbers for all of its samples
-        together.
+        If a sample is known to be bad, the first call is skipped. The last call fetches all samples
+        again, because a batch may draw random numbers for all its samples together.
         """
 
         def together(slots: list[Slot]) -> Any:
@@ -251,8 +248,7 @@ class SampleMaker:
     def _has_drawn(self, seed: int) -> bool:
         """Whether anything may have been drawn since the generators were seeded with ``seed``.
 
-        The user's private generators count as drawn from, as do all generators where none may be
-        seeded: their use is not known.
+        Private generators, and generators that may not be seeded, count as drawn from.
         """
         if not self._rule.may_seed:
             return self._rule.draws is None or self._rule.leaves_alone
@@ -271,7 +267,7 @@ def _checked(indices: list[Any], check: Callable[[], None]) -> Iterator[Any]:
 def collate(
     request: Request, samples: Any, collate_fn: Callable[[Any], Any], *, batched: bool
 ) -> Any:
-    """Collate with generators seeded from the batch's first position; torch's own draw nothing."""
+    """Collate with generators seeded from the batch's first position."""
     if collate_fn not in DRAWS_NOTHING:
         seed_global_generators(batch_seed(request, Stream.COLLATE))
     with stage("collate"):
@@ -293,8 +289,8 @@ def batch_seed(request: Request, stream: Stream) -> int:
 def has_native_batches(dataset: Any) -> bool:
     """Whether the dataset fetches batches by its own ``__getitems__``.
 
-    torch's Subset and StackDataset always have a ``__getitems__`` that only passes the indices on.
-    They are read item by item unless a dataset inside has its own.
+    torch's Subset and StackDataset, which only pass the indices on, do not count unless a dataset
+    inside has its own.
 
     >>> has_native_batches(Subset([10, 20, 30], [0, 2]))
     False
@@ -308,8 +304,7 @@ def has_native_batches(dataset: Any) -> bool:
 class DatasetStateMaker:
     """Adds the state of the dataset to another maker.
 
-    Generators are still seeded for each sample, so a dataset whose state is that of a global
-    generator is exact with or without it.
+    Generators are still seeded for each sample.
     """
 
     def __init__(self, dataset: Any, maker: Maker) -> None:

@@ -1,9 +1,8 @@
 """Turns: threads read images one at a time, as long as reading is quick.
 
-Reading a file from the page cache is Python code between short system calls. After each call a
-thread waits for Python's lock, so many threads delay each other and the thread that decodes. On a
-machine with an H100 and 16 cores, one thread reads 21,000 images a second, and 16 threads read
-7,000. Threads that wait for storage, or that work without Python's lock, read more side by side.
+Reading a file from the page cache is Python code between short system calls, after each of which a
+thread waits for the GIL. On a machine with an H100 and 16 cores, one thread reads 21,000 images a
+second, and 16 threads read 7,000. Threads that wait for storage read more side by side.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 from stateful_gpu_loader.state.forks import fork_safe
 
 _QUICK = 200e-6
-"""Most seconds an image of quick reading. Side by side, threads are hardly faster than this."""
+"""Most seconds an image of quick reading."""
 _JUDGED = 0.25
 """Seconds in turns after which the reading is judged."""
 _BESIDE = 80
@@ -29,7 +28,7 @@ The ratio bounds what turns cost on storage that is always slow.
 
 
 class Turns:
-    """Turns of the threads that share a maker. They change when a batch is read, never what is.
+    """Turns of the threads that share a maker, which change only the time of reading.
 
     Args:
         clock: returns seconds.
@@ -41,27 +40,27 @@ class Turns:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        # An exception of a signal handler may leave it locked; that thread can still take it.
+        # Re-entrant, because a signal handler's exception may leave it locked.
         self._lock = fork_safe(threading.RLock())
         self._slow_at = math.inf
         """Moment from which on the present turn is slow; infinite between turns."""
         self._beside_until = -math.inf
         """Moment until which requests are read without a turn."""
         self._beside: dict[object, float] = {}
-        """Requests that are being read without a turn, each with the moment when it began."""
+        """Requests being read without a turn, each with its beginning."""
         self._seconds = 0.0
         """Time of the turns that are not judged yet."""
         self._images = 0
         """Number of images read in that time."""
 
     def __reduce__(self) -> Any:
-        # Another process that receives the maker has threads of its own.
+        # Another process has its own threads.
         return Turns, ()
 
     @contextmanager
     def take(self, num_images: int) -> Iterator[None]:
         """Wait for a turn to read one request; after slow reading, go on without one."""
-        # The first turn after reading side by side takes longer, as others still read.
+        # The first turn after reading side by side takes longer.
         most = max(_JUDGED, 2 * num_images * _QUICK)
         if self._wait(most):
             try:
@@ -78,7 +77,7 @@ class Turns:
             del self._beside[request]
 
     def _wait(self, most: float) -> bool:
-        """Wait for the lock; return False if the request is to be read without it.
+        """Wait for the lock; return False to read the request without it.
 
         Args:
             most: seconds after which a turn with the request is slow.
@@ -108,6 +107,6 @@ class Turns:
     def _is_alone(self, now: float, most: float) -> bool:
         """Whether no request is read beside the turn, which would delay it.
 
-        A request that has taken as long as the reading side by side does not count: it may hang.
+        A request that may hang does not count.
         """
         return all(began + _BESIDE * most <= now for began in list(self._beside.values()))

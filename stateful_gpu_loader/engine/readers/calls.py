@@ -29,14 +29,13 @@ MOST_IMAGES = 2**20
 class CallReader:
     """Calls the user's function with generators seeded from the position.
 
-    A batch depends only on its calls, so any worker can make it at any time. StopIteration is
-    reported as the position at which the epoch ends.
+    StopIteration is reported as the position at which the epoch ends.
 
     Args:
         source: holds the function.
         batch_size: number of samples in a whole batch of this rank; 1 if a call makes a batch.
         drop_last: whether an incomplete last batch is dropped.
-        stacks: whether the samples are stacked unchanged, and so must be alike.
+        stacks: whether the samples are stacked unchanged.
     """
 
     uses_global_generators = True
@@ -104,7 +103,7 @@ class CallReader:
         return None
 
     def _name(self, key: SampleKey) -> str:
-        """Return a name that is the same in every epoch, for the record of bad samples."""
+        """Return a name for the record of bad samples."""
         return f"{'batch' if self._source.batch else 'sample'} {key.index}"
 
     def _info(self, request: Request, key: SampleKey, place: int) -> SampleInfo | BatchInfo:

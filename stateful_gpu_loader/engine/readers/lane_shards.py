@@ -69,7 +69,7 @@ class LaneShards:
         self._rule = rule
         self._generators = generators
         self.is_damage_reported = False
-        """Whether the samples were read before, and their damage was reported."""
+        """Whether the samples' damage was reported before."""
         self.is_seeded = False
         """Whether generators are seeded for each sample."""
         self._is_encoded = isinstance(dataset, EncodedShards)
@@ -82,11 +82,11 @@ class LaneShards:
         """Ordinal of the next sample, in the order of reading."""
         self._generator: Iterator[tuple[Any, int]] | None = None
         self._given: deque[Any] = deque()
-        """Samples that the generator has yielded and that are not read yet."""
+        """Samples yielded by the generator and not read yet."""
         self._raised: Exception | None = None
         """Exception that the generator raised after these samples."""
         self._num_read: int | None = None if self.place[1] else 0
-        """Number of samples read from the present shard; None unless read from its beginning."""
+        """Number of samples read from the present shard, if from its beginning."""
         self._promised: int | None = None
         """Number of samples in the present shard, according to the dataset."""
         self._found: list[FoundBad] = []
@@ -94,10 +94,8 @@ class LaneShards:
     def read(self, samples: list[ReadySample], size: int, check: Callable[[], None]) -> None:
         """Append samples until there are ``size`` of them, or the lane ends.
 
-        Samples of a shard are taken together if none of them needs special handling.
-
         Args:
-            samples: receives the samples, including those read before an exception.
+            samples: receives the samples, even before an exception.
             size: number of samples, including the present ones.
             check: called between samples.
 
@@ -135,8 +133,7 @@ class LaneShards:
     def _all_if_sound(self) -> list[ReadySample]:
         """Return all yielded samples; nothing if one of them needs special handling.
 
-        The first sample of a shard is read alone, because the shard's number of samples is read
-        then.
+        The first sample of a shard is read alone.
         """
         given, num_read, promised = self._given, self._num_read, self._promised
         if not given or num_read == 0:
@@ -204,7 +201,7 @@ class LaneShards:
         return bad
 
     def close(self) -> None:
-        """Close the dataset's generator, which may hold a file open; reading opens it again."""
+        """Close the dataset's generator, which may hold a file open."""
         generator: Any = self._generator
         self._generator = self._raised = None
         self._given.clear()
@@ -281,7 +278,7 @@ class LaneShards:
     def _is_due(self, shard: str) -> bool:
         """Count a sample; leave the shard with an error if it exceeds ``num_samples()``.
 
-        Ranks end their epoch by that number, so the rest would be dropped silently.
+        Otherwise the rest would be dropped silently.
         """
         if self._num_read is None:
             return True

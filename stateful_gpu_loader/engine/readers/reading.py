@@ -15,7 +15,7 @@ from stateful_gpu_loader.state.lane_cursor import LaneProgress
 
 
 class ReadySample:
-    """A sample that was read elsewhere, with its name; used in place of a dataset index.
+    """A sample with its name, used in place of a dataset index.
 
     Args:
         sample: the sample.
@@ -40,7 +40,7 @@ def place_in_shard(shard: str, cursor: int) -> str:
 
 
 class ReadySamples:
-    """A dataset whose indices are the samples themselves; reading them draws no random numbers."""
+    """A dataset whose indices are the samples themselves."""
 
     def __getitem__(self, index: ReadySample) -> Any:
         return index.sample

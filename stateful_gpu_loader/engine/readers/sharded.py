@@ -33,10 +33,8 @@ class ShardedReader:
 
     Threads share it; the turns of one lane are read one after the other.
 
-    The first samples are seeded and watched; if none of them draws, later samples are only watched.
-    If a later sample draws, its turn is read again with seeds from the lane's cursor, as in a
-    resume. Encoded samples draw nothing. An attribute ``draws`` of the dataset, True or False,
-    decides instead.
+    Samples are seeded as by :class:`SampleMaker`; a turn that draws without seeds is read again
+    from the lane's cursor. Encoded samples draw nothing.
 
     Args:
         policy: policy for bad samples; it also applies to the rest of a damaged shard.
@@ -159,7 +157,7 @@ class ShardedReader:
 
     def _wait_for_turn(self, request: LaneTurn, check: Callable[[], None]) -> _ServedLane:
         with self._lock:
-            check()  # an abandoned turn must not reopen the lane after the turn that followed it
+            check()  # an abandoned turn must not reopen the lane
             if request.cursor is not None:
                 cursor = LaneCursor.from_text(request.cursor)
                 reader = self._reader(request, request.lane, request.lap, cursor)
@@ -174,7 +172,7 @@ class ShardedReader:
                         lane.begin = lane.reader.cursor
                         return lane
                     if lane.turn == request.turn + 1:
-                        # The answer to this turn was lost in transit, so the turn is repeated.
+                        # The answer to this turn was lost, so it is repeated.
                         lane.reader = self._reader(request, request.lane, request.lap, lane.begin)
                         lane.turn = request.turn
                         return lane
@@ -228,9 +226,8 @@ class _ServedLane:
         self.begin = reader.cursor
         """Cursor before the last turn that was read."""
         self.start = start
-        """Number of the workers' start for which the lane was opened."""
+        """Number of the workers' start that opened the lane."""
         self.turn = turn
-        """Number of the next turn."""
 
 
 _DRAWN_TOGETHER = 256
@@ -248,15 +245,14 @@ class Taken(NamedTuple):
 class LaneReader:
     """Yields a lane's samples in batches, determined by its address and cursor.
 
-    A window is always read from its beginning, even if part of it was delivered before, so no
-    shuffle buffer needs to be saved.
+    A window is always read from its beginning, so no shuffle buffer needs to be saved.
 
     Args:
         window: number of samples that are shuffled together; 0 leaves them in order.
         drops_bad: drop the rest of a damaged shard instead of raising an exception.
         rule: notes which of the seeded samples draw.
         generators: generators that are seeded for each sample.
-        is_second: whether the lane was read from the cursor before, and its damage was reported.
+        is_second: whether the damage after the cursor was reported before.
     """
 
     def __init__(
@@ -288,7 +284,7 @@ class LaneReader:
         self._begin = self._shards.place
         """Shard and offset where the present window begins."""
         self._reading: list[ReadySample] = []
-        """Samples of the window that is being read."""
+        """Samples of the window being read."""
         self._length = 0
         """Number of samples in the present window."""
         self._left: list[ReadySample] = []
@@ -296,12 +292,12 @@ class LaneReader:
         self._held: list[ReadySample] = []
         """Samples taken from windows and not yet returned."""
         self._orders: dict[int, list[int]] = {}
-        """Orders of this window and the next windows, by the ordinals of their first samples."""
+        """Orders of this and the next windows, by their first samples' ordinals."""
         self._to_skip = cursor.taken
         self.is_at_cursor = True
         """Whether a new reader at the cursor would read the same samples.
 
-        False after a failed call: this reader keeps what it has read and skips what raised.
+        False after a failed call, which this reader does not repeat.
         """
 
     @property
@@ -369,7 +365,7 @@ class LaneReader:
         if not self._reading:
             self._begin = self._shards.place
         start = self._shards.ordinal - len(self._reading)
-        # Damage within a window was reported before its first sample was delivered.
+        # Damage within a window was reported before its first delivery.
         self._shards.is_damage_reported = self._is_second or self._to_skip > 0
         self._shards.read(self._reading, size, check)
         window, self._reading = self._reading, []
@@ -383,8 +379,7 @@ class LaneReader:
     def _order_of(self, start: int, n: int) -> list[int]:
         """Return the order of the n samples of a window.
 
-        The orders of small windows are drawn together; drawing one alone would cost more than
-        reading its samples.
+        The orders of small windows are drawn together.
 
         Args:
             start: ordinal of its first sample.

@@ -34,7 +34,7 @@ from stateful_gpu_loader.state.schema import (
 )
 from stateful_gpu_loader.state.user_states import UserStates, freeze, thaw
 
-_REMEDY_SAME = "build the loader with the sampler, dataset and arguments of the saved one"
+_REMEDY_SAME = "build the loader with the saved loader's sampler, dataset and arguments"
 _REMEDY_WORKERS = (
     "build the loader with the saved num_workers: the states of the workers' own objects fit only "
     "this number of workers"
@@ -73,7 +73,7 @@ def start_of_pass(
 ) -> Address:
     """Return the place of a pass that begins, with the states of the user's objects.
 
-    The pass is about to move these objects, so their states can no longer be read later.
+    The pass is about to move these objects.
     """
     user = place.user
     if place.position == 0:
@@ -92,8 +92,8 @@ def with_present_sampler(
 ) -> UserStates | None:
     """Return the states between two passes, with the sampler's present state.
 
-    The user may have set an epoch since the previous pass ended. The mark of a sampler without a
-    state is kept if only iterating that pass again proves the sampler's position.
+    The user may have set an epoch since. The mark of a sampler without a state is kept if only
+    iterating that pass again proves the sampler's position.
     """
     mark = None if user is None or user.sampler is None else thaw(user.sampler)
     if plan.memory is None or (mark is not None and mark.get("passed") is not None):
@@ -152,8 +152,8 @@ def place_of(
 def restore_sampler(memory: SamplerSnapshot, place: Address) -> None:
     """Restore a sampler to the start of a pass; attributes set afterwards apply to that pass.
 
-    In the middle of a pass this waits until the pass continues; attributes that are set before then
-    do not apply.
+    In the middle of a pass this happens when the pass continues; attributes set before do not
+    apply.
     """
     saved = None if place.user is None else place.user.sampler
     mark = NOTHING_CAPTURED if saved is None else thaw(saved)
@@ -183,7 +183,7 @@ def _positions_ahead(state: LoaderState) -> tuple[tuple[int, str | None], ...]:
 
 
 def text_of_ahead(ahead: Sequence[tuple[int, str | None]]) -> str | None:
-    """Return the state's text for the batches that were delivered ahead of an older batch.
+    """Return the state's text for batches delivered ahead of an older one.
 
     >>> text_of_ahead([(8, None), (16, "indices ab12")])
     '[8, [16, "indices ab12"]]'
@@ -243,12 +243,12 @@ def _check_workers(user: UserStates, config: LoaderConfig) -> None:
 
 
 def _check_steps(plan: Plan, user: UserStates, position: int) -> None:
-    """Check the number of batches delivered after the states, which are not delivered again."""
+    """Check the number of batches delivered after the states."""
     num_after = position - user.base
     if plan.is_iterable:
         fits, wanted = user.steps == num_after, f"{num_after}"  # its positions count batches
     else:
-        # Only a batch sampler may yield empty batches, which do not move the position.
+        # A batch sampler may yield empty batches, which do not move the position.
         fits = not user.steps or plan.config.yields_batches or user.steps <= num_after
         wanted = f"at most {num_after}"
     if not fits:
@@ -296,8 +296,8 @@ def lane_texts(plan: Plan, address: Address) -> dict[str, str] | None:
 def lane_place(plan: Plan, state: LoaderState, place: Address) -> Address:
     """Return the position of a state, with the cursors of its lanes.
 
-    A state of all lanes, merged over the ranks, resumes on any number of ranks that the lanes
-    allow. The position then has as many batches left as the largest rank.
+    A state of all lanes resumes on any number of ranks that the lanes allow, with as many batches
+    left as the largest rank.
 
     Raises:
         StateMismatch: lanes of this rank are missing, a cursor lies outside its lane, or only the
@@ -327,7 +327,7 @@ def lane_place(plan: Plan, state: LoaderState, place: Address) -> Address:
     if len(cursors) == lanes.num_lanes:
         position = whole - num_left(lanes, state.seed, state.epoch, division, cursors)
         if same_size:
-            # Same number of ranks; dropped samples can leave the saved position lower.
+            # Dropped samples can leave the saved position lower.
             position = min(position, state.position)
         return replace(place, position=position, lanes=cursors)
     if len(cursors) > len(own) or not same_size:
@@ -345,8 +345,8 @@ def lane_place(plan: Plan, state: LoaderState, place: Address) -> Address:
             present=f"an epoch of {whole} batches",
             remedy=REMEDY_FOREIGN,
         )
-    # On another number of ranks, torch.distributed.checkpoint gives each rank only the cursors of
-    # its own lanes, and a position that counts batches of the saved number of ranks.
+    # On another number of ranks, torch.distributed.checkpoint gives each rank only its own lanes'
+    # cursors, and the saved position.
     others = {lane: LaneCursor(shard=lanes.num_shards(lane)) for lane in range(lanes.num_lanes)}
     left = num_left(lanes, state.seed, state.epoch, division, {**others, **cursors})
     if left > whole - state.position:
@@ -370,7 +370,7 @@ def num_left(
 ) -> int:
     """Return the number of batches of the epoch that the largest rank has left."""
     counts = {
-        # A lane that was read to its end may have been read from its beginning again.
+        # A lane read to its end may have begun again.
         lane: cursor.count if cursor.shard < plan.num_shards(lane) else MOST_SAMPLES
         for lane, cursor in cursors.items()
     }

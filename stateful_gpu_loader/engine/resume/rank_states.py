@@ -1,4 +1,4 @@
-"""Merges the states of all ranks: only the rank that reads a lane has its cursor."""
+"""Merges the states of all ranks, which have their own lanes' cursors."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _REMEDIES = {
 def merge_state_dicts(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Merge the states of all ranks at one step into one, which loads on any number of ranks.
 
-    With map-style data the states of all ranks agree, except for the record of bad samples. With a
-    :class:`ShardedDataset` each rank's state has the cursors of its own lanes.
+    With a :class:`ShardedDataset` each rank's state has its own lanes' cursors; with map-style data
+    the states agree, except for bad samples.
 
-    A rank that has ended its epoch before the others may be one epoch ahead.
+    A rank may be one epoch ahead after its epoch's end.
 
     Args:
         states: the states of all ranks, in any order.
@@ -139,7 +139,7 @@ def _check_equal(field: str, one: Any, other: Any) -> None:
 
 
 def _of_any_rank(state: LoaderState) -> LoaderState:
-    """Return a state without the rank that drew its seed, because all ranks are compared."""
+    """Return a state without the rank that drew its seed."""
     saved = Fingerprint.from_text(state.fingerprint)
     if saved.seed_drawn_by is None:
         return state
@@ -147,7 +147,7 @@ def _of_any_rank(state: LoaderState) -> LoaderState:
 
 
 def _shared(field: str, value: Any) -> Any:
-    """Return the part of a value that must be equal on all ranks, in a form that == compares."""
+    """Return the part of a value that must be equal on all ranks, for ==."""
     if field == "index_digest":
         return unsigned(value)
     if field != "user":
@@ -156,7 +156,7 @@ def _shared(field: str, value: Any) -> Any:
     if isinstance(sampler, dict) and isinstance(sampler.get("passed"), dict):
         passed = sampler["passed"] | {"digest": unsigned(sampler["passed"].get("digest"))}
         value = value | {"sampler": sampler | {"passed": passed}}
-    # The states may hold tensors, which == compares element by element.
+    # The states may hold tensors, which == compares by element.
     return comparable(value)
 
 

@@ -30,8 +30,7 @@ def state_of_place(
 ) -> LoaderState:
     """Return the state that an uninterrupted run would have at another position.
 
-    The identity of the stream, the seed and the record of bad samples are kept. Exactly one of
-    ``position``, ``samples`` and ``percent`` is given; see :func:`in_epoch`.
+    Exactly one of ``position``, ``samples`` and ``percent`` is given; see :func:`in_epoch`.
 
     Args:
         state: the state at any position of the stream.
@@ -112,7 +111,7 @@ def in_epoch(
     Args:
         position: position in the epoch's global order.
         samples: number of samples of the epoch that all ranks together have delivered, without
-            repeated samples that fill a last step.
+            repetitions in the last step.
         percent: share of the epoch, from 0 to 100, rounded down to the beginning of a batch.
         length: number of samples in the epoch; None if it is not known.
         global_batch_size: number of samples in one step of all ranks.

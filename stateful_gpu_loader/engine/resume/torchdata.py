@@ -1,7 +1,7 @@
 """Converts a state of torchdata's StatefulDataLoader to a state of this package.
 
-The interrupted epoch is finished with the indices that torchdata would have delivered. Later
-augmentations, and all later epochs, are this package's.
+The interrupted epoch is finished with torchdata's indices. Later augmentations and epochs are this
+package's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def from_torchdata(plan: Plan, state: Any, *, seed: int, fingerprint: Fingerprin
     Args:
         plan: plan of the loader that the state is loaded into.
         state: result of torchdata's ``state_dict()``.
-        seed: seed of the loader, for everything that torchdata's state does not determine.
+        seed: seed of the loader, for everything else.
 
     Raises:
         StateMismatch: the state is damaged, or not sufficient to resume exactly.
@@ -129,7 +129,7 @@ def _permutation(saved: TorchdataState, fingerprint: Fingerprint, num_replicas: 
 
 
 def _sampler(config: LoaderConfig, saved: TorchdataState) -> bytes | None:
-    """Return the mark of a user's sampler; None if it is iterated again from its start."""
+    """Return the mark of a user's sampler; None to iterate it from its start."""
     is_inside = config.batch_size is not None
     state = saved.sampler if is_inside else saved.index_sampler
     iterator = saved.sampler_iterator if is_inside else saved.index_iterator
@@ -162,8 +162,8 @@ def _sampler(config: LoaderConfig, saved: TorchdataState) -> bytes | None:
 def _ended_with_a_short_batch(saved: TorchdataState, sampler: Any, batch_size: int | None) -> bool:
     """Whether the sampler had ended at the snapshot.
 
-    Its state may then already be the state of its next pass. torchdata does not save the batch
-    size, which may have changed, so it is used only if nothing else decides.
+    Its state may then already be that of its next pass. The batch size, which may have changed, is
+    used only if nothing else decides.
     """
     samples = saved.samples
     if not samples or not saved.requests:
@@ -177,8 +177,8 @@ def _ended_with_a_short_batch(saved: TorchdataState, sampler: Any, batch_size: i
 def _at_its_end(sampler: Any, state: Any, iterator_state: Any) -> Any:
     """Return the sampler's state at the end of its pass.
 
-    With workers, torchdata saves the state at the last snapshot, even after a finished pass. A copy
-    iterates the rest of the pass, so that loading does not change the user's sampler.
+    With workers, torchdata saves the state at the last snapshot, so a copy iterates the rest of the
+    pass.
     """
     try:
         copied, state, iterator_state = copy.deepcopy((sampler, state, iterator_state))
@@ -221,8 +221,8 @@ def _workers(config: LoaderConfig, saved: TorchdataState) -> tuple[bytes | None,
 def _dataset_state(config: LoaderConfig, worker: TorchdataWorker, finished: bool) -> Any:
     """Return the state of a worker's dataset.
 
-    torchdata saves a dataset that is its own iterator as the iterator. After its end, or between
-    passes, no iterator is created to load the state, so the dataset must load it.
+    torchdata saves a dataset that is its own iterator as the iterator. Without an iterator, after
+    the pass's end, the dataset must load it.
     """
     is_over = worker.ended or finished
     if worker.dataset is None and is_over and isinstance(config.dataset, Stateful):
@@ -235,7 +235,7 @@ def _read_again(config: LoaderConfig, saved: TorchdataState) -> list[dict[str, A
     count = max(1, saved.num_workers)
     batches = saved.batches - saved.steps
     fetches = [len(range(worker, batches, count)) for worker in range(count)]
-    # The next worker alone does not prove it: with two workers it fits again one batch later.
+    # The next worker alone does not prove it.
     if saved.requests != batches or batches % count != saved.next_worker % count:
         raise _mismatch(
             "user's workers",

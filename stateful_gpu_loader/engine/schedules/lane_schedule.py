@@ -1,8 +1,8 @@
 """A pass over the lanes of a sharded dataset: each batch's lane, and the lanes' cursors.
 
-The next batch comes from the lane with the fewest turns among the lanes with a whole batch left;
-the first of them wins a tie. After that, the rests of all lanes are joined into batches. If other
-ranks have more batches, the lanes are read again, in another lap. None of this depends on timing.
+The next batch comes from the first lane with the fewest turns among the lanes with a whole batch
+left. After that, the rests of all lanes are joined into batches. If other ranks have more batches,
+the lanes are read again, in another lap.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class LaneSchedule:
     Args:
         place: where the pass begins; its ``lanes`` are the cursors, or None at the beginning.
         division: the part that this rank reads.
-        num_steps: number of batches in a whole epoch, if known. Of several ranks, a rank with fewer
-            batches reads its lanes again; a single rank ends after its lanes.
+        num_steps: number of batches in a whole epoch, if known. One of several ranks with fewer
+            batches reads its lanes again.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class LaneSchedule:
         self._cursors = LaneCursors(place.epoch, cursors)
         self._position = place.position
         self._pending: dict[int, LaneCursor] = {}
-        """Cursors after requests without a batch; they take effect with the next batch."""
+        """Cursors after requests without a batch, for the next batch."""
         self._requests = LaneRequests(self._service, self._cursors, self._position)
 
     @property
@@ -72,7 +72,7 @@ class LaneSchedule:
         return None
 
     def arrive(self, request: LaneTurn | RestTurn, answer: Answer | None) -> Arrival:
-        """Key the batch by its first sample; no batch is made twice, because lanes have cursors."""
+        """Key the batch by its first sample."""
         if isinstance(request, RestTurn):
             part = request.parts[0]
             count = LaneCursor.from_text(part.cursor).count + part.skip
@@ -117,15 +117,14 @@ class LaneService:
     epoch: int
     num_workers: int
     num_steps: int | None
-    """Number of batches of the epoch on every rank; None if the rank ends after its lanes."""
+    """Number of batches of the epoch on every rank; None to end after the lanes."""
 
 
 class LaneRequests:
     """Iterates over requests from a position on, as far as they are known.
 
-    Each answer must be passed to :meth:`note`, in the order of the requests. Any number of requests
-    may be taken before the answers. If the next request depends on missing answers, a request
-    without parts is returned, which yields no batch.
+    Each answer must be passed to :meth:`note`, in the order of the requests. If the next request
+    depends on missing answers, a request without parts is returned, which yields no batch.
 
     Args:
         service: the lanes and how they are read.
@@ -140,17 +139,17 @@ class LaneRequests:
         self._position = position
         self._start = next(_starts)
         self.is_interrupted = False
-        """Whether an exception interrupted the drawing of a request, which may be missing."""
+        """Whether an exception interrupted the drawing of a request."""
         self._ordinals = itertools.count()
-        self._under_way = 0
+        self._num_unanswered = 0
         """Number of unanswered requests that may become batches."""
         self._shards = {lane: service.plan.num_shards(lane) for lane in cursors}
         self._rests: dict[int, int] = {}
-        """Number of samples left in this lap in lanes without a whole batch left."""
+        """Number of samples left in lanes without a whole batch."""
         self._parts: deque[tuple[LanePart, ...]] | None = None
-        """Batches of these rests that are not requested yet; None until all rests are counted."""
+        """Unrequested batches of these rests; None until all rests are counted."""
         self._bad: dict[int, tuple[FoundBad, ...]] = {}
-        """Bad samples met while a lane's rest was counted."""
+        """Bad samples found while a lane's rest was counted."""
         self._counts: dict[int, int] = {}
         """Number of samples read from each lane, including its rest."""
         self._lap_starts: dict[int, dict[int, LaneCursor]] = {}
@@ -161,7 +160,7 @@ class LaneRequests:
         self._position_before = position
         self._open_lap(self._lap, cursors)
         self.opening = self._cursors
-        """Cursors at the start; they take effect with the first delivered batch."""
+        """Cursors at the start, for the first delivered batch."""
         self._reached = dict(self._cursors)
         """Cursors after all answered requests, delivered or failed."""
 
@@ -182,7 +181,7 @@ class LaneRequests:
             self._service.plan.check_shares(self._service.seed, self._service.epoch, division)
             self._is_checked = True
         while num_steps is None or self._position < num_steps:
-            if num_steps is not None and self._position + self._under_way >= num_steps:
+            if num_steps is not None and self._position + self._num_unanswered >= num_steps:
                 return self._nothing()
             lane = self._next_lane()
             if lane is not None:
@@ -190,13 +189,13 @@ class LaneRequests:
             if self._parts is None:
                 self._parts = self._join_rests()
             if self._parts:
-                self._under_way += 1
+                self._num_unanswered += 1
                 return self._rests_of(self._parts.popleft())
             if any(self._bad.values()):
                 return self._left_out()
             if num_steps is None:
                 break
-            if self._under_way:
+            if self._num_unanswered:
                 return self._nothing()
             self._begin_next_lap(num_steps)
         return None
@@ -221,7 +220,7 @@ class LaneRequests:
         moved: dict[int, LaneCursor] = {}
         if isinstance(request, RestTurn) and not request.parts:
             return moved
-        self._under_way -= 1
+        self._num_unanswered -= 1
         self._position += is_batch
         lap = request.lap if isinstance(request, LaneTurn) else request.parts[0].lap
         if lap > self._noted_lap:
@@ -230,7 +229,7 @@ class LaneRequests:
         moved |= progress.cursors
         if isinstance(request, RestTurn):
             moved |= {
-                # The lane has nothing left, so a resume need not read it again.
+                # The lane has nothing left.
                 part.lane: self._end_of(part.lane, lap, moved[part.lane])
                 for part in request.parts
                 if part.lane in moved and part.skip + part.num_samples == self._rests[part.lane]
@@ -250,8 +249,7 @@ class LaneRequests:
     def _open_lap(self, lap: int, cursors: Mapping[int, LaneCursor]) -> None:
         self._lap = lap
         self._cursors = {
-            # If all lanes have ended, they are at the beginning of the next lap, in which none had
-            # a turn.
+            # If all lanes have ended, the next lap begins.
             lane: replace(cursor, turns=0) if lap and self._is_start(lane, cursor, lap) else cursor
             for lane, cursor in cursors.items()
         }
@@ -291,7 +289,7 @@ class LaneRequests:
         if lane in self._unopened:
             self._unopened.discard(lane)
             cursor = self._cursors[lane].to_text()
-        self._under_way += 1
+        self._num_unanswered += 1
         return LaneTurn(
             ordinal=next(self._ordinals),
             seed=service.seed,
@@ -306,7 +304,7 @@ class LaneRequests:
         )
 
     def _rests_of(self, parts: tuple[LanePart, ...]) -> RestTurn:
-        """Return the request of a batch, with the bad samples found when its lanes were counted."""
+        """Return the request of a batch, with its lanes' bad samples."""
         bad: tuple[FoundBad, ...] = ()
         for part in parts:
             if part.skip + part.num_samples == self._rests[part.lane]:
@@ -314,7 +312,7 @@ class LaneRequests:
         return self._request(parts, bad)
 
     def _left_out(self) -> RestTurn:
-        """Return a request without a batch, which reports bad samples of lanes without batches."""
+        """Return a request without a batch, for bad samples of lanes without batches."""
         bad = tuple(found for lane in sorted(self._bad) for found in self._bad[lane])
         self._bad = {}
         return self._request((), bad)
@@ -328,7 +326,7 @@ class LaneRequests:
         return RestTurn(next(self._ordinals), service.seed, service.epoch, parts, bad=bad)
 
     def _join_rests(self) -> deque[tuple[LanePart, ...]]:
-        """Join the rests of all lanes, in the order of the lanes, and cut them into batches."""
+        """Join the rests of all lanes, in order, and cut them into batches."""
         size, cursors = self._service.division.batch_size, self._reached
         self._counts = {lane: cursors[lane].count + rest for lane, rest in self._rests.items()}
         batches: deque[tuple[LanePart, ...]] = deque()

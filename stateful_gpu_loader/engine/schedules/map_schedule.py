@@ -1,7 +1,6 @@
 """MapSchedule: a pass over a map-style dataset, in the order of the loader or a sampler.
 
-The position advances when batches are delivered. Issued requests are kept until they are delivered,
-so that the order need not be drawn again after a loss of workers.
+Issued requests are kept until they are delivered, for the case of lost workers.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ class Feed(Protocol):
     position: int
     """Position at which the next request begins."""
     batches: int | None
-    """Number of delivered batches of a user's batch sampler; None if the position is enough."""
+    """Number of delivered batches of a user's batch sampler."""
 
     @property
     def has_state(self) -> bool:
-        """Whether the feed resumes from marks; False if a position is sufficient."""
+        """Whether the feed resumes from marks, not from a position."""
         ...
 
     @property
     def is_lost(self) -> bool:
-        """Whether an exception has ended the user's iterator, or was raised inside it."""
+        """Whether an exception has ended the user's iterator."""
         ...
 
     def draw(self) -> Request | None:
@@ -65,7 +64,7 @@ class Feed(Protocol):
         ...
 
     def proof_of(self, request: Request) -> str | None:
-        """Return the proof by which a resumed pass recognises a request delivered out of order."""
+        """Return the proof of a request delivered out of order."""
         ...
 
     def end_mark(self) -> bytes | None:
@@ -89,12 +88,11 @@ class MapSchedule:
 
     Args:
         place: where the pass begins.
-        loads: whether the workers' states must be loaded; otherwise the workers of the previous
-            pass still have them.
+        loads: whether the workers' states must be loaded; otherwise the workers have them.
         feed: yields the requests from ``place`` on, or from ``place.user.base``.
         in_order: False delivers batches as they are finished.
         interval: ``snapshot_every_n_steps`` for the states of the sampler and the workers.
-        worker_states: whether the dataset has a state, which binds requests to workers.
+        worker_states: whether the dataset's state binds requests to workers.
         keeps_workers: whether the next pass uses the same dataset objects.
     """
 
@@ -116,12 +114,11 @@ class MapSchedule:
         self._seed = seed
         self._feed = feed
         self._num_workers = num_workers
-        # Batches delivered ahead of a missing batch are listed one by one until that is delivered.
+        # Batches delivered ahead of a missing batch are listed until that is delivered.
         self._in_order = (in_order or num_workers == 0) and not place.ahead
         self._has_states = worker_states
         self._keeps_workers = keeps_workers
-        # Persistent workers carry their state into the next pass, which is known only if every
-        # batch comes with it.
+        # Persistent workers carry their state into the next pass, so every batch comes with it.
         carries = keeps_workers and worker_states
         every = carries or not self._in_order or num_workers == 0
         self._interval = 1 if every else interval
@@ -141,18 +138,18 @@ class MapSchedule:
         self._to_skip = user.steps
         self._start = place
         self._ahead = dict(sorted(place.ahead))
-        """Positions delivered before the resume and not drawn again yet, with their proofs."""
+        """Positions delivered before the resume and not drawn again, with their proofs."""
         self._to_repeat: deque[Request] = deque()
-        """Drawn requests that must be executed, for the first time or again."""
+        """Drawn requests to be executed."""
         self._done_ahead: dict[int, str | None] = {}
-        """Positions delivered out of order since the resume, with the proofs of their requests."""
+        """Positions delivered out of order since the resume, with proofs."""
         self._issued: OrderedDict[int, _Issued] = OrderedDict()
         """Requests after the last snapshot, oldest first."""
         self._drawn = 0
         self._num_done = 0
         """Number of delivered requests after the last snapshot."""
         self._failed: dict[int, _Issued] = {}
-        """Failed requests. A later delivery skips them; a state before that retries them."""
+        """Failed requests, which a later delivery skips."""
         self._is_drawing = False
 
     @property
@@ -174,7 +171,7 @@ class MapSchedule:
             return None
         states = self._ledger.states
         if self._has_started:
-            # the former workers were lost, and with them the states that they had loaded
+            # the former workers and their loaded states were lost
             self._pending = set(range(len(states)))
         self._has_started = True
         return worker_starts(states, seed=self._seed, epoch=self._epoch, loads=self._pending)
@@ -236,7 +233,7 @@ class MapSchedule:
         return Address(self._epoch + 1, 0, user=user)
 
     def _next(self) -> Request:
-        """Return the next request, after all batches delivered ahead of it were verified."""
+        """Return the next request, after verifying all batches delivered ahead of it."""
         while self._ahead or not self._to_repeat:
             request = self._feed.draw()
             if request is None:
@@ -251,7 +248,7 @@ class MapSchedule:
         return self._to_repeat.popleft()
 
     def _note_drawn(self, request: Request) -> Request | None:
-        """Return the request, or None if it need not be executed again."""
+        """Return the request, or None if it was delivered."""
         begin, ordinal = self._feed.position, self._drawn
         self._feed.advance(request)
         self._drawn += 1
@@ -289,7 +286,7 @@ class MapSchedule:
             self._done_ahead[issued.begin] = self._feed.proof_of(issued.request)
 
     def _check_ahead(self, begin: int | None, request: Request | None = None) -> None:
-        """Check that the order still has the batches that were delivered ahead of older batches.
+        """Check that the order still has the batches delivered ahead of older ones.
 
         Args:
             begin: position where the drawn request begins; None after the last request.
@@ -316,7 +313,7 @@ class MapSchedule:
     def _check_same_place(self, position: int) -> None:
         """Check that the batches delivered since the snapshot end at the state's position.
 
-        torchdata's states hold only the number of these batches, not the number of their indices.
+        torchdata's states hold only the number of these batches.
         """
         user = self._start.user
         is_known = self._start.position != user.base + user.steps

@@ -14,8 +14,7 @@ from stateful_gpu_loader.samplers.orders import EpochOrder, key_offset_of
 from stateful_gpu_loader.state.epoch_progress import Address
 
 _MAX_BLOCK = 1 << 14
-"""Maximum number of indices in a block. The system reclaims the memory of larger arrays after each
-call, and the page faults of the next call then cost as much as permuting the block."""
+"""Maximum number of indices in a block. Page faults of larger arrays cost as much as permuting."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +22,7 @@ class Division:
     """Division of an epoch into steps, and of each step among ranks."""
 
     batch_size: int
-    """Number of samples of one rank in one step."""
+    """Number of one rank's samples in one step."""
     drop_last: bool
     """Whether a step that not all ranks can fill is dropped."""
     rank: int = 0
@@ -52,10 +51,9 @@ class PositionFeed:
     """Draws one rank's requests from a position to the end of its epoch.
 
     In each step the ranks together take the next ``global_batch_size`` positions. Rank r of R takes
-    the offsets r, r + R, ... The global batch therefore depends only on the global batch size. The
-    last step wraps around to the epoch's start, so that all ranks deliver the same number of
-    samples, as DistributedSampler pads. After the last step the position is the epoch's end,
-    whether or not a tail was dropped.
+    the offsets r, r + R, ..., so the global batch depends only on its size. The last step wraps
+    around to the epoch's start, as DistributedSampler pads. After the last step the position is the
+    epoch's end, even if a tail was dropped.
     """
 
     def __init__(
@@ -121,7 +119,7 @@ class PositionFeed:
         return request
 
     def _look_up(self, count: int) -> None:
-        """Look up indices in growing blocks: a fast first batch, then few large calls."""
+        """Look up indices in growing blocks."""
         stride = self._division.num_replicas
         left = -(-(self._indices.n - self.position) // stride) - len(self._block)
         size = max(count, min(self._next_block_size, _MAX_BLOCK, left))
@@ -135,8 +133,7 @@ class PositionFeed:
 class OrderSchedule:
     """A pass in the loader's own order, delivered in this order; its position is its whole state.
 
-    Issued requests are not kept. They are drawn again from the position after the last delivered or
-    failed request.
+    Issued requests are drawn again from the position.
 
     Args:
         place: where the pass begins.
@@ -164,7 +161,7 @@ class OrderSchedule:
         return self._next
 
     def fail(self, request: Request, answer: Answer | None) -> None:
-        """Skip the batch; a state before a later delivery tries it again."""
+        """Skip the batch; a state before the next delivery tries it again."""
         self._next = Address(request.epoch, request.end)
 
     def end(self) -> Address:

@@ -1,7 +1,7 @@
 """Users' samplers that yield one rank's share of the indices, as DistributedSampler does.
 
-Such a sampler yields different indices on each rank, so their digest names the rank. To load one
-rank's state on another rank, the sampler is iterated as the saved rank and compared.
+Their digest names the rank. To load one rank's state on another, the sampler is iterated as the
+saved rank and compared.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RANKED = re.compile(r"([0-9a-f]+) of rank (\d+) of (\d+)")
 class RankShare:
     """The rank and number of ranks whose share a sampler yields.
 
-    They come from the attributes ``rank`` and ``num_replicas`` of the sampler or of samplers in it.
+    They are attributes of the sampler or of samplers in it.
 
     >>> class Dealt:
     ...     def __init__(self): self.rank, self.num_replicas = 1, 2
@@ -50,7 +50,7 @@ class RankShare:
         return f"{digest}{self}"
 
     def other_rank(self, saved: str | None) -> int | None:
-        """Return the rank of a saved digest; None if its indices are the same as this rank's.
+        """Return the rank of a saved digest; None for this rank's indices.
 
         Raises:
             StateMismatch: the digest belongs to a share among another number of ranks.
@@ -99,6 +99,6 @@ def _divides(sampler: Any) -> bool:
         return False
     try:
         num_replicas = getattr(sampler, "num_replicas", None)
-    except RuntimeError:  # the property reads torch.distributed, which is not initialised yet
+    except RuntimeError:  # torch.distributed is not initialised yet
         return False
     return type(num_replicas) is int and 0 <= rank < num_replicas > 1

@@ -1,8 +1,8 @@
 """Requests from a user's sampler, with or without a state.
 
-A sampler with a state resumes from it, in torchdata's order: the sampler's state, then ``iter()``,
-then the iterator's state. A sampler without a state is iterated again from the start of its pass,
-and a digest verifies that the skipped indices are the same.
+A sampler with a state resumes in torchdata's order: the sampler's state, then ``iter()``, then the
+iterator's state. A sampler without a state is iterated again, and a digest verifies the skipped
+indices.
 """
 
 from __future__ import annotations
@@ -57,15 +57,14 @@ _DRAW_AT_THE_START = (
 )
 """Samplers, without subclasses, that draw from the global generators only when they start.
 
-They draw with their first index at the latest. Otherwise they depend only on what
-:class:`SamplerSnapshot` keeps.
+Otherwise they depend only on what :class:`SamplerSnapshot` keeps.
 """
 
 
 _DIVIDES = (DistributedSampler, StatefulDistributedSampler)
 """Samplers, without subclasses, whose arguments determine their indices.
 
-Their digest is the same on all ranks, so any rank can load any rank's state.
+Any rank can load any rank's state.
 """
 
 
@@ -83,12 +82,12 @@ class SamplerUse:
     """Sampler that yields indices, or whole batches of indices."""
     yields_batches: bool
     batch_size: int
-    """Batch size for a sampler that yields indices; 1 if samples are not collated."""
+    """Batch size for a sampler that yields indices; 1 without collation."""
     drop_last: bool
     memory: SamplerSnapshot
     rank: int
     num_replicas: int
-    """Number of ranks. Only keys differ between ranks: a user's sampler is not divided again."""
+    """Number of ranks, between which only keys differ."""
 
 
 class SamplerFeed:
@@ -203,7 +202,7 @@ class SamplerFeed:
         return freeze(replay_mark(capture), "a sampler") if any(capture.values()) else None
 
     def _frozen_state(self, capture: Mapping[str, Any], *, iterator: Any) -> bytes:
-        """Serialize a sampler with its own state, or its iterator's state since ``capture``."""
+        """Serialize a sampler's own state, or its iterator's state since ``capture``."""
         sampler = self._use.sampler
         own = has_own_state(sampler)
         mark = state_mark(
@@ -279,8 +278,7 @@ class SamplerFeed:
     def _restore_start(self, state: Mapping[str, Any]) -> None:
         """Restore the sampler to the start of the pass.
 
-        Between two passes, loading the state has already done so, before the user set anything
-        else; but only for one pass.
+        Between two passes, loading the state has already done so, for one pass.
         """
         memory = self._use.memory
         if self._place.position:
@@ -289,10 +287,7 @@ class SamplerFeed:
             memory.restore(state)
 
     def _replay_previous_pass(self, state: dict[str, Any]) -> None:
-        """Iterate the previous pass again, to verify that the sampler is where the saved one was.
-
-        Nothing else can verify that.
-        """
+        """Iterate the previous pass again, to verify the sampler's position."""
         passed = state["passed"]
         changed = self._use.memory.set_since_load()
         self._use.memory.restore(state)
@@ -341,7 +336,7 @@ class SamplerFeed:
     ) -> None:
         """Verify that the sampler, iterated as the other rank, yields the delivered indices.
 
-        It is iterated twice: the second time reveals changes that the first made in the sampler.
+        It is iterated twice, to reveal changes in the sampler.
         """
         for _ in range(2):
             self._rewind(start, epoch)
@@ -404,7 +399,7 @@ class SamplerFeed:
     def _drawn(self) -> list[Any] | None:
         """Return the indices of the next request; None at the end.
 
-        The sampler's indices are kept in an attribute, so that an exception does not lose them.
+        An attribute keeps them, so that an exception does not lose them.
         """
         yields_batches = self._use.yields_batches
         size = 1 if yields_batches else self._use.batch_size
@@ -463,8 +458,8 @@ class SamplerFeed:
 def has_own_state(sampler: Any) -> bool:
     """Whether a sampler keeps its own state.
 
-    torchdata's StatefulDistributedSampler does not count: between two epochs its state is the end
-    of the previous epoch. It is iterated again, like any DistributedSampler.
+    torchdata's StatefulDistributedSampler does not count, because between two epochs its state is
+    the end of the previous epoch.
     """
     return isinstance(sampler, Stateful) and type(sampler) is not StatefulDistributedSampler
 
@@ -472,7 +467,7 @@ def has_own_state(sampler: Any) -> bool:
 def _next_of(iterator: Iterator[Any], count: int) -> Iterator[Any]:
     """Return the next items of an iterator, at most ``count``.
 
-    Only ``next()`` is called, as in torch: ``iter()`` of an iterator might restart it.
+    Only ``next()`` is called, as in torch.
     """
     return map(next, repeat(iterator, count))
 

@@ -1,10 +1,9 @@
 """SamplerSnapshot: the generators and counters of a sampler without ``state_dict``.
 
-A sampler without a state is iterated again from the start of its pass. It yields the same indices
-only from the same initial state. A snapshot therefore keeps its generators and the plain attributes
-that have changed since the loader was built (``self.epoch += 1``). It also keeps small lists,
-dictionaries, sets and arrays of plain values, which some samplers shuffle in place. Attributes that
-never change are configuration, which the user sets when building the sampler.
+A sampler without a state is iterated again from the start of its pass. A snapshot keeps its
+generators, the plain attributes that have changed since the loader was built (``self.epoch += 1``),
+and small lists, dictionaries, sets and arrays of plain values, which some samplers shuffle in
+place. Attributes that never change are configuration.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class SamplerSnapshot:
         self._objects = frozenset(path for path, value in every if type(value) not in _PLAIN)
         self._summaries = {path: _summary(value) for path, value in self._large()}
         self._reshuffled: list[str] = []
-        """Containers too large to keep that had changed when the present pass began."""
+        """Changed containers that are too large to keep."""
         self._has_warned = False
         self._is_restored = False
         self._overruled: dict[str, Any] = {}
@@ -85,8 +84,8 @@ class SamplerSnapshot:
         """Note that a state was loaded; ``set_epoch()`` after it does not affect the resumed pass.
 
         Args:
-            saved: attributes of the sampler in the state. Its epoch is restored at once, so that a
-                later change of it is noticed.
+            saved: attributes of the sampler in the state. Its epoch is restored at once, to notice
+                a later change.
         """
         present = dict(self._attributes())
         self.set_attributes(
@@ -101,11 +100,11 @@ class SamplerSnapshot:
         return was_restored
 
     def check(self, captured: Mapping[str, Any]) -> None:
-        """Refuse a snapshot that :meth:`restore` could not restore, without changing anything.
+        """Refuse a snapshot that :meth:`restore` could not restore.
 
         Raises:
-            StateMismatch: the sampler has other generators, or their saved states are invalid; or
-                an attribute is not plain, or the sampler cannot have it.
+            StateMismatch: the sampler has other generators, their saved states are invalid, an
+                attribute is not plain, or the sampler cannot have it.
         """
         for path, value in captured["attributes"].items():
             is_kept = isinstance(value, dict) and self._is_loadable(path, value)
@@ -154,7 +153,7 @@ class SamplerSnapshot:
         return {"attributes": changed, "generators": generators}
 
     def epochs(self) -> dict[str, dict[str, Any]]:
-        """Return only the epochs, for a sampler that keeps the rest in its own state."""
+        """Return only the epochs, for a sampler with its own state."""
         plain = _walk(self._sampler, "", _MAX_DEPTH)
         epochs = {path: value for path, value in plain if _is_epoch(path) and type(value) in _PLAIN}
         return {"attributes": epochs, "generators": {}}
@@ -183,7 +182,7 @@ class SamplerSnapshot:
         generators = dict(self._generators())
         for path, text in captured["generators"].items():
             _from_text(path, generators[path], text)
-        # Attributes that changed only in this sampler return to the values they were built with.
+        # Attributes that changed only in this sampler return to their first values.
         self.set_attributes({**self._built_values_of_changed(), **captured["attributes"]})
 
     def restore_within_pass(self, captured: Mapping[str, Any]) -> None:
@@ -206,11 +205,11 @@ class SamplerSnapshot:
         self._at_load |= {path: restored[path] for path in self._overruled}
 
     def note_delivery(self) -> None:
-        """Forget an epoch that was set too early: it was not meant for the next pass."""
+        """Forget an epoch that was set too early for the next pass."""
         self._overruled = {}
 
     def apply_overruled_epoch(self) -> None:
-        """Apply an epoch that was set too early, because the resumed pass had nothing left."""
+        """Apply an epoch that was set too early, after an empty resumed pass."""
         overruled, self._overruled = self._overruled, {}
         changed = self.set_since_load()
         self.set_attributes(
@@ -225,7 +224,7 @@ class SamplerSnapshot:
         }
 
     def _has_place_for(self, path: Any) -> bool:
-        """Whether a plain attribute can be set, even if only ``__iter__`` adds it."""
+        """Whether a plain attribute can be set, even before ``__iter__`` adds it."""
         owner = self._sampler
         *parents, name = path.split(".") if isinstance(path, str) else [""]
         for parent in parents:
@@ -285,7 +284,7 @@ def state_mark(
     exhausted: bool = False,
     captured: Mapping[str, Any] = NOTHING_CAPTURED,
 ) -> dict[str, Any]:
-    """Return the mark to continue from if the sampler or its iterator has a state.
+    """Return the mark of a sampler or iterator with a state.
 
     Args:
         sampler, iterator: results of their ``state_dict()``.
@@ -299,12 +298,12 @@ def state_mark(
 def replay_mark(
     captured: Mapping[str, Any], passed: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the mark from which a sampler without a state is iterated again.
+    """Return the mark of a sampler without a state.
 
     Args:
         captured: its attributes and generators at the start of a pass.
-        passed: epoch, number and digest of the indices of that whole pass, if the sampler is at its
-            end; None at its start.
+        passed: epoch, number and digest of the whole pass's indices, if the sampler is at its end;
+            None at its start.
     """
     return {"kind": "replay", "passed": passed, **captured}
 
@@ -357,10 +356,7 @@ def _is_container(path: str, value: Any) -> bool:
 
 
 def _count(value: Any) -> int:
-    """Return the number of values in a container, nested containers included.
-
-    Counting stops above the limit.
-    """
+    """Return the number of values in a container, nested containers included."""
     if isinstance(value, (np.ndarray, torch.Tensor)):
         return int(value.size if isinstance(value, np.ndarray) else value.numel())
     count, waiting = 0, [value]
@@ -374,7 +370,7 @@ def _count(value: Any) -> int:
 
 
 def _form_of(value: Any) -> dict[str, str] | None:
-    """Return a container as text, or None if it holds anything but plain values."""
+    """Return a container as text, or None if its values are not all plain."""
     kind = next(name for name, kind in _KINDS.items() if type(value) is kind)
     try:
         text = write(encode(list(value) if isinstance(value, deque) else value))
@@ -397,7 +393,7 @@ def _of_form(form: dict[Any, Any]) -> Any:
 
 
 def _fill(owner: Any, name: str, value: Any) -> None:
-    """Put values into a container in place, because other objects may share it."""
+    """Put values into a container in place; other objects may share it."""
     present = getattr(owner, name, None)
     if isinstance(present, list):
         present[:] = value

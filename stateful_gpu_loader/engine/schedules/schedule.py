@@ -16,7 +16,7 @@ class Arrival(NamedTuple):
     position: int
     """Position that keys random numbers for the batch as a whole."""
     request: Any
-    """Its request, in a form that does not depend on earlier requests."""
+    """Its request, independent of earlier requests."""
 
 
 class Schedule(Protocol):
@@ -24,7 +24,7 @@ class Schedule(Protocol):
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether an exception interrupted the drawing of a request, which may be missing."""
+        """Whether an exception interrupted the drawing of a request."""
         ...
 
     def requests(self) -> Iterator[Any]:
@@ -41,8 +41,8 @@ class Schedule(Protocol):
     def arrive(self, request: Any, answer: Answer | None) -> Arrival | None:
         """Return the position and request of a batch before its delivery.
 
-        None means that the batch was delivered before, and was made again only to advance the
-        user's objects. It must be passed to :meth:`deliver` like any other.
+        None means that the batch was delivered before, and made again only to advance the user's
+        objects. It must be passed to :meth:`deliver`, too.
         """
         ...
 

@@ -1,8 +1,8 @@
 """WorkerSchedule: a pass over an iterable dataset, in which the workers' iterators take turns.
 
-The order is torch's: round robin over the workers that have not ended. It does not depend on
-timing, so the workers' states and the next worker are sufficient to resume. The
-:class:`WorkerLedger` of these states also serves map-style datasets with a state.
+The order is torch's: round robin over the workers that have not ended, so the workers' states and
+the next worker are sufficient to resume. The :class:`WorkerLedger` of these states also serves
+map-style datasets with a state.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ class WorkerSchedule:
 
     Args:
         place: where the pass begins; its ``user`` holds the workers' states.
-        loads: whether the states must be loaded; otherwise the workers of the previous pass still
-            have them.
-        rank, num_replicas: only keys differ between ranks; the dataset divides itself.
+        loads: whether the states must be loaded; otherwise the workers have them.
+        rank, num_replicas: rank and number of ranks, for keys; the dataset divides itself.
         interval: ``snapshot_every_n_steps``; 1 is used without workers and with ``in_order=False``.
         in_order: False delivers batches as they are finished, but each worker's batches in order.
         keeps_workers: whether the next pass uses the same dataset objects.
@@ -64,8 +63,7 @@ class WorkerSchedule:
         self._ended: set[int] = set()
         self._fetches: list[int] = []
         """Number of fetches of each worker, for ``in_order=False``."""
-        # Numbers of batches since the workers started: made, delivered by then, made at the
-        # snapshot.
+        # Numbers of batches since the workers started: made, delivered, made at the snapshot.
         self._made, self._delivered, self._at_snapshot = 0, user.steps, 0
         self._turns = _Turns(self._workers, self._next_worker, self._ended, self._ledger)
 
@@ -101,8 +99,8 @@ class WorkerSchedule:
     def arrive(self, request: Turn, answer: Answer | None) -> Arrival | None:
         """Key the batch by the number of earlier batches, as its samples' positions are not known.
 
-        If the order of delivery depends on timing, the worker and the number of its batch give that
-        number. It is the same as in order, until a worker has ended.
+        If the order of delivery depends on timing, the worker and its batch's number give that
+        number.
         """
         if self._is_replay:
             return None
@@ -130,7 +128,7 @@ class WorkerSchedule:
         return self._place()
 
     def fail(self, request: Turn, answer: Answer | None) -> Address | None:
-        """Deliver a failed request like any other, because the iterator has advanced."""
+        """Deliver a failed request, because the iterator has advanced."""
         was_delivered = self._is_replay
         place = self.deliver(request, answer)
         return None if was_delivered else place
@@ -185,9 +183,8 @@ class WorkerSchedule:
 class WorkerLedger:
     """Serialized states of the workers of one pass.
 
-    A snapshot holds the state of every worker after its last batch before the snapshot. Workers
-    send their state only with these batches. Batches after a snapshot are counted, and made again
-    after a resume. Workers with a small state send it with every batch.
+    A snapshot holds the state of every worker after its last batch before the snapshot, which is
+    sent with that batch. Batches after a snapshot are counted, and made again after a resume.
 
     Args:
         states: state of each worker at the start of the pass; None for a worker without a state.
@@ -241,9 +238,8 @@ def worker_starts(
     Args:
         states: state of each worker.
         seed, epoch: seed and epoch of the pass.
-        loads: workers that must load their states; the others have them already.
-        rank, num_replicas: rank of this process and number of ranks, so that the keys of all
-            workers differ.
+        loads: workers that must load their states.
+        rank, num_replicas: rank and number of ranks, for keys that differ between all workers.
     """
     return [
         WorkerStart(
@@ -304,7 +300,7 @@ def _thawed(state: bytes | None) -> dict[str, Any]:
 
 
 def _between_passes(state: bytes | None) -> bytes | None:
-    """Return a worker's state between passes: the dataset's state after the iterator's end."""
+    """Return a worker's state between passes: the dataset's."""
     dataset = None if state is None else thaw(state)["dataset"]
     return None if dataset is None else freeze(worker_state(dataset=dataset), "a dataset")
 

@@ -1,7 +1,7 @@
 """Channel: whole messages, and open files with them, over one end of a socket pair.
 
-The other end may die at any time. Each worker process has its own socket: there is no shared lock
-that a dead process may hold, and half a message blocks no other process.
+The other end may die at any time. Each worker process has its own socket, so a dead one holds no
+shared lock, and half a message blocks no other process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 MAX_FILES = 200
-"""Maximum number of files in a message; Python sends the others. The system allows 253."""
+"""Maximum number of files in a message; the system allows 253."""
 
 
 class OpenFile:
@@ -67,17 +67,14 @@ def pickled(content: Any) -> tuple[memoryview, list[int]]:
 
 
 def spawning_process() -> Any:
-    """Process that this thread is about to spawn, or None.
-
-    An interrupt inside :func:`pickled` may leave its collector in place of the process.
-    """
+    """Process that this thread is about to spawn, or None."""
     process = get_spawning_popen()
     return None if isinstance(process, _Collector) else process
 
 
 @contextmanager
 def received(files: list[int]) -> Iterator[None]:
-    """Give the files of a message to the objects unpickled here; close the remaining files."""
+    """Give a message's files to the objects unpickled here; close the others."""
     before = getattr(_PRESENT, "files", None)
     try:
         _PRESENT.files = files
@@ -134,21 +131,21 @@ _HEAD = struct.Struct("=QQQ")
 """Number of bytes in the head, of bytes in the body, and of files."""
 _FILES_SPACE = socket.CMSG_SPACE(MAX_FILES * array("i").itemsize)
 _CHUNK = 1 << 16
-"""Number of bytes read at once unless a longer message is known to come."""
+"""Number of bytes read at once, except for a known longer message."""
 _SOCKET_BUFFER = 1 << 20
 """Requested size; the system may give less."""
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_UNTIL_FEWER_FILES = 0.01
 _FLAGS = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
 _MAX_COPY = 1 << 16
-"""Size limit of a message that is copied, to be sent in one call with its sizes."""
+"""Size limit of a message that is copied, to be sent in one call."""
 
 
 class Message(NamedTuple):
     head: memoryview
     body: memoryview
     files: list[int] | None
-    """Descriptors of its files, which the receiver closes; None if they could not be opened."""
+    """Descriptors of its files, which the receiver closes; None if none could be opened."""
 
 
 class Channel:
@@ -174,13 +171,13 @@ class Channel:
         self._num_received = 0
         """Number of its bytes that hold an incomplete message."""
         self._files: deque[list[int] | None] = deque()
-        """Files of the messages that have files, in the order of the messages."""
+        """Files of the messages with files, in order."""
         self._messages: deque[Message] = deque()
         self._unsent: deque[tuple[memoryview, list[int]]] = deque()
         self.has_ended = False
         """Whether nothing more will arrive."""
         self.has_too_many_files = False
-        """Whether no file can be sent until files in transit have arrived."""
+        """Whether files in transit prevent sending more files."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let multiprocessing hand this end to a process that it starts."""
@@ -205,7 +202,7 @@ class Channel:
         return self.flush()
 
     def flush(self) -> bool:
-        """Send what is still unsent, as far as the socket takes it; return whether it took all."""
+        """Send what the socket takes of the rest; return whether it took all."""
         self.has_too_many_files = False
         while self._unsent:
             part, files = self._unsent[0]
@@ -233,7 +230,7 @@ class Channel:
         """Return the messages that have arrived.
 
         Args:
-            rest: read everything that a dead sender has left, not only what comes at once.
+            rest: read everything that a dead sender has left.
         """
         while not self.has_ended:
             try:
@@ -263,7 +260,7 @@ class Channel:
         return self._messages.popleft()
 
     def end(self) -> None:
-        """Signal to the other end that nothing more will come, even if others hold this end."""
+        """Signal the end, even if others hold this end."""
         with suppress(OSError):  # it is closed there
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -296,7 +293,7 @@ class Channel:
         return num_bytes == len(room)
 
     def _take_messages(self) -> None:
-        """Take the complete messages, and make room for the rest of the next message."""
+        """Take the complete messages, and make room for the next one."""
         arrived, begin, end = self._memory[: self._num_received], 0, 0
         while len(arrived) - begin >= _HEAD.size:
             head_size, body_size, num_files = _HEAD.unpack_from(arrived, begin)
@@ -320,7 +317,7 @@ def _memory(num_bytes: int) -> memoryview:
 
 
 class Sender:
-    """Sends over a channel. A thread sends what the socket does not take at once."""
+    """Sends over a channel, with a thread for what the socket does not take at once."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel

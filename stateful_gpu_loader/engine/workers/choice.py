@@ -34,14 +34,14 @@ from stateful_gpu_loader.engine.workers.threads import ThreadCluster
 from stateful_gpu_loader.engine.workers.worker_main import SeedOfWorkers, WorkerAdapter
 from stateful_gpu_loader.engine.workers.worker_start import method_of
 from stateful_gpu_loader.state.epoch_progress import Address
-from stateful_gpu_loader.transforms.geometry.resize import resize_bytes_as_told, resizes_bytes
+from stateful_gpu_loader.transforms.geometry.resize import assume_resizes_bytes, resizes_bytes
 
 _BATCHES_WITH_THE_USER = 2
-"""Number of batches held by the user: the present one, and the previous one until it is freed."""
+"""Number of batches held by the user: the present and the previous one."""
 
 
 _MAX_THREADS = 4
-"""Number of threads in a worker process, above which they mostly wait for the GIL."""
+"""Number of threads in a worker process beyond which they wait for the GIL."""
 
 
 def runs_in_threads(plan: Plan) -> bool:
@@ -52,8 +52,8 @@ def runs_in_threads(plan: Plan) -> bool:
 def threads_of_process(plan: Plan) -> int | None:
     """Return the number of workers that are threads of one worker process.
 
-    Returns: None if the workers are threads of this process. This is the default for few workers
-    that only read data and apply recipes.
+    Returns: None if the workers are threads of this process, the default for few workers that only
+    read data and apply recipes.
 
     Raises:
         ValueError: threads, here or on other machines, were requested for work that draws from the
@@ -86,8 +86,8 @@ def threads_of_process(plan: Plan) -> int | None:
 def _best_in_one_process(plan: Plan) -> bool:
     """Whether workers that could be threads of any process are best in this process.
 
-    Readers for a device read straight into page-locked memory. Processes that are not forked import
-    torch again and unpickle the source, which takes seconds.
+    Readers for a device read into page-locked memory, and processes that are not forked take
+    seconds to start.
     """
     suits_processes = plan.source is not None and plan.source.suits_processes
     return not suits_processes or plan.device is not None or method_of(None) != "fork"
@@ -224,7 +224,7 @@ def _remote_workers(
     if config.pin_memory and plan.device is None and torch.accelerator.is_available():
         allocate = empty_pinned
     elif plan.source is None:
-        # Sums in the user's code may depend on a batch's alignment, which torch's memory has.
+        # Sums in the user's code may depend on a batch's alignment.
         allocate = empty_host
     finish = None if last is None or plan.device is not None else last.on_host
     return _pool(
@@ -278,8 +278,8 @@ def _initialise(plan: Plan) -> Callable[[int], None] | None:
 
 
 def _initialise_without_torchvision(initialise: Callable[[int], None] | None, worker: int) -> None:
-    """Initialise a worker with an answer that it would otherwise have to get from torchvision."""
-    resize_bytes_as_told()
+    """Initialise a worker without importing torchvision."""
+    assume_resizes_bytes()
     if initialise is not None:
         initialise(worker)
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 from stateful_gpu_loader.engine.workers.worker_main import WorkerAdapter, WorkerMessage
 
 _BY_NAME = {"ray": ("stateful_gpu_loader.integrations.ray", "RayWorkers")}
-"""Worker types by name, imported on demand: other packages' adapters lie above the engine."""
+"""Worker types by name, imported on demand."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class Lost:
-    """A worker has died or cannot be started; it is not used any more."""
+    """A worker has died or cannot be started."""
 
     worker: int
     reason: str
@@ -38,7 +38,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """The answer to a request is lost, but its worker is not."""
+    """The answer to a request is lost, but not its worker."""
 
     number: int
     reason: str
@@ -83,7 +83,7 @@ class Cluster(Protocol):
     def send(self, worker: int, number: int, message: WorkerMessage, *, first: int) -> None:
         """Send a message to a worker, which begins its requests in this order.
 
-        A message that cannot be pickled is replaced by ``in_place_of``.
+        A message that cannot be pickled is replaced by ``replacement_for``.
 
         Args:
             number: number of the request, which its answer names.
@@ -92,7 +92,7 @@ class Cluster(Protocol):
         ...
 
     def wait(self, seconds: float) -> None:
-        """Wait up to about ``seconds`` for an event; an exception here loses nothing."""
+        """Wait up to about ``seconds`` for an event; an exception loses nothing."""
         ...
 
     def receive(self) -> Event | None:
@@ -112,7 +112,7 @@ class Cluster(Protocol):
 
 @runtime_checkable
 class RemoteWorkers(Protocol):
-    """Options of workers on other machines; ``worker_type`` may be such an object."""
+    """Options of workers on other machines, for ``worker_type``."""
 
     @property
     def threads(self) -> int:

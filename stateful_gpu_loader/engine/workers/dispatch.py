@@ -1,9 +1,8 @@
 """Dispatch: assigns requests to a cluster's workers, and reassigns those of lost workers.
 
-When a worker is lost, the others make its batches, and another worker is started in its place.
-Requests go only to workers that have started. A loader therefore begins with the first worker, and
-uses more as the cluster finds room. If the workers keep states of the user's objects, each request
-belongs to one worker, and a loss costs all batches in flight.
+When a worker is lost, the others make its batches, and another worker is started. Requests go only
+to started workers, so a loader begins with the first one. If the workers keep states of the user's
+objects, each request belongs to one worker, and a loss costs all batches in flight.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from stateful_gpu_loader.records import LaneTurn, WorkerStart
 _SECONDS_TO_START = 120.0
 """Seconds without any worker, after which the user is warned, and a ``timeout`` ends the wait.
 
-Longer than the minute in which Ray gives up a hung node; until then it may place workers there.
+Longer than the minute in which Ray gives up a hung node.
 """
 
 
@@ -59,21 +58,21 @@ class _Task:
     """An issued request of the pass that is not delivered yet."""
 
     number: int
-    """Number of the request, which its answer names; later requests have larger numbers."""
+    """Number of the request; later requests have larger numbers."""
     request: Any
     place: int
     """Place of the worker that should execute the request, if that worker lives."""
     start: WorkerStart | None
     """Start that the worker receives before the request."""
     worker: _Worker | None = None
-    """The worker that has the request; None before it is sent and after it is answered."""
+    """The worker that has the request, from sending to the answer."""
     sent_at: float = 0.0
     losses: int = 0
     """Number of workers that were lost while they executed the request."""
     early: Any = None
     """Answer, in a tuple, to a lane's turn while an earlier turn of the lane is unanswered.
 
-    It is lost with its worker, because another worker continues a lane from a single cursor.
+    It is lost with its worker.
     """
     answer: Any = None
     is_answered: bool = False
@@ -85,7 +84,7 @@ class Dispatch:
     Args:
         connect: returns the cluster, which starts workers and carries messages.
         limit: largest number of batches in flight.
-        depth: largest number of requests that a worker has at a time, as long as others have room.
+        depth: largest number of a worker's requests, as long as others have room.
         threads: number of requests that a worker executes at a time.
         in_order: deliver in the order of the requests, otherwise in the order of the answers.
         takes_turns: give requests to the living workers in turn, even if others are idle.
@@ -114,7 +113,7 @@ class Dispatch:
         self._threads = threads
         self._max_losses = max_losses
         self._tally = tally
-        # Re-entrant: within it, the garbage collector may drop an iterator and end its workers.
+        # Re-entrant, because the garbage collector may end workers within it.
         self._lock = threading.RLock()
         self._has_arrived = threading.Condition(self._lock)
         self._numbers = itertools.count()
@@ -125,7 +124,7 @@ class Dispatch:
         self._is_exhausted = False
         """Whether there are no more requests."""
         self._failure: Exception | None = None
-        """Exception of the requests' iterator; it is raised after all requests issued before it."""
+        """Exception of the requests' iterator, raised after all issued requests."""
         self._is_open: Callable[[int], bool] = _always_open
         self._starts: list[WorkerStart | None] = []
         """For each place the start of its worker, until it is sent."""
@@ -139,19 +138,18 @@ class Dispatch:
         self._unsent: list[_Task] = []
         """The tasks that no worker has, oldest first."""
         self._failed_starts = 0
-        """Number of consecutive workers that were lost before they had started."""
+        """Number of consecutive workers lost before they had started."""
         self._fatal: WorkersDied | None = None
         self._fatal_at = 0
-        """Number of the request lost with the workers, or 0; older requests are still delivered."""
+        """Number of the request lost with the workers, or 0; older ones are still delivered."""
         self.notices: list[str] = []
         """Warnings for the user, each given once."""
         self._unheld_since: float | None = None
-        """Time when the oldest request was first seen without a worker; None while it has one."""
+        """Time since which the oldest request has no worker, if so."""
         self._has_reported_waiting = False
         self.stopped = False
         self._workers: dict[int, _Worker] = {}
         self._by_place: dict[int, _Worker] = {}
-        """The workers by place."""
         self._cluster = cluster = connect()
         try:
             for place in self._places:
@@ -172,8 +170,7 @@ class Dispatch:
 
         Args:
             requests: iterator of requests, advanced whenever there is room. It may have
-                ``is_open(place)``, which returns whether a worker can take requests that are not
-                bound to a worker.
+                ``is_open(place)``, which returns whether a worker can take unbound requests.
             starts: the start of each worker, or None.
         """
         with self._lock:
@@ -191,8 +188,7 @@ class Dispatch:
     def fill(self, *, spare: int = 0) -> None:
         """Draw requests and send them until enough batches are in flight.
 
-        It is called in the user's thread, because a user's sampler may draw from the global
-        generators.
+        It is called in the user's thread, for samplers that draw from the global generators.
 
         Args:
             spare: number of batches that are about to be delivered.
@@ -209,7 +205,7 @@ class Dispatch:
                 self._failure = without_frames(error)
             else:
                 with self._lock:
-                    # A worker of several threads stands for as many of the loader's workers.
+                    # A worker of several threads counts as several workers.
                     bound = request.worker
                     place = self._next_place() if bound is None else bound % len(self._places)
                     start, self._starts[place] = self._starts[place], None
@@ -236,7 +232,7 @@ class Dispatch:
                 del self._tasks[task.number], self._answered[task.number]
                 return task.request, task.answer
             if self._fatal is not None:
-                # A new exception each time: its traceback refers, through frames, to this object.
+                # A new exception each time, whose traceback refers to this object.
                 lost = self._fatal
                 raise WorkersDied(lost.message, lost.oldest, remedy=lost.remedy) from lost.__cause__
             failure, self._failure = self._failure, None
@@ -260,7 +256,7 @@ class Dispatch:
             return len(self._tasks) - len(self._answered), len(self._answered)
 
     def look_for_overdue(self, began: float, timeout: float) -> None:
-        """Give up a worker that exceeds the timeout, or the wait for workers that never start.
+        """Give up a worker that exceeds the timeout, or waiting for a start.
 
         Args:
             began: time when ``next()`` began to wait.
@@ -308,7 +304,7 @@ class Dispatch:
     # In the receiving thread
 
     def await_event(self, seconds: float) -> None:
-        """Wait up to ``seconds`` for an event in the cluster; an exception here loses nothing."""
+        """Wait up to ``seconds`` for an event; an exception loses nothing."""
         self._cluster.wait(seconds)
 
     def receive(self) -> Event | None:
@@ -374,7 +370,7 @@ class Dispatch:
 
     @property
     def _has_ended(self) -> bool:
-        """Whether the workers are lost and no more answers are awaited."""
+        """Whether the workers are lost and no answers are awaited."""
         oldest = self._oldest()
         is_waited_for = oldest is not None and oldest.number < self._fatal_at
         return self._fatal is not None and not is_waited_for
@@ -413,7 +409,7 @@ class Dispatch:
             worker = self._worker_for(task)
             if worker is None:
                 if self._threads > 1 and task.losses:
-                    return  # newer requests would occupy the worker that this request needs alone
+                    return  # this request needs the worker alone
                 continue
             self._unsent.remove(task)
             if isinstance(turn, LaneTurn):
@@ -436,12 +432,12 @@ class Dispatch:
             if has_own:
                 return own
         is_bound = self._takes_turns or getattr(task.request, "worker", None) is not None
-        if is_bound and has_own and (self._threads == 1 or self._can_be_told_apart(task, own)):
+        if is_bound and has_own and (self._threads == 1 or self._would_identify(task, own)):
             return own
         candidates = [
             worker
             for worker in self._workers.values()
-            if worker.takes_requests and self._can_be_told_apart(task, worker)
+            if worker.takes_requests and self._would_identify(task, worker)
         ]
         least_busy = min(
             candidates, key=lambda each: (len(each.tasks), each is not own), default=None
@@ -450,7 +446,7 @@ class Dispatch:
             return least_busy
         return least_busy if len(least_busy.tasks) < self._depth else None
 
-    def _can_be_told_apart(self, task: _Task, worker: _Worker) -> bool:
+    def _would_identify(self, task: _Task, worker: _Worker) -> bool:
         """Whether a loss of the worker would show which request caused it.
 
         A request that has lost a worker of several threads is executed alone.
@@ -465,10 +461,9 @@ class Dispatch:
             del task.worker.tasks[task.number]
             task.worker = None
         elif task in self._unsent:
-            self._unsent.remove(task)  # a worker that was given up has answered nevertheless
+            self._unsent.remove(task)  # a worker that was given up has answered
         if isinstance(answer, Failure) and task.request.snapshot:
-            # The answer could not be read and its state is lost, so the schedule must know the
-            # worker.
+            # The answer's state is lost, so the schedule must know the worker.
             answer = Answer(answer, worker=task.place)
         task.answer, task.is_answered = answer, True
         self._answered[task.number] = task
@@ -520,7 +515,7 @@ class Dispatch:
             else:
                 self._die(self._died(message))
             return
-        # A worker executes one request per thread, so only these may have ended it.
+        # A worker executes one request per thread; only these may have ended it.
         in_progress = [task for task in lost if task.early is None]
         for task in in_progress[: self._threads] if worker.has_started or is_overdue else ():
             self._count_loss(task, message)

@@ -12,9 +12,9 @@ from stateful_gpu_loader.state.lane_cursor import LaneProgress
 class LaneMoves:
     """The reader and the cursor of each lane of one pass.
 
-    A lane stays with the worker that has it open, as long as that worker lives: after an exception,
-    or at the lane's rest, its reader may be ahead of the cursor. Another worker continues from the
-    cursor after the last answered turn, as in a resume.
+    A lane stays with the worker that has it open, as long as that worker lives, because its reader
+    may be ahead of the cursor. Another worker continues from the cursor after the last answered
+    turn.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class LaneMoves:
         """Worker that has each lane open."""
         self._cursors: dict[int, str] = {}
         self._rests: dict[int, tuple[int, int]] = {}
-        """Lap and number of samples left, of lanes without a whole batch left."""
+        """Lap and number of samples left, of lanes without a whole batch."""
 
     def reader(self, turn: LaneTurn) -> int:
         """Return the worker that has the lane open, or had it; -1 if none."""
@@ -41,7 +41,7 @@ class LaneMoves:
     def known_answer(self, turn: LaneTurn) -> Answer | None:
         """Return the answer to a turn whose worker was lost, if it is known.
 
-        The rest of the lane was counted and its bad samples were reported; neither is repeated.
+        A counted rest and reported bad samples are not repeated.
         """
         lap, rest = self._rests.get(turn.lane, (-1, 0))
         if lap != turn.lap:

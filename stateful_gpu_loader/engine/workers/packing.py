@@ -1,13 +1,13 @@
 """Answers between processes: in shared memory on this machine, by value to other machines.
 
-torch would move each tensor into new shared memory, which the receiver maps. That takes longer than
-copying a quarter of a megabyte into the message, or copying more into a segment of the worker that
-is mapped already. Only tensors that are already shared, and small parts of large memory, are
-therefore left to torch. If the pickled rest is large, it is copied into a segment too.
+torch would move each tensor into new shared memory. It is faster to copy up to a quarter of a
+megabyte into the message, and more into a mapped segment of the worker. Only tensors that are
+already shared, and small parts of large memory, are left to torch. If the pickled rest is large, it
+is copied into a segment too.
 
-To other machines, large memory is sent outside the pickled message. The transport can then hand it
-over without a copy, as Ray's object store does. It arrives in read-only memory and is copied once,
-into the receiver's memory. Unfinished images are read where they arrived.
+To other machines, large memory is sent outside the pickled message, and so, as by Ray's object
+store, without a copy. It arrives in read-only memory and is copied once. Unfinished images are read
+where they arrived.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Packed(NamedTuple):
     large: list[Any]
     """Tensors that torch transfers in its own way."""
     segments: tuple[SentSegment, ...] = ()
-    """Shared memory that holds tensors of the answer."""
+    """Shared memory with tensors of the answer."""
     is_apart: bool = False
-    """Whether the last segment holds the content, which is then not sent."""
+    """Whether the last segment holds the content."""
     given_up: tuple[SegmentId, ...] = ()
     """Segments that the worker will not use again."""
     seconds: Mapping[str, float] = {}
@@ -74,7 +74,7 @@ def pack(answer: Any, segments: WorkerSegments | None = None) -> Packed:
     packed = Packed(file.getbuffer(), packer.large)
     if segments is None:
         return packed
-    # A socket would take large content in parts, and each would wait for a thread of the worker.
+    # A socket would take large content in parts, each waiting for a thread.
     is_apart = len(packed.content) > MAX_COPY and packer.add_copy(packed.content)
     return packed._replace(
         segments=segments.send(packer.segments),
@@ -107,7 +107,7 @@ def _bytes_of(storage: torch.UntypedStorage) -> memoryview:
 
 
 _MAX_RATIO = 2
-"""Largest ratio of a memory's size to its tensor's size at which all of it is copied."""
+"""Largest ratio of a copied memory's size to its tensor's size."""
 
 
 class _Packer(ForkingPickler):
@@ -119,7 +119,7 @@ class _Packer(ForkingPickler):
         self._copies: list[torch.Tensor] = []
         """Copies in segments for this answer alone, kept until the answer is packed.
 
-        If a copy died before it was sent, another thread of the worker could fill its segment.
+        Otherwise another thread could fill the segment.
         """
         self._all_segments = segments
         self._memory: dict[tuple[int, int], _Memory | _InSegment | None] = {}
@@ -156,7 +156,7 @@ class _Packer(ForkingPickler):
     def _memory_of(
         self, storage: torch.UntypedStorage, num_bytes: int
     ) -> _Memory | _InSegment | None:
-        """Return the form in which a storage is sent; a tensor uses ``num_bytes`` of its bytes."""
+        """Return the sent form of a storage, of which a tensor uses ``num_bytes``."""
         if storage.nbytes() <= MAX_COPY:
             return _Memory(storage, copied_storage)
         number = None if self._all_segments is None else self._all_segments.number_of(storage)
@@ -181,12 +181,12 @@ _PRESENT = threading.local()
 
 
 def _large(number: int) -> Any:
-    """Return an object that was sent beside the answer that is being unpickled."""
+    """Return an object sent beside the answer."""
     return _PRESENT.beside[0][number]
 
 
 def _lent(number: int) -> Any:
-    """Return the memory of a segment of the answer that is being unpickled."""
+    """Return the memory of a segment of the answer."""
     return _PRESENT.beside[1][number]
 
 
@@ -222,7 +222,7 @@ class _Memory:
 def copied_storage(content: Any) -> torch.UntypedStorage:
     """Copy into memory aligned by torch, because sums may depend on the alignment.
 
-    NumPy copies, because torch would use several threads, whose synchronisation takes longer.
+    NumPy copies, because torch would use several threads.
     """
     copied = torch.empty(len(content), dtype=torch.uint8)
     copied.numpy()[:] = np.frombuffer(content, dtype=np.uint8)
@@ -315,8 +315,7 @@ def unpack_by_value(
     Args:
         packed: result of :func:`pack_by_value`.
         allocate: returns uninitialised memory of a shape and dtype for large parts.
-        finish: makes finished images of the separate images, in memory that it allocates; None
-            copies them.
+        finish: makes finished images in new memory; None copies them.
     """
     owned = [_copied(part, allocate).numpy() for part in packed.large]
     answer = pickle.loads(packed.content, buffers=owned)
@@ -353,7 +352,7 @@ class _PackerByValue:
             return NotImplemented if others is None else others(thing)
         storage = thing.untyped_storage()
         if storage.nbytes() > max(MAX_IN_MESSAGE, 2 * thing.nbytes):
-            # It shows a part of a large storage, which would be sent as a whole.
+            # The tensor's large storage would be sent as a whole.
             thing = thing.clone(memory_format=torch.contiguous_format)
             storage = thing.untyped_storage()
         # Tensors that share memory still share it after unpacking.
@@ -384,7 +383,7 @@ def _storage(content: Any) -> torch.UntypedStorage:
 
 
 def _as_tensor(images: npt.NDArray[Any]) -> torch.Tensor:
-    """Return a tensor over a read-only array; torch would warn about it."""
+    """Return a tensor over a read-only array, without torch's warning."""
     content: Any = (ctypes.c_uint8 * images.nbytes).from_address(images.ctypes.data)
     content.array = images  # keeps the array in memory as long as the tensor
     flat = torch.frombuffer(content, dtype=torch.from_numpy(np.empty(0, images.dtype)).dtype)

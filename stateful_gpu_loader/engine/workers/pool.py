@@ -31,16 +31,15 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 class PoolPipeline:
     """Keeps a bounded number of batches ahead, made by workers of a cluster.
 
-    All requests are drawn in the user's thread. Answers are received there too; with ``unpack``, a
-    thread receives and unpacks them.
+    All requests are drawn, and without ``unpack`` all answers received, in the user's thread.
 
     Args:
         dispatch: returns the dispatch; called when the first worker is needed.
         timeout: seconds that a worker may take for the batch that ``next()`` waits for; 0 means no
             limit.
         persistent: keep the workers from one pass to the next.
-        unpack: returns a worker's answer in newly allocated memory; called in a thread. None if
-            answers need no unpacking.
+        unpack: returns a worker's answer in new memory; called in a thread. None if answers need no
+            unpacking.
         tally: receives the seconds of the receiving thread.
     """
 
@@ -67,7 +66,7 @@ class PoolPipeline:
 
     @property
     def workers(self) -> list[Any]:
-        """Worker processes of this machine; after their end, the processes that there were."""
+        """Worker processes of this machine, even after their end."""
         return self._former_workers if self._dispatch is None else self._dispatch.processes
 
     def launch(self) -> None:
@@ -96,14 +95,13 @@ class PoolPipeline:
         dispatch.fill()
         while not self._has_arrived(dispatch):
             self._wait(dispatch)
-            # An answer that has come meanwhile is not overdue, however long the wait was
-            # interrupted.
+            # An answer that has come meanwhile is not overdue.
             if not self._has_arrived(dispatch):
                 dispatch.look_for_overdue(began, self._timeout)
                 _warn(dispatch)
         if dispatch.notices:
             _warn(dispatch)
-        # Sent before the answer is taken, so that an exception of the requests does not lose it.
+        # Sent first, so that an exception of the requests does not lose the answer.
         dispatch.fill(spare=1)
         try:
             request, answer = dispatch.deliver()

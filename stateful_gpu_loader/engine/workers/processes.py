@@ -44,7 +44,7 @@ from stateful_gpu_loader.engine.workers.worker_main import (
     HEAD,
     WorkerAdapter,
     WorkerMessage,
-    in_place_of,
+    replacement_for,
     run_worker,
 )
 from stateful_gpu_loader.engine.workers.worker_start import (
@@ -66,7 +66,7 @@ from stateful_gpu_loader.errors import LoaderError
 _SECONDS_TO_CLEAN_UP = 5.0
 """Seconds in which workers may end by themselves, and again after SIGTERM, as in torch."""
 _SECONDS_TO_NOTICE = 1.0
-"""Maximum seconds from a broken connection until the death of its process is known."""
+"""Maximum seconds from a broken connection until its process's death is known."""
 
 
 class ProcessCluster:
@@ -83,7 +83,7 @@ class ProcessCluster:
 
     queues = True
     _owner = -1
-    """Process that started the workers, once there may be workers."""
+    """Process that started the workers."""
 
     def __init__(
         self,
@@ -106,17 +106,17 @@ class ProcessCluster:
         self._by_descriptor: dict[int, _Worker] = {}
         """Workers whose messages are received, by file descriptor."""
         self._starting: Channel | None = None
-        """This end of the connection to a worker that is being started."""
+        """This end of the connection to a starting worker."""
         self._poll = select.poll()
         self._events: deque[Event] = deque()
         self._segments = MappedSegments()
         self._has_been_ready = False
-        """Whether a worker was ready, so that other workers can start as well."""
+        """Whether a worker was ready, so that others can start as well."""
         self._owner = os.getpid()
         _CLUSTERS.add(self)
 
     def __del__(self) -> None:
-        # A signal handler's exception may drop the cluster before anything could close it.
+        # A signal handler's exception may drop the cluster unclosed.
         self.close()
 
     @property
@@ -132,7 +132,7 @@ class ProcessCluster:
             OSError: the system lacks resources for processes; the message has the remedy.
             Exception: the adapter cannot be pickled.
         """
-        # create the directory for all of them here, so that it outlives killed workers
+        # create the directory here, so that it outlives killed workers
         get_temp_dir()
         adapter = self._adapter
         process = ours = theirs = None
@@ -175,7 +175,7 @@ class ProcessCluster:
         except Exception as error:
             if _can_be_pickled(message):
                 raise  # a signal handler has raised it
-            content, files = pickled(in_place_of(message, error))
+            content, files = pickled(replacement_for(message, error))
         target.sender.send(HEAD.pack(number, first), content, files)
 
     def wait(self, seconds: float) -> None:
@@ -185,7 +185,7 @@ class ProcessCluster:
     def receive(self) -> Event | None:
         if not self._events:
             for descriptor, _ in self._poll.poll(0):
-                # An earlier descriptor in the list may have removed its worker.
+                # An earlier descriptor may have removed its worker.
                 worker = self._by_descriptor.get(descriptor)
                 if worker is not None:
                     self._look_at(worker, descriptor)
@@ -240,7 +240,7 @@ class ProcessCluster:
         return explained(error)
 
     def _chosen(self, wanted: Any) -> BaseContext:
-        """Return the start method; avoid a harmful fork that the user did not request."""
+        """Return the start method, without a harmful fork unless requested."""
         default = default_context() if wanted is None else None
         self._has_avoided_a_fork = default is not None
         if self._has_avoided_a_fork:
@@ -314,7 +314,7 @@ class ProcessCluster:
         return (answer,)
 
     def _lose(self, worker: _Worker) -> None:
-        """Report a lost worker: it has ended, or has closed its socket and is killed."""
+        """Report a lost worker, which has ended or is killed."""
         self._stop_listening(worker)
         if not worker.exit.wait(_SECONDS_TO_NOTICE):
             kill([worker.process])
@@ -359,17 +359,17 @@ def _can_be_pickled(message: WorkerMessage) -> bool:
 
 
 def interpreter_is_ending() -> bool:
-    """Whether this process is exiting, where multiprocessing ends all workers."""
+    """Whether this process is exiting."""
     return _is_ending is not False
 
 
 _is_ending: bool | None = False
-"""Whether the exit has begun; None after the interpreter has cleared its modules."""
+"""Whether the exit has begun; None once modules are cleared."""
 
 
 @atexit.register
 def _note_exit() -> None:
-    # Called before multiprocessing ends the workers, because its module was imported earlier.
+    # Called before multiprocessing ends the workers, as it was imported earlier.
     global _is_ending
     _is_ending = True
 
@@ -401,15 +401,14 @@ def _explained(error: Exception) -> Exception:
 
 
 _SECONDS_TO_DIE = 5.0
-"""Seconds that a process may take to end after SIGKILL; more only if the kernel hangs in it."""
+"""Seconds that a process may take to end after SIGKILL."""
 _SECONDS_TO_BE_REAPED = 1.0
 
 
 class Exit:
     """A descriptor that becomes readable when a process has ended; ``close()`` it.
 
-    A process's own sentinel is a pipe, which a child of the process keeps open even after the
-    process is dead.
+    A process's sentinel is a pipe, which the process's own children keep open.
 
     Raises:
         OSError: no descriptor is free.
@@ -442,7 +441,7 @@ class Exit:
 
 
 def describe_exit(process: BaseProcess) -> str:
-    """Describe in torch's words how a process ended, without a final full stop."""
+    """Describe how a process ended, in torch's words."""
     reap(process)
     code = process.exitcode
     if code is None or code >= 0:

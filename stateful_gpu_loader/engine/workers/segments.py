@@ -1,13 +1,12 @@
 """Segments: shared memory that worker processes fill with batches, again and again.
 
-New shared memory for each batch would cost a page fault for every 4 KB: 0.4 ms for an image of
-224x224 in float32, a third of the time to decode it.
+New shared memory for each batch would cost page faults: 0.4 ms for an image of 224x224 in float32,
+a third of the time to decode it.
 
 A worker makes a segment when none of its own is free, and sends the descriptor with the segment's
-first batch. The main process maps the segment once and lends it to the batch. When nothing refers
-to the batch any more, the next request to the worker returns the segment, and the worker may fill
-it again. Segments have no names, so a killed worker's segments end with the last process that maps
-them.
+first batch. The main process maps the segment once and lends it to the batch. After the batch is
+gone, the next request returns the segment, and the worker may fill it again. Segments have no
+names, so they end with the last process that maps them.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from stateful_gpu_loader.engine.makers.memory import lend
 from stateful_gpu_loader.engine.workers.channel import OpenFile
 
 MAX_COPY = 1 << 18
-"""Size limit in bytes of memory that is copied into the message and needs no segment."""
+"""Size limit in bytes of memory that is copied into the message."""
 
 _DESCRIPTORS = Path("/proc/self/fd")
 
@@ -45,9 +44,9 @@ class SentSegment(NamedTuple):
 
     id: SegmentId
     size: int
-    """Size of the segment in bytes."""
+    """Size in bytes."""
     num_bytes: int
-    """Number of bytes that the batch uses, from the segment's beginning."""
+    """Number of bytes used by the batch, from the beginning."""
     descriptor: Any
     """Pickled form of its file descriptor, the first time; None after that."""
 
@@ -57,14 +56,14 @@ class Returned(NamedTuple):
 
     number: int
     may_be_filled: bool
-    """False if a process forked from the main process may still refer to the segment."""
+    """False if a fork of the main process may still refer to the segment."""
 
 
 class WorkerSegments:
     """The segments of one worker process, which allocates its batches here.
 
-    Without ``memfd_create``, which only Linux has, batches are in ordinary memory. Several threads
-    of the process may share the segments.
+    Without ``memfd_create``, which only Linux has, batches are in ordinary memory. Threads may
+    share the segments.
 
     Args:
         keep: number of free segments to keep; more if an answer takes several segments.
@@ -74,7 +73,7 @@ class WorkerSegments:
         self.worker = 0
         self._keep = keep
         self._num_per_answer = 1
-        """Number of segments that an answer takes; it falls slowly."""
+        """Number of segments per answer, slowly falling."""
         self._process: int | None = None
         """Process that fills the segments; its forked children must not."""
         self._lock = threading.Lock()
@@ -92,7 +91,7 @@ class WorkerSegments:
         self._given_up: list[SegmentId] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let multiprocessing hand them to a process that it starts; there are no segments yet."""
+        """Let multiprocessing send them to a new process; there are no segments yet."""
         return WorkerSegments, (self._keep,)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -108,10 +107,7 @@ class WorkerSegments:
         return tensor.view(dtype).view(shape)
 
     def number_of(self, storage: torch.UntypedStorage) -> int | None:
-        """Return the number of the segment that holds a storage, if the segment can be sent.
-
-        A segment cannot be sent if the main process already has it from an earlier answer.
-        """
+        """Return the number of the segment that holds a storage, if the segment can be sent."""
         segment = self._by_address.get(storage.data_ptr()) if self._are_own() else None
         if segment is None or segment.is_sent or not segment.is_lent:
             return None
@@ -169,8 +165,8 @@ class WorkerSegments:
         else:
             free.remove(chosen)
         self._segments.move_to_end(chosen.number)
-        # Those lent longest ago are given up. If it were the smallest, then of tensors that vary in
-        # size even small ones would soon lie in large segments.
+        # Those lent longest ago are given up, not the smallest, so that small tensors do not end up
+        # in large segments.
         surplus = len(free) - (self._keep - 1 + self._num_per_answer)
         for segment in free[: max(surplus, 0)]:
             self._forget(segment)
@@ -187,7 +183,7 @@ class _Segment:
     def __init__(self, number: int, size: int) -> None:
         self.number = number
         self.file: int | None = os.memfd_create("stateful_gpu_loader")
-        """File descriptor until it is sent, so that each process has few open files."""
+        """File descriptor until it is sent."""
         os.ftruncate(self.file, size)
         self.memory = _mapped(self.file, size)
         self.size = size
@@ -216,8 +212,8 @@ class MappedSegments:
         self._dropped: defaultdict[int, deque[tuple[int, int]]] = defaultdict(deque)
         """For each worker, the segments that tensors of this process no longer use.
 
-        Each has the number of forks when it was lent. Tensors may die in any thread, and inside any
-        of these functions, so their end is only noted here.
+        Each has the number of forks when it was lent. Tensors may die anywhere, so their end is
+        only noted here.
         """
 
     def lend(self, sent: SentSegment) -> torch.UntypedStorage:
@@ -262,9 +258,9 @@ class MappedSegments:
 class _Forks:
     """Counts the forks of this process.
 
-    A forked child has its parent's tensors, on the same shared memory. The parent cannot know when
-    the child drops them, so segments lent at that time are not filled again. Each fork is counted
-    before and after, to include segments that another thread lends or drops in between.
+    A forked child keeps its parent's tensors on the same shared memory, so segments lent at that
+    time are not filled again. Each fork is counted before and after, for segments that another
+    thread lends or drops in between.
     """
 
     def __init__(self) -> None:
@@ -283,12 +279,12 @@ def _has_segments() -> bool:
 
 
 def _mapped(file: int, size: int) -> torch.Tensor:
-    """Map shared memory for the lifetime of the tensor; the descriptor may be closed."""
+    """Map shared memory for the tensor's lifetime; the descriptor may be closed."""
     return torch.from_file(str(_DESCRIPTORS / str(file)), shared=True, size=size, dtype=torch.uint8)
 
 
 def _rounded(num_bytes: int) -> int:
-    """Add up to an eighth, because encoded batches vary in size; unused pages take no memory."""
+    """Add up to an eighth, because encoded batches vary in size."""
     step = 1 << (num_bytes.bit_length() - 4)
     return -(-num_bytes // step) * step
 

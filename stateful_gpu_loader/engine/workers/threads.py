@@ -22,7 +22,7 @@ _JOIN_SECONDS = 5.0
 
 
 class ThreadCluster:
-    """Starts daemon threads and hands them requests; see Cluster. A worker is several threads.
+    """Starts daemon threads, several per worker; see Cluster.
 
     Args:
         maker: shared by the threads; has no state and does not use the global generators.
@@ -40,7 +40,7 @@ class ThreadCluster:
         self._owner = os.getpid()
 
     def __del__(self) -> None:
-        # A signal handler's exception may drop the cluster before anything could close it.
+        # A signal handler's exception may drop the cluster unclosed.
         for group in self._groups.values():
             group.stop()
 
@@ -80,7 +80,7 @@ class ThreadCluster:
         return self._events.take()
 
     def kill(self, worker: int) -> None:
-        """Abandon the threads of a worker: nothing can end a thread that hangs."""
+        """Abandon a worker's threads, because nothing can end a thread that hangs."""
         self._groups.pop(worker).stop()
 
     def resources(self) -> str:
@@ -95,7 +95,7 @@ class ThreadCluster:
             group.stop()
         threads = [thread for group in groups.values() for thread in group.threads]
         if threading.current_thread() in threads:
-            # The garbage collector runs in one of them, which may hold a lock that others need.
+            # The garbage collector may run in one of them, holding a lock.
             return
         deadline = time.monotonic() + _JOIN_SECONDS
         for thread in threads:
@@ -106,7 +106,7 @@ class ThreadCluster:
 class _Events:
     """Events that were not received yet.
 
-    It takes no lock of Python's, which a signal handler's exception could leave locked.
+    It takes no lock, which a signal handler's exception could leave locked.
     """
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ def _work(maker: Maker, group: _ThreadGroup, times: StageTimes) -> None:
             except Stopped:
                 continue
             except BaseException as error:
-                # Any exception becomes an answer, because the answer is awaited.
+                # Any exception becomes an answer.
                 answer = Failure(error)
             group.events.put(Answered(number, answer))
             del answer, request, taken  # keep no batch alive while waiting

@@ -62,7 +62,6 @@ class SeedOfWorkers(NamedTuple):
     """Inputs of ``get_worker_info().seed`` other than the worker's number."""
 
     seed: int
-    """Seed of the loader."""
     epoch: int
     rank: int
 
@@ -81,7 +80,7 @@ class WorkerMessage(NamedTuple):
     """A message to a worker."""
 
     request: Any
-    """A request, or the :class:`RemoteFailure` of a request that could not be sent."""
+    """A request, or the :class:`RemoteFailure` of sending it."""
     start: WorkerStart | None
     """State to begin a pass with before the request, or None."""
     returned: tuple[Returned, ...] = ()
@@ -93,8 +92,8 @@ class WorkerAdapter:
 
     Args:
         dataset: the user's dataset, which ``get_worker_info().dataset`` returns.
-        initialise: called with the worker's number before anything else. If it fails, every request
-            of the worker fails with its exception.
+        initialise: called with the worker's number before anything else; its exception fails every
+            request.
         segments: memory for the maker's batches, if they are sent in shared memory.
         seeds: seeds of the first pass; each later pass has its own.
     """
@@ -252,9 +251,8 @@ class WorkerAdapter:
         )
         if spawning_process() is None:
             return WorkerAdapter, parts
-        # Sent in a file, not in the message that starts the worker. multiprocessing writes that
-        # message to a pipe and holds the reading end itself. If the worker died before reading more
-        # than a pipe's buffer, the write would wait for ever.
+        # Sent in a file, not in multiprocessing's message that starts the worker: writing that to a
+        # pipe would wait for ever if the worker died.
         self.close_sent_maker()
         self._sent = _anonymous_file()
         try:
@@ -362,8 +360,7 @@ class _ThreadGroup:
                 answers.send(number, adapter.answer_to(message, partial(self._check, first)))
                 del message, taken  # they hold memory while the thread waits
         except BaseException:
-            # End the process as an exception of its only thread would, so the requests are not
-            # lost.
+            # End the process, so the requests are not lost.
             traceback.print_exc()
             os._exit(1)
 
@@ -386,7 +383,7 @@ class _Answers:
         try:
             head, files = pickled(answer._replace(content=b""))
         except Exception as error:
-            answer = in_place_of(answer, error)
+            answer = replacement_for(answer, error)
             try:
                 head, files = pickled(answer._replace(content=b""))
             except OSError:  # no file is free for its segments either
@@ -399,7 +396,7 @@ class _Answers:
 def end_with(main: BaseProcess) -> None:
     """End this process as soon as process ``main`` has ended or runs another program.
 
-    A forked child of ``main`` keeps its sentinel open, so its pid is watched as well.
+    A forked child of ``main`` keeps the sentinel open, so the pid is watched as well.
     """
     watched: list[Any] = [main.sentinel]
     try:
@@ -416,13 +413,13 @@ def end_with(main: BaseProcess) -> None:
     threading.Thread(target=watch, name="stateful_gpu_loader parent", daemon=True).start()
 
 
-def in_place_of(content: Any, error: Exception) -> Any:
+def replacement_for(content: Any, error: Exception) -> Any:
     """Return the replacement for a message or packed answer that could not be sent."""
     if isinstance(content, WorkerMessage):
         where = f"when {content.request!r:.300} was sent to a worker process. {_REMEDY}"
         return content._replace(request=RemoteFailure(error, where))
     packed = pack(_unsent(unpack(content._replace(is_apart=False)), error))
-    # The main process returns the segments of the batch that it does not get.
+    # The main process returns the unsent batch's segments.
     return packed._replace(segments=content.segments, given_up=content.given_up)
 
 

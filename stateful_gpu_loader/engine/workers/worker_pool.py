@@ -26,7 +26,7 @@ class WorkerPool:
     """Makes pipelines, keeps an idle pipeline, and holds the device stage for the loader's life.
 
     Args:
-        device: device on which batches are finished; None leaves them where they were made.
+        device: device on which batches are finished, if any.
         times: receives the workers' seconds.
     """
 
@@ -35,14 +35,14 @@ class WorkerPool:
         self._times = times
         self._stage: Stage | None = None
         self._former_stage: Callable[[], Stage | None] = _nothing
-        """Stage of the previous worker pool, as long as a live iterator uses it."""
+        """Stage of the previous worker pool, while an iterator uses it."""
         self._idle: Pipeline | None = None
         self._owner = os.getpid()
         """Process that owns the idle pipeline's workers."""
         self._is_new = False
         """Whether the idle pipeline has not yet run a pass."""
         self._has_looked = False
-        """Whether private generators were already searched for; the pool warns about them once."""
+        """Whether private generators were searched for."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Give a copy or pickle of the loader its own worker pool."""
@@ -55,7 +55,7 @@ class WorkerPool:
 
     @property
     def idle(self) -> Pipeline | None:
-        """Pipeline kept for the next pass; None in a forked child, whose parent uses it."""
+        """Pipeline kept for the next pass; None in a forked child."""
         return self._idle if self._owner == os.getpid() else None
 
     @idle.setter
@@ -110,7 +110,7 @@ class WorkerPool:
         return IdleProcesses(self) if self.idle is not None and self.idle.workers else None
 
     def keep(self, pipeline: Pipeline | None) -> None:
-        """Keep a pipeline for the next pass, and end the pipeline that was kept before."""
+        """Keep a pipeline for the next pass, and end the previous one."""
         if isinstance(pipeline, DevicePrefetch):
             pipeline.abandon()
         before, self.idle = self.idle, pipeline
@@ -127,8 +127,7 @@ class WorkerPool:
     def successor(self) -> WorkerPool:
         """Return the worker pool for later passes, and end the idle workers of this one.
 
-        Workers of live iterators end with their iterators. Until then both pools share the device
-        stage, because a decoder serves one thread.
+        Workers of live iterators end with them. Until then both pools share the device stage.
         """
         self.keep(None)
         following = self.twin(self._times)

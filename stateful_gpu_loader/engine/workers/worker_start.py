@@ -1,9 +1,8 @@
 """Start of worker processes: the start method, the progress reports, and the reasons of failures.
 
-What ends one process during its start would end every other: a script that starts processes when it
-is imported, a class that cannot be unpickled, a ``worker_init_fn`` that exits. Such a process is
-therefore not started again, unless something outside must have ended it. Only public names of
-multiprocessing are used here.
+A cause that ends one process during its start would end every other: a script that starts processes
+when it is imported, a class that cannot be unpickled, a ``worker_init_fn`` that exits. So such a
+process is not started again, unless something outside must have ended it.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ BEING_STARTED = (
 )
 
 _MAX_BYTES = 2000
-"""Size limit of a report, below the size that the system writes to a pipe at once."""
+"""Size limit of a report, which a pipe takes at once."""
 NUMBER = struct.Struct("=q")
 """Head of a worker's message: the number of the request that it answers."""
 _NO_REQUEST = -1
@@ -106,10 +105,9 @@ def explain_failed_start(
         reason: description of how it ended.
         stage, report: its last report.
         is_forked: whether it was forked from this process.
-        can_start: whether another worker was ready before. Workers that were killed are then
-            replaced.
+        can_start: whether another worker was ready before; killed workers are then replaced.
     """
-    # A newly forked process has not yet run any of the user's code that could end it.
+    # A newly forked process has not run any user code.
     is_new = is_forked and stage == CREATED
     if is_new or (can_start and process.exitcode in _FROM_OUTSIDE):
         return reason, None
@@ -125,10 +123,7 @@ def loss_of_the_server(*, has_delivered: bool) -> WorkersDied:
 
 
 def is_of_a_start(error: BaseException) -> bool:
-    """Return whether an error shows that processes could not be started, or lacked memory or files.
-
-    Such an error does not concern the batches that they would have made.
-    """
+    """Return whether processes could not be started, or lacked memory or files."""
     cause = error.__cause__
     return (
         (isinstance(cause, WorkersDied) and cause.remedy is not None)
@@ -171,8 +166,8 @@ NOT_FORKED = (
 def default_context() -> str | None:
     """Return the start method if torch would fork a process in which DALI is live.
 
-    A forked child lacks DALI's threads. It waits for them for ever if it uses dynamic mode, or if
-    it only frees a reader or a pipeline that it inherited.
+    A forked child lacks DALI's threads, and hangs even if it only frees an inherited reader or
+    pipeline.
 
     Returns:
         "forkserver" in that case; None leaves the choice to torch.
@@ -197,8 +192,8 @@ def method_of(multiprocessing_context: Any) -> str:
 def dali_is_live() -> bool:
     """Whether DALI's threads run in this process; this does not import DALI.
 
-    They run from dynamic mode's first operator until the process ends, and while a pipeline exists
-    that has run. Detected only on Linux, the one system that forks by default.
+    They run from dynamic mode's first operator on, and while a pipeline exists that has run.
+    Detected only on Linux, which forks by default.
     """
     if "nvidia.dali" not in sys.modules or not _THREADS.is_dir():
         return False
@@ -206,7 +201,7 @@ def dali_is_live() -> bool:
 
 
 def _default_method() -> str:
-    # Asking for the context itself would fix the method, and set_start_method() would then fail.
+    # Asking for the context would fix the method, and set_start_method() would fail.
     method = multiprocessing.get_start_method(allow_none=True)
     return method or multiprocessing.get_all_start_methods()[0]
 

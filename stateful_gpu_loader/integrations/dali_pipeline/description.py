@@ -1,7 +1,7 @@
 """Description of what must not change in a pipeline, for comparison with a state.
 
-It covers the graph, and the data at the paths given to readers. The graph is read from
-``Pipeline.serialize()``, a protocol buffer. The fields used are:
+It covers the graph, and the data at readers' paths. The graph is read from
+``Pipeline.serialize()``, a protocol buffer, from these fields:
 
 - of the pipeline: 2 (batch size), 5 (operators), 7 (outputs) and 9 (seed);
 - of an operator: 1 (kind), 2 (inputs), 4 (arguments) and 5 (name);
@@ -48,15 +48,15 @@ _OPERATOR, _LENGTH, _READER_NAME = "operator ", ".epoch_size", "reader_name"
 Description = dict[str, Any]
 """JSON values by field.
 
-Fields are ``batch_size`` and similar; the kind of an operator as ``operator reader``, because an
-operator may have any name; its arguments as ``reader.initial_fill``.
+Fields are ``batch_size`` and similar; the kind of an operator, as ``operator reader``; its
+arguments, as ``reader.initial_fill``.
 """
 
 
 def describe(graph: Graph, *, last_batch_policy: str) -> Description:
     """Describe everything that determines the batches and is known before the pipeline is built.
 
-    The number of threads, the device number and the depth of queues may change, and are left out.
+    The number of threads, the device number and the depth of queues may change.
     """
     described: Description = {
         "batch_size": graph.batch_size,
@@ -111,8 +111,7 @@ def from_text(text: str) -> Description:
 def changes(saved: Description, present: Description) -> Differences:
     """Return the differences between two descriptions, operators first.
 
-    A seed that was not given is not compared, because DALI's checkpoint contains the state of
-    every generator.
+    A seed that was not given is not compared: DALI's checkpoint has every generator's state.
     """
     found = differences(saved, present)
     if None in found.get("seed", ()):
@@ -121,7 +120,7 @@ def changes(saved: Description, present: Description) -> Differences:
         if field.startswith(_OPERATOR):
             before, now = (NO_OPERATOR if kind == NOT_GIVEN else kind for kind in found[field])
             found[field] = before, now
-    # An additional or missing operator renames others, and DALI identifies operators by name.
+    # An additional or missing operator renames others.
     names = [
         [field[len(_OPERATOR) :] for field in description if field.startswith(_OPERATOR)]
         for description in (saved, present)
@@ -140,8 +139,7 @@ def changes(saved: Description, present: Description) -> Differences:
 def unmatched(saved: Sequence[str], present: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the missing operators of the saved pipeline, and the new ones.
 
-    An additional or missing operator renumbers later ones; renumbered operators are returned only
-    if there are no others.
+    Renumbered operators are returned only if there are no others.
 
     >>> unmatched(["__Image_0", "__Rotate_1", "__Resize_2"], ["__Image_0", "__Resize_1"])
     (['__Rotate_1'], [])
@@ -211,10 +209,9 @@ Matches = Callable[[str], object]
 def contents_of(operator: Operator) -> dict[str, str]:
     """Return a description of the data at each path of a reader, by argument name.
 
-    It replaces the path, because data may be moved. A file is described by its name, its size and,
-    up to 1 MiB, its content. A folder is described by the names of the files that the reader takes
-    from it and its subfolders, and an LMDB folder by the size of its data. Paths that do not exist
-    are left out.
+    A file is described by its name, its size and, up to 1 MiB, its content. A folder is described
+    by the names of the files that the reader takes from it and its subfolders, and an LMDB folder
+    by the size of its data. Missing paths are left out.
 
     >>> reader = Operator("reader", "readers.File", (), {"file_root": "/nowhere", "num_shards": 2})
     >>> contents_of(reader)
@@ -228,7 +225,7 @@ def contents_of(operator: Operator) -> dict[str, str]:
         if not operator.kind.startswith("readers.") or not all(map(_exists, paths)) or not paths:
             continue
         if name == "file_root" and listed:
-            # Another argument selects the files; this is only their folder.
+            # Only the folder of files that another argument selects.
             found[name] = "a folder"
         else:
             contents = [_content(path, operator) for path in paths]
@@ -238,7 +235,7 @@ def contents_of(operator: Operator) -> dict[str, str]:
 
 
 def _exists(path: Any) -> bool:
-    """Whether a path is a file or folder; reading a named pipe would wait for its writer."""
+    """Whether a path is a file or folder, not a named pipe."""
     return isinstance(path, str) and (os.path.isfile(path) or os.path.isdir(path))
 
 
@@ -264,7 +261,7 @@ def _read_names(root: str, operator: Operator) -> Iterator[str]:
     """
     arguments = operator.arguments
     if operator.kind == "readers.File":
-        # Empty folders count, too, because they are labels.
+        # Empty folders are labels, too.
         exact = bool(arguments.get("case_sensitive_filter"))
         is_file = _matches(arguments.get("file_filters", _KNOWN_FILES), exact=exact)
         is_folder = _matches(arguments.get("dir_filters", "*"), exact=exact)
@@ -282,7 +279,7 @@ def _read_names(root: str, operator: Operator) -> Iterator[str]:
 
 
 def _file_names(folder: str, below: str, is_file: Matches) -> Iterator[str]:
-    """Yield the names of matching files in a folder; DALI does not look into its subfolders."""
+    """Yield the names of matching files in a folder, without subfolders."""
     for entry in _sorted_entries(folder):
         if is_file(entry.name) and not entry.is_dir():
             yield os.path.join(below, entry.name)
@@ -301,8 +298,7 @@ def _matches(patterns: str | list[str] | tuple[str, ...], *, exact: bool) -> Mat
     """
     patterns = [patterns] if isinstance(patterns, str) else patterns
     if any(sign in pattern for pattern in patterns for sign in "\\^"):
-        # DALI interprets these characters differently from Python; match too many names rather
-        # than too few.
+        # DALI's meaning differs from Python's; match too many names rather than too few.
         return bool
     expressions = "|".join(map(fnmatch.translate, patterns))
     return re.compile(expressions, 0 if exact else re.IGNORECASE).match
@@ -318,7 +314,7 @@ def _digest(parts: Iterable[str]) -> str:
 IGNORED = frozenset(
     {
         "preserve_name",
-        # These arguments change the speed, but not the batches.
+        # These arguments change the speed alone.
         "bytes_per_sample_hint",
         "dont_use_mmap",
         "lazy_init",
@@ -330,15 +326,12 @@ IGNORED = frozenset(
 )
 """Arguments that change no batch.
 
-Arguments that begin with an underscore are ignored, too: they contain source lines, and a comment
-above the pipeline must not change its identity.
+Arguments that begin with an underscore, which contain source lines, are ignored, too.
 """
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator of a pipeline."""
-
     name: str
     """The user's name, or a name like ``__Rotate_3``, which DALI's checkpoints use."""
     kind: str

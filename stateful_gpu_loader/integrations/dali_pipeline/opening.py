@@ -17,12 +17,12 @@ from stateful_gpu_loader.integrations.dali_pipeline.state import WRITER, Place
 Factory = Callable[..., Any]
 """A function that returns an unbuilt ``Pipeline``.
 
-Like the result of ``@pipeline_def``, it takes ``enable_checkpointing`` and ``checkpoint``.
+It takes ``enable_checkpointing`` and ``checkpoint``.
 """
 
 _NO_CHECKPOINTS = (
-    "Remedy: make it with enable_checkpointing=True; a function must hand its keyword arguments on "
-    "to the pipeline"
+    "Remedy: make it with enable_checkpointing=True; a function must pass its keyword arguments "
+    "on to the pipeline"
 )
 
 _KINDS = {
@@ -70,7 +70,6 @@ def start_py_workers(pipeline: Any) -> None:
 def put_checkpoint(pipeline: Any, checkpoint: bytes | None) -> Any:
     """Set the checkpoint, if there is one, from which an unbuilt pipeline is restored."""
     # DALI takes the checkpoint when the pipeline is made, but its workers may have started since.
-    # So this private attribute is set.
     pipeline._checkpoint = checkpoint
     return pipeline
 
@@ -168,7 +167,7 @@ def ending_reader(pipeline: Any, metas: Mapping[str, Any], reader_name: str | No
 
 
 def _forks(pipeline: Any) -> bool:
-    """Whether the pipeline has parallel external sources with workers forked from this process."""
+    """Whether the pipeline has parallel external sources with forked workers."""
     if pipeline.py_start_method != "fork":
         return False
     if not pipeline._py_graph_built:  # private in DALI
@@ -177,7 +176,7 @@ def _forks(pipeline: Any) -> bool:
 
 
 def _collect_before_fork(pipeline: Any) -> None:
-    """Collect garbage now: other pipelines, destroyed in a forked worker, would kill it."""
+    """Collect garbage, because destroying other pipelines would kill a forked worker."""
     if _forks(pipeline):
         gc.collect()
 
@@ -197,7 +196,7 @@ def _serialized(pipeline: Any) -> bytes:
 
 
 def _refuse_sources(pipeline: Any, graph: Graph) -> None:
-    # Private in DALI, whose public names only show that there is an external source.
+    # Private in DALI, whose public names show too little.
     fed = set()
     for group in pipeline._input_callbacks:
         names = [instance.name for instance in group.instances]

@@ -1,8 +1,7 @@
 """Reads DALI's own checkpoints, from ``Pipeline.checkpoint()`` or the file that it wrote.
 
 A checkpoint is a protocol buffer: field 1 for each operator (1 its name, 2 its state), field 2 for
-other data. It contains the names of the operators and the positions of the readers, but no
-arguments. Field 1 of a reader's state contains the number of its generator (1), its epoch (2), and
+other data. Field 1 of a reader's state contains the number of its generator (1), its epoch (2), and
 the number of samples taken from this epoch (3).
 """
 
@@ -66,7 +65,7 @@ def read(checkpoint: bytes | str | os.PathLike[str]) -> Place:
 def check_operators(place: Place, graph: Graph) -> None:
     """Check everything known before the pipeline is built.
 
-    DALI would at best name an operator, and might never return if a reader's state was altered.
+    DALI would at best name an operator, or hang.
 
     Raises:
         StateMismatch: the pipeline has other operators, a reader's state is not understood, or a
@@ -115,10 +114,7 @@ def check_readers(place: Place, graph: Graph, metas: Mapping[str, Mapping[str, i
 def _place_after(
     runs: int, meta: Mapping[str, int], batch_size: int, *, stays: bool
 ) -> tuple[int, int]:
-    """Return a reader's epoch and the number of samples taken from it.
-
-    A shard is left as soon as all its samples are taken.
-    """
+    """Return a reader's epoch and the number of samples taken from it."""
     n, shards, shard = meta["epoch_size"], meta["number_of_shards"], meta["shard_id"]
     taken = runs * batch_size
     if meta["pad_last_batch"]:
@@ -150,7 +146,7 @@ def _reader_place(name: str, state: bytes) -> tuple[int, int]:
         if [number for number, _, _ in found] != [1, 2, 3]:
             raise ValueError
         generator, epoch, taken = (value for _, _, value in found)
-        # With another value, a linear congruential generator may repeat that value forever.
+        # Other values may put a linear congruential generator into a fixed point.
         is_one = isinstance(generator, memoryview) and 0 < int(bytes(generator)) < _MODULUS
         if not (is_one and isinstance(epoch, int) and isinstance(taken, int)):
             raise ValueError
@@ -162,7 +158,6 @@ def _reader_place(name: str, state: bytes) -> tuple[int, int]:
 
 
 def _operators(checkpoint: bytes) -> dict[str, bytes]:
-    """Return the state of each operator by its name."""
     found = {}
     for number, _, value in fields(checkpoint):
         if number == 1 and isinstance(value, memoryview):

@@ -35,7 +35,7 @@ class Place:
 
     @property
     def runs(self) -> int:
-        """Number of batches of the pipeline since it was built, or since its source last ended."""
+        """Number of batches since the pipeline was built, or its source last ended."""
         return _pipeline_data(self.checkpoint)[0]
 
     @property

@@ -96,8 +96,7 @@ def check_place(place: Place, cuts: Cuts | None) -> None:
 class PipelineStream:
     """Delivers the batches of one built pipeline.
 
-    It takes DALI's checkpoint with each delivered batch, before it starts another batch, so
-    batches computed ahead do not count.
+    It takes DALI's checkpoint with each delivered batch, before it starts another batch.
 
     Args:
         pipeline: a built pipeline that has not run since.
@@ -123,18 +122,17 @@ class PipelineStream:
         self._num_passes = 0
         self._is_scheduled = False
         self._held: Any = None
-        """Outputs of an external source that were taken to find out whether its epoch continues."""
+        """Outputs of an external source, taken to find out whether its epoch continues."""
         self._failure: BaseException | None = None
         self._failed_ahead: Exception | None = None
 
     def begin_pass(self) -> int:
         """Begin a pass, in the next epoch if this one was delivered; return its number.
 
-        If the state was saved between an epoch's last batch and its end, the rest of the epoch is
-        empty, as with StatefulGPULoader.
+        In a state from between an epoch's last batch and its end, the rest is empty.
         """
         with self._unbroken():
-            # A source that yields nothing in an epoch gives an empty pass, which is not skipped.
+            # An empty epoch of a source is not skipped.
             may_end = self.cuts is not None or self.place.position > 0
             if may_end and not self._rests and self._is_at_end():
                 self._end_epoch()
@@ -148,8 +146,8 @@ class PipelineStream:
             number: number of the pass.
 
         Raises:
-            LoaderError: a later pass has begun; or an earlier call failed or was interrupted, after
-                which DALI may continue without its batch.
+            LoaderError: a later pass has begun; or an earlier call failed or was interrupted, and
+                DALI may have lost its batch.
         """
         if number != self._num_passes:
             raise LoaderError(
@@ -237,7 +235,7 @@ class PipelineStream:
             self._run_ahead()
 
     def _run_ahead(self) -> None:
-        """Start a run; if it fails, raise the exception later, in place of the batch."""
+        """Start a run; a failure is raised later, in place of the batch."""
         try:
             self._pipeline.schedule_run()
         except Exception as error:
@@ -253,8 +251,7 @@ def to_tensors(
         outputs: result of ``Pipeline.share_outputs()``.
         names: a name for each output.
         own_memory: whether outputs keep their memory as long as they are referenced, as with
-            ``exec_dynamic``. Other DALI executors reuse it for a later batch, so the outputs are
-            copied.
+            ``exec_dynamic``; otherwise they are copied.
 
     Raises:
         LoaderError: the numbers of outputs and names differ, or the samples of an output differ in
@@ -278,7 +275,7 @@ def to_tensors(
         if not own_memory:
             tensor = tensor.clone()
             if tensor.is_cuda:
-                # DALI writes on its own stream, which does not wait for the copy.
+                # DALI's stream does not wait for the copy.
                 torch.cuda.current_stream(tensor.device).synchronize()
         tensors[name] = tensor
     return tensors

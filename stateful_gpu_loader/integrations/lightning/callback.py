@@ -1,9 +1,9 @@
 """LoaderStateCallback: the only file that imports Lightning.
 
-Lightning saves a train loader's present state, so it resumes exactly only if the loader has
-delivered exactly the batches used. The callback saves the state after the used batches:
-Lightning counts them, and ``loader.state_dict(batches_ago=n)`` is the state before the n batches
-fetched beyond them. At a resume it loads these states before Lightning fetches.
+Lightning saves a train loader's present state, which may lie beyond the used batches. The callback
+saves the state after the used batches: Lightning counts them, and
+``loader.state_dict(batches_ago=n)`` is the state before the n batches fetched beyond them. At a
+resume it loads these states before Lightning fetches.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class LoaderStateCallback(Callback):  # type: ignore[misc]
 
     def _forget(self) -> None:
         self._saved: Saved | None = None
-        """State from the checkpoint that this fit resumes, until training starts."""
+        """State of the resumed checkpoint, until training starts."""
         self._of_others: list[Any] = []
         """States that Lightning has saved for all train loaders."""
         self._validation = NONE
@@ -99,7 +99,7 @@ class LoaderStateCallback(Callback):  # type: ignore[misc]
             # The batch of a failed step comes again, and val_check_interval counts it once.
             total = trainer.fit_loop.epoch_loop.batch_progress.total
             total.ready = total.started = total.processed
-        # Otherwise Lightning takes an earlier fit's validation for that of the resumed epoch.
+        # Otherwise Lightning takes an earlier fit's validation for the resumed epoch's.
         _val_loop(trainer)._has_run = False
         self._train.follow()
 
@@ -111,14 +111,13 @@ class LoaderStateCallback(Callback):  # type: ignore[misc]
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Note that the epoch is in progress, so that an interrupted validation is not
-        continued."""
+        """Note that the epoch is in progress, not an interrupted validation."""
         self._train.begin_batch(trainer)
         self._val.give_up()
         self._validation = NONE
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Note the start of the next epoch, unless this epoch was stopped before its end."""
+        """Note the start of the next epoch, unless this one was stopped early."""
         if self._train.is_over:
             self._train.end_run()
 
@@ -179,7 +178,7 @@ class LoaderStateCallback(Callback):  # type: ignore[misc]
         )
 
     def _watch(self, trainer: Any) -> None:
-        """Register the loaders; another callback may save before this one's hook is called."""
+        """Register the loaders; another callback may save before this hook is called."""
         if trainer.fit_loop._data_fetcher is not None:
             self._train.watch(trainer.fit_loop)
         if _val_loop(trainer)._combined_loader is not None:

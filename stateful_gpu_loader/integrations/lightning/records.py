@@ -1,8 +1,7 @@
 """The callback's part of a checkpoint: the loaders' states, and consistent counters.
 
-Lightning resumes by counters: epoch, batch in the epoch, validation in progress. In some hooks it
-saves counters of which only some were already increased. They are corrected if they contradict the
-loaders' states.
+Lightning resumes by counters: epoch, batch in the epoch, validation in progress. In some hooks only
+some are increased already. They are corrected if they contradict the loaders' states.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ class Record:
     """Place of one loader in a run, which is a training epoch or a validation."""
 
     state: dict[str, Any]
-    """State after the last used batch, of this rank's loader or of the loaders of all ranks."""
+    """State after the last used batch, of this rank's loader or of all ranks'."""
     batches: int = 0
     """Number of used batches of the pass in progress; 0 between two passes."""
     ended: bool = False
-    """Whether the loader has reached its end in this run; it may have begun again since."""
+    """Whether the loader has reached its end in this run."""
     replay: bool = False
-    """Whether the loader left its last pass before the pass's end. The state is then the one before
-    the pass's last batch. To resume, take one batch, drop it, and begin the next pass, which brings
-    the user's own objects to the same state."""
+    """Whether the loader left its last pass early. The state is then the one before the pass's last
+    batch. To resume, drop one batch and begin the next pass, which brings the user's objects to the
+    same state."""
 
     @property
     def is_at_start(self) -> bool:
@@ -67,8 +66,7 @@ class Saved:
     val: Mapping[str, Record] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values only, because trainers load checkpoints with
-        ``weights_only=True``."""
+        """Return plain values only, for ``weights_only=True``."""
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -184,7 +182,7 @@ def correct_counters(loops: dict[str, Any], saved: Saved) -> None:
 
 
 def _set(progress: dict[str, Any], *, ready: int, processed: int) -> None:
-    """Set the epochs begun and done in this fit; keep the totals of earlier fits."""
+    """Set the epochs begun and done in this fit."""
     current, total = progress["current"], progress["total"]
     earlier = total["processed"] - current["processed"]
     for counts, offset in ((current, 0), (total, earlier)):
@@ -193,7 +191,7 @@ def _set(progress: dict[str, Any], *, ready: int, processed: int) -> None:
 
 
 def _validate_on(progress: dict[str, Any], validated: int) -> None:
-    """Set the counters as an exception in the next validation step would leave them."""
+    """Set the counters as after an exception in the next validation step."""
     earlier = progress["total"]["processed"] - progress["current"]["processed"]
     for counts, done in (
         (progress["current"], validated),

@@ -1,6 +1,6 @@
 """The loaders of Lightning's training or validation, with counts of fetched and used batches.
 
-A state has to describe the used batches. Lightning counts them. The batches fetched beyond them
+A state describes the used batches, which Lightning counts. The batches fetched beyond them
 (Lightning fetches one ahead from a loader without length) are counted here, for each loader.
 """
 
@@ -41,7 +41,7 @@ class Stage(Iterator[Any]):
     """Replaces the CombinedLoader that Lightning's data fetcher fetches from.
 
     A run is one training epoch or one validation. Until one of its batches is used, a run can begin
-    again: Lightning does this at the start of a second fit, and after its sanity check.
+    again, as after Lightning's sanity check.
 
     Args:
         name: ``"train"`` or ``"val"``.
@@ -53,7 +53,7 @@ class Stage(Iterator[Any]):
         """Place from a loaded checkpoint, held until the loaders are known."""
         self.counted: dict[str, Counted] = {}
         self.has_to_load = False
-        """Whether the loaders have to be moved to the start of the run before its first batch."""
+        """Whether the loaders must be moved to the start of the run."""
         self.epoch = 0
         """The trainer's epoch of the run."""
         self._combined: Any = None
@@ -85,8 +85,7 @@ class Stage(Iterator[Any]):
         """Count the batches that a Lightning loop fetches from now on.
 
         Args:
-            loop: Lightning's loop, with its CombinedLoader and its data fetcher, which may have
-                fetched a batch already.
+            loop: Lightning's loop, whose data fetcher may have fetched a batch already.
 
         Returns:
             Whether the CombinedLoader or the fetcher has changed since the last call.
@@ -106,7 +105,7 @@ class Stage(Iterator[Any]):
             loader = flattened[place]
             each = known.get(id(loader))
             if each is None and self.has_to_load and name in before:
-                # Lightning has built new loaders after a checkpoint was loaded into the old ones.
+                # Lightning has built new loaders after a load into the old ones.
                 each = Counted(loader, before[name].start)
             elif each is None:
                 state = loader.state_dict(batches_ago=prefetched) if prefetched else None
@@ -160,7 +159,7 @@ class Stage(Iterator[Any]):
                 each.load(self.epoch)
         if self._num_attempts == 1:
             for each in self.counted.values():
-                each.skip_epoch_under_way()
+                each.skip_epoch_in_progress()
         self._marks.append([each.delivered for each in self.counted.values()])
         try:
             batch, index, place = next(self._combined)
@@ -202,7 +201,7 @@ class Stage(Iterator[Any]):
     def end_run(self) -> None:
         """Start the next run where this one has left the loaders.
 
-        If batches of the run were fetched but none was used, the run will begin again.
+        If none of its fetched batches was used, the run will begin again.
         """
         is_empty = self._is_exhausted and not self._fetched
         if self._has_begun or is_empty:
@@ -228,7 +227,7 @@ class Stage(Iterator[Any]):
     @property
     def is_over(self) -> bool:
         """Whether all batches of the run were used."""
-        # A loader may end before Lightning expects it, so that is_last_batch was not set.
+        # A loader may end before Lightning sets is_last_batch.
         has_ended = self._is_exhausted or (self._has_begun and self._progress.is_last_batch)
         in_hand = self._fetched - len(getattr(self._fetcher, "batches", ())) - self._num_used
         return bool(has_ended and in_hand <= 0)
@@ -242,7 +241,7 @@ class Stage(Iterator[Any]):
     def place(self) -> Place | None:
         """Return the places of the loaders after the last used batch; a collective call.
 
-        Batches fetched beyond the end of a run are lost, as without a checkpoint.
+        Batches fetched beyond the end of a run are lost.
         """
         if self.saved is not None or self._combined is None:
             return self.saved
@@ -327,9 +326,8 @@ def _leaves(iterables: Any, path: str) -> Iterator[tuple[str, Any]]:
 class Counted(Iterator[Any]):
     """Replaces a loader in Lightning's CombinedLoader and counts the fetched batches.
 
-    A run is one training epoch or one validation. During a run Lightning may begin several passes
-    over the loader (it cycles the shorter of two), or leave a pass before its end (because of a
-    limit, or because another loader has ended).
+    During a run Lightning may begin several passes over the loader (it cycles the shorter of two),
+    or leave a pass early (because of a limit, or because another loader has ended).
 
     Args:
         loader: the StatefulGPULoader.
@@ -360,8 +358,8 @@ class Counted(Iterator[Any]):
     def start(self) -> Record:
         """Place of the run's first batch.
 
-        The loader's state is requested only just before its first batch: the request settles an
-        undecided seed, and random numbers drawn earlier would change the order.
+        The loader's state is requested just before its first batch, because the request settles an
+        undecided seed.
         """
         if self._start is None:
             self._start = Record(state=self.loader.state_dict())
@@ -372,16 +370,15 @@ class Counted(Iterator[Any]):
         self._start = start
 
     def go_on_with(self, batches: Iterator[Any], delivered: int) -> None:
-        """Take over an iterator that has already delivered batches without being counted."""
+        """Take over an iterator that has already delivered batches."""
         self._batches, self.delivered = batches, delivered
 
     def __iter__(self) -> Counted:
         if self.start.ended and not self._ends:
-            # The loader had ended before the run was resumed, and Lightning has to see this again.
+            # The loader ended before the resume, and Lightning must see this again.
             self._batches = iter(())
         else:
-            # A loader saved after the last batch of a repeated pass has nothing left in that pass,
-            # but Lightning expects a batch.
+            # After the last batch of a repeated pass, Lightning expects a batch.
             self._may_be_empty = self.start.ended and not self.delivered
             self._batches = iter(self.loader)
         return self
@@ -456,14 +453,14 @@ class Counted(Iterator[Any]):
         if self.start.replay and self._takes_trainers_epoch:
             self.loader.set_epoch(epoch)
         elif self.start.replay or self.start.is_at_start:
-            self._tell_sampler(epoch)
+            self._set_sampler_epoch(epoch)
 
     def number_passes_from(self, epoch: int) -> None:
-        """Let a loader that replaces another begin with this epoch instead of its first."""
+        """Let a loader that replaces another begin with this epoch."""
         if not self._takes_trainers_epoch:
             self.start = self.start.with_state(in_epoch(self.start.state, epoch))
 
-    def skip_epoch_under_way(self) -> None:
+    def skip_epoch_in_progress(self) -> None:
         """Set the next epoch for the next pass, although Lightning has just set the present one.
 
         Lightning fetches the first batch of a fit before it sets the sampler's epoch.
@@ -471,7 +468,7 @@ class Counted(Iterator[Any]):
         if self._takes_trainers_epoch and self._used(self.delivered):
             self.loader.set_epoch(self.loader.state_dict()["epoch"] + 1)
 
-    def _tell_sampler(self, epoch: int) -> None:
+    def _set_sampler_epoch(self, epoch: int) -> None:
         """Set the epoch of the user's sampler, as Lightning did before the state was loaded."""
         batch_sampler = getattr(self.loader, "batch_sampler", None)
         samplers = [self.loader.sampler, getattr(batch_sampler, "sampler", None)]
@@ -480,7 +477,7 @@ class Counted(Iterator[Any]):
                 sampler.set_epoch(epoch)
 
     def _used(self, delivered: int) -> int:
-        """Return the number of batches of its pass up to the given batch, counted from 1."""
+        """Return the number of its pass's batches up to a batch, counted from 1."""
         ends = self._ends_until(delivered)
         if len(ends) == self.start.ended:
             return self.start.batches + delivered
@@ -493,7 +490,7 @@ class Counted(Iterator[Any]):
         """Return the start of the next pass if the present one is left before its end."""
         state = self.loader.state_dict(batches_ago=ago)
         if state.get("user", 0) is not None or any(key.startswith("lane_") for key in state):
-            # Only leaving the pass shows what the user's dataset or sampler then holds.
+            # Only leaving the pass shows the state of the user's dataset or sampler.
             before = self.loader.state_dict(batches_ago=ago + 1)
             return Record(state=before, ended=ended, replay=True)
         start = {"epoch": state["epoch"] + 1, "position": 0, "ahead": None, "index_digest": None}

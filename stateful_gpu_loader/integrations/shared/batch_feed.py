@@ -1,9 +1,8 @@
 """A dataset whose samples are a loader's batches, for trainers that rebuild DataLoaders.
 
 Accelerate's ``skip_first_batches``, and so the Trainer of transformers, builds another DataLoader
-from a loader's dataset and batch sampler. With the dataset and batch sampler of this file, that
-DataLoader delivers the loader's own batches. Batches delivered before a resume are skipped without
-being read.
+from a loader's dataset and batch sampler. With those of this file, that DataLoader delivers the
+loader's own batches. Batches delivered before a resume are skipped without being read.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ class BatchFeed(Dataset[Any]):
         self.passed_over = 0
         """Number of batches of the next pass delivered before the resume."""
         self.num_batches = 0
-        """Number of batches of the present epoch handed out, or delivered before the
-        resume."""
+        """Number of batches of the present epoch delivered, before or after the resume."""
         self._is_resumed = False
         self._run: weakref.ref[Any] | None = None
         self._requested: int | None = None
@@ -57,8 +55,7 @@ class BatchFeed(Dataset[Any]):
         }
 
     def __len__(self) -> int:
-        """Return the number of samples, not of batches, as users and trainers expect of a
-        dataset."""
+        """Return the number of samples, as trainers expect of a dataset."""
         return len(self.loader.dataset)
 
     def __getattr__(self, name: str) -> Any:
@@ -99,17 +96,17 @@ class BatchFeed(Dataset[Any]):
         first, is_first = self.passed_over, True
         yield from ([number] for number in range(first))
         if self._requested is None:
-            # Trainers set the epoch of samplers, and the user's samplers rely on it.
+            # The user's samplers rely on a trainer's set_epoch().
             self.loader.set_epoch(self.next_epoch)
         self.passed_over, self._is_resumed, self._requested = 0, False, None
         run = iter(self.loader)
-        # A weak reference, so that a pass that the trainer leaves early releases its workers.
+        # A weak reference, so that a pass left early releases its workers.
         self._run, self.num_batches = weakref.ref(run), first
         while True:
             try:
                 batch = next(run)
             except StopIteration:
-                # A consumer that fetches one batch ahead holds the last batch now.
+                # A consumer one batch ahead holds the last batch now.
                 self._before_last, self._run = self._after_last, None
                 return
             before = self.loader.state_dict(batches_ago=1) if is_first else self._after_last
@@ -130,7 +127,7 @@ class BatchFeed(Dataset[Any]):
         return dict(self._before_last or self.loader.state_dict())
 
     def finish(self) -> None:
-        """End the pass of a consumer that has received all batches it expects in this epoch."""
+        """End the pass of a consumer that has received all its batches."""
         run = None if self._run is None else self._run()
         if run is not None:
             deque(run, maxlen=0)
@@ -178,8 +175,7 @@ class BatchNumbers(Sampler[list[int]]):
     def __init__(self, feed: BatchFeed) -> None:
         self.feed = feed
         self.length: int | None = None
-        """Number of batches of every epoch, for a trainer that relies on the first epoch's
-        length."""
+        """Number of batches of every epoch, for trainers that rely on the first."""
 
     def __iter__(self) -> Iterator[list[int]]:
         return self.feed.run()
@@ -200,5 +196,5 @@ class BatchNumbers(Sampler[list[int]]):
 
 
 def only_one(batches: list[Any]) -> Any:
-    """Collate function: each number of the batch sampler stands for one whole batch."""
+    """Collate function: each number stands for one whole batch."""
     return batches[0]

@@ -18,8 +18,8 @@ def divided(loader: _Loader, *, num_replicas: int, rank: int) -> _Loader:
     """Return the loader if it is already divided among ranks, else one like it for this rank.
 
     A loader counts as divided if it has a number of ranks, a DistributedSampler, or the user's
-    iterable dataset, which has to divide itself. The new loader takes over a loaded state and a
-    set epoch, but not a pass in progress.
+    iterable dataset, which must divide itself. The new loader takes over a loaded state and a set
+    epoch.
 
     Args:
         loader: a loader with ``num_replicas=None`` or ``"auto"``.
@@ -50,7 +50,7 @@ def divided(loader: _Loader, *, num_replicas: int, rank: int) -> _Loader:
             "rank=; or a DistributedSampler, of which one that divides itself can be a subclass"
         )
     arguments = _arguments_of(loader, {"num_replicas": num_replicas, "rank": rank})
-    # The loader made this sampler itself, and makes one for these ranks if it gets none.
+    # The loader made this sampler itself.
     stands_in = in_lanes or bool(loader.shuffle) or _is_stand_in(loader)
     arguments |= {
         "sampler": None if stands_in else loader.sampler,
@@ -65,7 +65,7 @@ def divided(loader: _Loader, *, num_replicas: int, rank: int) -> _Loader:
 
 
 def was_loaded(loader: StatefulGPULoader[Any]) -> bool:
-    """Whether a state was loaded that a loader built from this one has to take over.
+    """Whether a loaded state must be taken over.
 
     >>> loader = StatefulGPULoader(range(8))
     >>> was_loaded(loader)
@@ -80,7 +80,7 @@ def was_loaded(loader: StatefulGPULoader[Any]) -> bool:
 def check_divides_itself(loader: StatefulGPULoader[Any], num_replicas: int) -> None:
     """Check that an iterable dataset that several processes read divides itself among them.
 
-    Otherwise the trainer would divide it, in a way that cannot be resumed.
+    Otherwise the trainer would divide it, and could not resume.
 
     Raises:
         ValueError: the dataset has no attribute ``num_replicas``.
@@ -92,7 +92,7 @@ def check_divides_itself(loader: StatefulGPULoader[Any], num_replicas: int) -> N
         return
     if getattr(dataset, "num_replicas", None) is None:
         raise ValueError(
-            f"{num_replicas} processes, of which each would get all samples of the "
+            f"{num_replicas} processes, each of which would get all samples of the "
             f"{type(dataset).__name__}. Remedy: make it a ShardedDataset; or, if it divides itself "
             "by rank, let it say so: dataset.num_replicas and dataset.rank (num_replicas= and "
             "rank= of the loader are for a ShardedDataset)"

@@ -26,10 +26,9 @@ def state_of_all_ranks(
 ) -> dict[str, Any]:
     """Return the states of all ranks' loaders as one, equal on every rank; a collective call.
 
-    If the loader itself divides its samples among the ranks, this is a loader's own state, which
-    loads on any number of ranks; ranks of one tensor-parallel group count once. If the user's
-    objects have a different state on each rank, it holds the state of every rank, and loads only
-    on the same number of ranks.
+    If the loader itself divides its samples, this is a loader's own state, which loads on any
+    number of ranks. If the user's objects have a different state on each rank, it holds the state
+    of every rank, and loads only on the same number of ranks.
 
     Args:
         loader: this rank's loader.
@@ -70,7 +69,7 @@ def state_for_all_ranks(
 ) -> dict[str, Any]:
     """Same as :func:`state_of_all_ranks`, but local if this rank's state is sufficient.
 
-    Scripts may save such a loader on the main process alone.
+    Then the main process may save alone.
     """
     if is_same_on_all_ranks(loader):
         return dict(loader.state_dict() if state is None else state)
@@ -118,7 +117,7 @@ def load_own_state(
 def is_same_on_all_ranks(loader: StatefulGPULoader[Any]) -> bool:
     """Whether a rank's own state determines the places of all ranks, without communication.
 
-    One rank alone can then save: after an exception, or with ``if is_main_process``.
+    One rank alone can then save.
 
     >>> from stateful_gpu_loader import StatefulGPULoader
     >>> is_same_on_all_ranks(StatefulGPULoader(range(4), shuffle=True))
@@ -162,10 +161,7 @@ def _own_part(state: Mapping[str, Any]) -> Any:
 
 
 def _divides(loader: StatefulGPULoader[Any]) -> bool:
-    """Whether the loader divides the samples, and each rank delivers them in order.
-
-    The states of all ranks must then be from the same step.
-    """
+    """Whether the loader divides the samples, and each rank delivers them in order."""
     if isinstance(loader.dataset, ShardedDataset):
         return True
     is_ordered = is_map(loader.dataset) and order_of(loader.sampler) is not None
@@ -191,7 +187,7 @@ def _once_each(places: list[Any]) -> dict[int, dict[str, Any]]:
 def _differing(one: dict[str, Any], other: dict[str, Any]) -> str | None:
     """Return the first field that differs, except for bad samples, which are recorded per rank."""
     for field in sorted({*one, *other} - {"bad_samples"}):
-        # States of the user's objects may hold tensors, which == compares element by element.
+        # The user's states may hold tensors, which == compares by element.
         if comparable(one.get(field)) != comparable(other.get(field)):
             return field
     return None
@@ -213,8 +209,8 @@ def write_states(
 
     Args:
         folder: folder of the checkpoint.
-        states: states of all loaders, in the order in which the trainer received them.
-        facts: further values that the trainer's adapter needs at a resume.
+        states: states of all loaders, in the trainer's order.
+        facts: further values for the trainer's adapter.
 
     Raises:
         CheckpointError: a state has no form in JSON, or the file cannot be written.
@@ -267,5 +263,5 @@ def read_states(
 
 
 def _plain(folder: str | os.PathLike[str]) -> str:
-    """Return the path with escaped braces, because Checkpoint would read them as a pattern."""
+    """Return the path with braces escaped for Checkpoint."""
     return os.fspath(folder).replace("{", "{{").replace("}", "}}")

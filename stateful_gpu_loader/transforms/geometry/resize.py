@@ -1,7 +1,7 @@
-"""Resize: the whole image to another size, by the fastest way to torchvision's pixels.
+"""Resize: the fastest way to torchvision's pixels.
 
-Measured on 500x375 photographs, resized to 224: an interleaved crop takes 0.14 ms, a strided view
-0.19 ms. The crop is therefore copied first (0.02 ms).
+A crop is copied before it is resized: for 500x375 photographs to 224, 0.02 ms and 0.14 ms instead
+of 0.19 ms.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Resize(Recipe):
         return cut.resize((height, width))
 
     def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
-        # Images of one size have one size after the resize.
+        # Images of one size keep one size.
         height, width = numbers[0].astype(np.int64).tolist()
         return resize_batch(images, (height, width), self.interpolation, self.antialias)
 
@@ -148,7 +148,7 @@ def crop(image: Tensor, top: int, left: int, height: int, width: int) -> Tensor:
     """Return a box of ``image`` as a view, [C, height, width].
 
     Raises:
-        RuntimeError: the box lies outside. ``narrow`` raises; a slice would shorten the box.
+        RuntimeError: the box lies outside. A slice would shorten the box.
     """
     return image.narrow(1, top, height).narrow(2, left, width)
 
@@ -176,8 +176,7 @@ def resized_crop(
 ) -> Tensor:
     """Crop with :func:`crop` and resize with :func:`resize`, in few torch calls.
 
-    A torch call per image takes several microseconds, because its code has left the CPU cache by
-    then, and releases the GIL.
+    A torch call per image takes several microseconds, and releases the GIL.
 
     Raises:
         RuntimeError: the box lies outside.
@@ -190,8 +189,8 @@ def resized_crop(
     if not _goes_by_bytes(image, interpolation, antialias):
         return resize_batch(crop(image, *box), size, interpolation, antialias)
     by_channel, by_row, by_column = image.stride()
-    # With unsqueeze's stride torch would not see that the batch is interleaved, and would repack
-    # the result (https://github.com/pytorch/pytorch/issues/68430).
+    # With unsqueeze's stride torch would repack the result
+    # (https://github.com/pytorch/pytorch/issues/68430).
     batch = image.as_strided(
         (1, channels, height, width),
         (channels * height * width, by_channel, by_row, by_column),
@@ -218,7 +217,7 @@ def _goes_by_bytes(image: Tensor, interpolation: str, antialias: bool) -> bool:
         and interpolation == "bilinear"
         and image.dtype is torch.uint8
         and image.is_cpu
-        and (_is_told or resizes_bytes())
+        and (_is_assumed or resizes_bytes())
     )
 
 
@@ -233,23 +232,22 @@ def _resize_bytes(batch: Tensor, size: tuple[int, int]) -> Tensor:
 def resizes_bytes() -> bool:
     """Whether torchvision on this CPU resizes uint8 directly, not through float.
 
-    The CPUs for which it does depend on torchvision's version. It is therefore asked to resize an
-    image for which the two ways give different bytes.
+    It depends on torchvision's version. So an image is resized for which the two ways give
+    different bytes.
     """
     image = (torch.arange(3 * 40 * 40) * 89 % 251).to(torch.uint8).view(1, 3, 40, 40)
     made = resize_batch(image, (17, 19), "bilinear", antialias=True)
     return torch.equal(made.squeeze(0), _resize_bytes(image, (17, 19)))
 
 
-_is_told = False
-"""Whether another process has found that torchvision resizes uint8 directly."""
+_is_assumed = False
+"""Whether another process found that torchvision resizes uint8 directly."""
 
 
-def resize_bytes_as_told() -> None:
+def assume_resizes_bytes() -> None:
     """Resize uint8 directly in this process, after :func:`resizes_bytes` in another process.
 
-    A process that only makes batches then starts without torchvision, whose import takes as long as
-    torch's.
+    So worker processes start without torchvision, whose import takes as long as torch's.
     """
-    global _is_told
-    _is_told = True
+    global _is_assumed
+    _is_assumed = True

@@ -15,7 +15,7 @@ import torch
 from stateful_gpu_loader.engine.pipeline import Answer
 from stateful_gpu_loader.engine.workers.packing import Packed, pack, remove_leftovers_of, unpack
 from stateful_gpu_loader.engine.workers.segments import MAX_COPY
-from stateful_gpu_loader.engine.workers.worker_main import in_place_of
+from stateful_gpu_loader.engine.workers.worker_main import replacement_for
 from stateful_gpu_loader.state.bad_samples import FoundBad
 from tests.conformance import same
 from tests.engine.workers import fakes
@@ -111,7 +111,7 @@ def test_an_answer_that_cannot_be_sent_keeps_its_other_fields() -> None:
     """Otherwise the worker's previous state would be used."""
     bad = (FoundBad(index=1, position=2, epoch=3, reason="torn"),)
     packed = pack(Answer(torch.ones(2), worker=1, snapshot=b"state", bad=bad))
-    answer = unpack(in_place_of(packed, OSError("too many open files")))
+    answer = unpack(replacement_for(packed, OSError("too many open files")))
     assert (answer.worker, answer.snapshot, answer.bad) == (1, b"state", bad)
     error = answer.payload.rebuild()
     assert isinstance(error, OSError)

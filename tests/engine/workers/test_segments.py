@@ -23,7 +23,7 @@ from stateful_gpu_loader.engine.workers.segments import (
     SentSegment,
     WorkerSegments,
 )
-from stateful_gpu_loader.engine.workers.worker_main import in_place_of
+from stateful_gpu_loader.engine.workers.worker_main import replacement_for
 from stateful_gpu_loader.records import Request
 from tests.conformance import same
 from tests.engine.workers import fakes
@@ -191,7 +191,7 @@ def test_an_answer_that_cannot_be_sent_is_known_from_its_content() -> None:
     pair = Pair()
     answer = Answer([bytes(MAX_COPY), pair.made(7)], worker=3)
     packed = pack(answer, pair.worker)
-    replaced = pair.received(in_place_of(packed, OSError("no file is free")))
+    replaced = pair.received(replacement_for(packed, OSError("no file is free")))
     assert replaced.worker == 3
     assert isinstance(replaced.payload, RemoteFailure)
 
@@ -255,7 +255,7 @@ def test_a_batch_that_is_not_sent_frees_its_segment() -> None:
 def test_a_batch_that_fails_on_its_way_frees_its_segment() -> None:
     pair = Pair()
     packed = pack(pair.made(1), pair.worker)
-    failure = pair.received(in_place_of(packed, OSError("broken")))
+    failure = pair.received(replacement_for(packed, OSError("broken")))
     assert "when a batch of type Tensor was sent" in str(failure.rebuild())
     pair.batch(2)
     assert len(pair.worker._segments) == 1

@@ -7,8 +7,8 @@ LoaderError
 │   └── CheckpointNotFound (FileNotFoundError)    the checkpoint file does not exist
 ├── NoSuchPlace        (ValueError)    a place in a stream does not exist, or cannot be computed
 ├── BadSample          (ValueError)    the data of one sample is corrupt
-├── UnsupportedTransform (TypeError)   parts of a transform have no equal recipe
-├── UnsupportedLoader  (TypeError)     parts of a DataLoader have no equal that is faster
+├── UnsupportedTransform (TypeError)   parts of a transform have no equivalent recipe
+├── UnsupportedLoader  (TypeError)     parts of a DataLoader have no faster equivalent
 ├── WorkerLost         (RuntimeError)  a worker could not start, or died too often
 └── MissingDependency  (ImportError)   an optional package is not installed
 ```
@@ -57,7 +57,7 @@ False. Remedy: pass drop_last=True
 
 
 class NoSuchPlace(LoaderError, ValueError):
-    """A place in a stream does not exist, or only an iteration up to it could reach it."""
+    """A place in a stream does not exist, or only iterating up to it can reach it."""
 
 
 class CheckpointError(LoaderError, ValueError):
@@ -104,21 +104,21 @@ class BadSample(LoaderError, ValueError):
 
 
 class RefusedPart(NamedTuple):
-    """A part of a transform or a DataLoader that has no equal here."""
+    """A part of a transform or a DataLoader that has no equivalent here."""
 
     place: str
     """Expression that leads to the part, such as ``"transform.transforms[2]"``."""
     transform: Any
     """The part itself."""
     reason: str
-    """Why it has no equal."""
+    """Why the part has no equivalent."""
 
 
 class _UnsupportedParts(LoaderError, TypeError):
-    """Base of refusals that name each refused part; a subclass says of what.
+    """Base of exceptions that name each refused part.
 
     Args:
-        refused: each part that has no equal.
+        refused: each part without an equivalent.
     """
 
     _message: str
@@ -133,10 +133,10 @@ class _UnsupportedParts(LoaderError, TypeError):
 
 
 class UnsupportedTransform(_UnsupportedParts):
-    """Parts of a transform have no equal recipe; nothing was converted.
+    """Parts of a transform have no equivalent recipe; nothing was converted.
 
     Args:
-        refused: each part that has none, in the order in which the transform calls them.
+        refused: each part without a recipe, in the order of the transform's calls.
     """
 
     _message = (
@@ -146,10 +146,10 @@ class UnsupportedTransform(_UnsupportedParts):
 
 
 class UnsupportedLoader(_UnsupportedParts):
-    """Parts of a DataLoader have no equal on the fast path; no loader was built.
+    """Parts of a DataLoader have no faster equivalent; no loader was built.
 
     Args:
-        refused: each part that has none.
+        refused: each part without an equivalent.
     """
 
     _message = (

@@ -105,18 +105,19 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             :class:`~stateful_gpu_loader.integrations.ray.RayWorkers`, takes actors of a Ray
             cluster.
         threads_per_process: largest number of workers that are threads of one process, for work
-            that threads can do: with 4, ``num_workers=8`` are 2 processes, and 6 are 2 of 3
-            threads. They share the memory of a process; if it dies, their batches are made again.
-            None is 4 if ``worker_type="auto"`` takes threads of several processes, otherwise 1.
+            that threads can do: with 4, ``num_workers=8`` means 2 processes, and 6 means 2 of 3
+            threads. Threads share the memory of their process; if it dies, their batches are made
+            again. None is 4 if ``worker_type="auto"`` takes threads of several processes, otherwise
+            1.
         on_bad_sample: ``"raise"``, ``"replace"`` by another sample of the same order, or
             ``"drop"``. Only corrupt data makes a sample bad. An OSError is retried, then raised.
         max_worker_restarts: number of workers that one batch may lose; the next loss raises
-            WorkerLost. A batch that always kills its worker exceeds the default of 3, and workers
-            that die for other reasons do not. With 0 any lost worker raises.
+            WorkerLost. With the default of 3, a batch that always kills its worker raises;
+            unrelated deaths do not. With 0 any lost worker raises.
         on_epoch_boundary: what is resumed from a state saved after an epoch's last batch but before
             its end: ``"empty"``, the empty rest of that epoch, or ``"next_epoch"``.
-        strict: whether ``load_state_dict`` raises StateMismatch, and does not only log a warning,
-            for parts named by :attr:`unverified` and for fields that an older state lacks. It is an
+        strict: whether ``load_state_dict`` raises StateMismatch, rather than logging a warning, for
+            parts named by :attr:`unverified` and for fields that an older state lacks. It is an
             argument of the loader because trainers call ``load_state_dict(state)``.
 
     Raises:
@@ -198,7 +199,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             runs_in_threads(plan)  # raises if threads cannot do the work
 
     def __repr__(self) -> str:
-        """Return the dataset, the main arguments and the place; this starts and settles nothing.
+        """Return the dataset, the main arguments and the place; nothing is started.
 
         >>> StatefulGPULoader(range(10), batch_size=4)
         StatefulGPULoader(range of 10, batch_size=4, num_workers=0, epoch=0, position=0)
@@ -209,7 +210,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         return f"{type(self).__name__}({', '.join(arguments)})"
 
     def _repr_html_(self) -> str:
-        """Return the same as a table, which notebooks show."""
+        """Return the repr as a table for notebooks."""
         rows = "".join(
             f"<tr><th>{name}</th><td>{html.escape(value)}</td></tr>"
             for name, value in self._shown().items()
@@ -220,7 +221,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         engine: Engine | None = self.__dict__.get("_built_engine")
         if engine is None:
             return {}
-        # `epoch` would settle a missing seed, which nothing but an iteration or a state should do.
+        # `epoch` would settle a missing seed, which only an iteration or a state should do.
         place = engine.passes.present()
         device = {} if self.device is None else {"device": repr(str(self.device))}
         return {
@@ -234,7 +235,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
 
     @classmethod
     def from_dataloader(cls, loader: DataLoader[Any], **changes: Any) -> StatefulGPULoader[Any]:
-        """Return an equal loader on the fast path, where images are decoded and augmented here.
+        """Return an equivalent loader that decodes and augments the images itself.
 
         The dataset becomes a Source: torchvision's ImageFolder and other datasets of image files,
         timm's ImageDataset over a folder, CIFAR, STL10, SVHN, a TensorDataset of uint8 images, and
@@ -255,7 +256,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
                 this name, pass both.
 
         Raises:
-            UnsupportedLoader: a part of the loader has no equal; ``refused`` names each of them.
+            UnsupportedLoader: a part of the loader has no equivalent; ``refused`` names each one.
 
         >>> images = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
         >>> dataset = torch.utils.data.TensorDataset(images, torch.arange(4))
@@ -270,7 +271,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
 
     @property
     def _engine(self) -> Engine:
-        """Return the engine, after it has taken a sampler that a program put into the loader.
+        """Return the engine, after it adopted a sampler that a program assigned to the loader.
 
         Programs replace ``batch_sampler`` by ``object.__setattr__``, or override
         ``_index_sampler``. torch's DataLoader uses the present sampler at ``iter()``.
@@ -283,9 +284,9 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         return engine
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; one that decides what is in the batches raises a ValueError.
+        """Set an attribute; one that determines the content of batches raises a ValueError.
 
-        So does ``num_workers`` if each worker has a state, from which later passes resume. torch's
+        So does ``num_workers`` if workers keep states from which later passes resume. torch's
         DataLoader protects ``batch_size`` in the same way. Attributes of workers take effect in the
         next pass.
         """
@@ -311,7 +312,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             engine.change(name, getattr(self, name))
 
     def __copy__(self) -> StatefulGPULoader[_T_co]:
-        """Return a copy that shares the passes; attributes of its workers can be set separately."""
+        """Return a copy that shares the passes; its worker attributes can be set separately."""
         twin: StatefulGPULoader[_T_co] = object.__new__(type(self))
         twin.__dict__.update(self.__dict__, _built_engine=copy.copy(self._engine))
         return twin
@@ -443,7 +444,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
 
     @property
     def _iterator(self) -> Any:
-        """Persistent workers that wait for the next pass, or None; or a value that a program set.
+        """Idle persistent workers, None, or a value that a program set.
 
         Programs look for persistent workers here, and end them.
         """
@@ -453,7 +454,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
 
     @_iterator.setter
     def _iterator(self, iterator: Any) -> None:
-        """End the workers that wait for the next pass, if None is set, as by Lightning after a fit.
+        """End idle workers if None is set, as Lightning does after a fit.
 
         As in torch, an iterator that is still referenced goes on, and its workers end with it.
         """
@@ -539,8 +540,8 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         """Resume from a state, with any number of workers and ranks and any batch size.
 
         The state applies to the next iterator, and to iterators that have delivered nothing.
-        Everything is checked before anything is changed. A state of torchdata's
-        ``StatefulDataLoader`` is accepted, too; the loader then finishes the epoch of that state.
+        Everything is checked before anything is changed. From a state of torchdata's
+        ``StatefulDataLoader`` the loader finishes that state's epoch.
 
         Args:
             state_dict: the result of ``state_dict()``.
@@ -592,7 +593,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
 
 
 def _brief(dataset: Any) -> str:
-    """Describe a dataset in a few words; other datasets than sources may have a long repr."""
+    """Describe a dataset in a few words; only a source surely has a short repr."""
     if isinstance(dataset, Source):
         return repr(dataset)
     name = type(dataset).__name__

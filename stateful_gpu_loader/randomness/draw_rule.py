@@ -12,7 +12,7 @@ from stateful_gpu_loader.randomness.global_generators import DrawWatch, others_a
 T = TypeVar("T")
 
 EVIDENCE = 1024
-"""Number of samples that are seeded and watched, not only watched."""
+"""Number of first samples that are seeded and watched; later ones are only watched."""
 
 
 class DrawRule:

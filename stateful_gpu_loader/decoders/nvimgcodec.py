@@ -49,7 +49,7 @@ BATCHES = 2
 """Number of a loader's decoded batches in memory at a time."""
 
 LEAST_SIDE = 8
-"""Minimum side in pixels. nvImageCodec 0.9 decodes one column at the left of a JPEG wrongly."""
+"""Minimum side in pixels. nvImageCodec 0.9 gives other bits in one column at the left of a JPEG."""
 
 GRANULE = 512
 """Allocation unit of the pool, in bytes."""

@@ -143,7 +143,7 @@ class TarSource(Source):
         if links:
             path, link = links[0]
             logger.warning(
-                "%d links in tars are left outbecause they have no content: the first, %r in %r, "
+                "%d links in tars are left out, because they have no content: the first, %r in %r, "
                 "is %s. Remedy: pack the tar with tar --hard-dereference --dereference",
                 len(links),
                 link.name,

@@ -164,4 +164,4 @@ def test_a_cursor_that_does_not_fit_is_named(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", [("k.jpg", b"x" * 2000), ("k.cls", b"1")])
     found, error = until_the_error(TarShards(path), "a.tar", 1024)
     assert found == []
-    assert "byte 1024: no tar header" in error
+    assert "byte 1024: not a tar header" in error

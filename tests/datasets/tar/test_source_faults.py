@@ -199,6 +199,6 @@ def test_a_link_in_place_of_a_member_is_named(
     assert not caplog.records
     assert len(TarSource(tar, missing="skip")) == 1
     assert (
-        "1 links in tars are left out, as they have no content: the first, 'b.jpg' in"
+        "1 links in tars are left out, because they have no content: the first, 'b.jpg' in"
         in caplog.text
     )

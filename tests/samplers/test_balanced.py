@@ -74,7 +74,7 @@ def test_a_large_class_is_seen_whole_over_epochs() -> None:
     """Each epoch shows another random part of it."""
     targets = np.repeat([0, 1], [60, 3])
     counts = np.zeros(60)
-    for epoch in range(600):
+    for epoch in range(300):
         drawn = order_of(targets, 20, epoch=epoch)
         counts[drawn[drawn < 60]] += 1
     assert_uniform(counts)

@@ -67,7 +67,7 @@ def test_equal_weights_are_equal_probabilities(n: int) -> None:
 
 
 @pytest.mark.fuzz
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_probabilities_of_thousands_of_uneven_weights_are_the_weights(seed: int) -> None:
     rng = np.random.default_rng(seed)
     weights = rng.pareto(0.7, size=4000) * (rng.random(4000) < 0.8)
@@ -133,11 +133,10 @@ def test_weights_of_any_size_are_weights() -> None:
 
 
 @pytest.mark.fuzz
-@pytest.mark.parametrize("num_samples", [2, 4])
-def test_draws_without_replacement_have_torchs_distribution(num_samples: int) -> None:
+def test_draws_without_replacement_have_torchs_distribution() -> None:
     """The next is drawn in proportion to its weight among the rest: all pairs of the first two."""
-    weights, epochs = np.array([4, 1, 0, 2, 3.0]), 6000
-    drawn = np.array([drawn_of(weights, num_samples, e, replacement=False) for e in range(epochs)])
+    weights, epochs = np.array([4, 1, 0, 2, 3.0]), 3000
+    drawn = np.array([drawn_of(weights, 4, epoch, replacement=False) for epoch in range(epochs)])
     pairs = np.bincount(drawn[:, 0] * 5 + drawn[:, 1], minlength=25)
     share = weights / weights.sum()
     expected = share[:, None] * share / (1 - share[:, None])
@@ -145,7 +144,7 @@ def test_draws_without_replacement_have_torchs_distribution(num_samples: int) ->
     assert_proportional(pairs, expected.ravel())
     generator = torch.Generator().manual_seed(1)
     rows = torch.from_numpy(weights).expand(epochs, 5)
-    theirs = torch.multinomial(rows, num_samples, replacement=False, generator=generator).numpy()
+    theirs = torch.multinomial(rows, 4, replacement=False, generator=generator).numpy()
     assert_same_distribution(pairs, np.bincount(theirs[:, 0] * 5 + theirs[:, 1], minlength=25))
 
 

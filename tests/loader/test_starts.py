@@ -19,7 +19,7 @@ import torch
 from stateful_gpu_loader import LoaderError, StatefulGPULoader, WorkerLost, start_workers
 from tests.map_datasets import Indices
 from tests.patience import seconds
-from tests.prepared_processes import run_script
+from tests.prepared_processes import run_script, run_until_exit
 
 SCRIPT = """
 import os
@@ -42,71 +42,51 @@ print([batch.tolist() for batch in loader])
 """
 
 
-def run(arguments: list[str], text: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=seconds(60),
+def run(argument: str, text: str | None = None) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, argument], input=text, capture_output=True, text=True, timeout=seconds(60)
     )
+    assert done.stdout == ""
+    return done.returncode, done.stderr
 
 
-def as_file(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
+def as_file(folder: Path, script: str) -> tuple[int, str]:
     (folder / "train.py").write_text(script)
-    return run([str(folder / "train.py")])
+    return run(str(folder / "train.py"))
 
 
-def as_stdin(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
-    return run(["-"], script)
+def as_stdin(folder: Path, script: str) -> tuple[int, str]:
+    return run("-", script)
 
 
-def as_command(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
-    return run(["-c", script])
-
-
-def as_notebook(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
-    """Run a script like a notebook: a kernel executes it in a ``__main__`` without a file."""
-    (folder / "cell.txt").write_text(script)
-    kernel = (
-        "import sys, __main__\n"
-        "__main__.__spec__ = None\n"
-        f"exec(open({str(folder / 'cell.txt')!r}).read(), vars(__main__))\n"
-    )
-    return run(["-c", kernel])
+def as_notebook(folder: Path, script: str) -> tuple[int, str]:
+    """A kernel, like ``python -c``, executes it in a ``__main__`` without a file."""
+    return run_until_exit(script)
 
 
 WAYS = {
     "file": (as_file, '`if __name__ == "__main__":`'),
     "stdin": (as_stdin, "keep the main script in a file"),
-    "command": (as_command, "in a module that worker processes can import"),
     "notebook": (as_notebook, "in a module that worker processes can import"),
 }
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("way", "method"),
-    [
-        ("file", "spawn"),
-        ("stdin", "forkserver"),
-        ("command", "spawn"),
-        ("notebook", "forkserver"),
-    ],
+    ("way", "method"), [("file", "spawn"), ("stdin", "forkserver"), ("notebook", "spawn")]
 )
 def test_a_script_that_workers_cannot_import(way: str, method: str, tmp_path: Path) -> None:
     """G8: one start, and an error that names the remedy."""
     start, remedy = WAYS[way]
     starts = tmp_path / "starts"
-    done = start(tmp_path, SCRIPT.format(starts=str(starts), method=method))
-    assert done.returncode == 1
-    assert done.stdout == ""
-    error = done.stderr.splitlines()[-1]
+    code, written = start(tmp_path, SCRIPT.format(starts=str(starts), method=method))
+    assert code == 1
+    error = written.splitlines()[-1]
     assert error.startswith(
         "stateful_gpu_loader.errors.WorkerLost: worker 0 was lost: DataLoader worker"
     )
     assert remedy in error
-    assert "the stream goes on" not in done.stderr
+    assert "the stream goes on" not in written
     imported = len(starts.read_text().splitlines())
     assert imported == (2 if way == "file" else 1)
 
@@ -135,11 +115,6 @@ class MissingModule(Indices):
         return __import__, ("stateful_gpu_loader_is_not_here",)
 
 
-class Unreadable(Indices):
-    def __setstate__(self, state: Any) -> None:
-        raise LookupError("no such state")
-
-
 def leaves(worker: int) -> None:
     os._exit(3)
 
@@ -148,7 +123,7 @@ def leaves_by_exception(worker: int) -> None:
     raise SystemExit(4)
 
 
-def is_killed(worker: int) -> None:
+def is_killed(*given: Any) -> None:
     signal.raise_signal(signal.SIGKILL)
 
 
@@ -160,13 +135,7 @@ def is_killed(worker: int) -> None:
         (Indices, leaves_by_exception, "fork", "exit code 4. It ended in worker_init_fn"),
         (Indices, is_killed, "fork", "Killed. It ended in worker_init_fn"),
         (Aborts, None, "spawn", "Killed. It ended while it unpickled the loader's dataset"),
-        (
-            MissingModule,
-            None,
-            "spawn",
-            "ModuleNotFoundError: No module named 'stateful_gpu_loader_is",
-        ),
-        (Unreadable, None, "forkserver", "LookupError: no such state"),
+        (MissingModule, None, "forkserver", "ModuleNotFoundError: No module named 'stateful_gpu_"),
     ],
 )
 def test_a_worker_that_ends_while_it_starts(
@@ -203,78 +172,62 @@ def test_a_worker_that_ends_while_it_starts(
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_worker_that_was_interrupted_while_it_started_is_replaced() -> None:
-    """Ctrl-C reaches all processes of a terminal, and does not show that workers cannot start."""
-    reader, writer = os.pipe()
-    os.write(writer, b"1")
-    os.set_blocking(reader, False)
-
-    def interrupted_once(worker: int) -> None:
-        try:
-            os.read(reader, 1)
-        except BlockingIOError:
-            return
-        raise KeyboardInterrupt
-
-    loader: StatefulGPULoader[Any] = StatefulGPULoader(
-        Indices(8),
-        batch_size=2,
-        num_workers=1,
-        worker_init_fn=interrupted_once,
-        multiprocessing_context="fork",
-    )
-    with pytest.warns(RuntimeWarning, match="Another worker is started in its place"):
-        assert len(list(loader)) == 4
-    assert loader.worker_restarts == 1
-
-
-class Killer:
-    """Kills the first process that is forked while this object lives."""
-
-    def __init__(self) -> None:
-        self.reader, writer = os.pipe()
-        os.write(writer, b"1")
-        os.close(writer)
-        register_after_fork(self, Killer.kill_once)
-
-    def kill_once(self) -> None:
-        if os.read(self.reader, 1):
-            signal.raise_signal(signal.SIGKILL)
-
-
-def test_a_worker_that_is_killed_right_after_it_was_forked_is_replaced() -> None:
-    killer = Killer()
-    loader: StatefulGPULoader[Any] = StatefulGPULoader(
-        Indices(8), batch_size=2, num_workers=1, multiprocessing_context="fork"
-    )
-    with pytest.warns(RuntimeWarning, match="Another worker is started in its place"):
-        assert len(list(loader)) == 4
-    assert loader.worker_restarts == 1
-    os.close(killer.reader)
-
-
-def test_a_worker_that_is_interrupted_right_after_it_was_forked_is_replaced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Ctrl-C reaches all processes of a terminal; torch ends the worker with exit code 0."""
+def once(happens: Callable[[], Any]) -> tuple[int, Callable[..., None]]:
+    """Return a function that acts in one forked process, and the descriptor of its token."""
     reader, writer = os.pipe()
     os.write(writer, b"1")
     os.close(writer)
-    main, set_num_threads = os.getpid(), torch.set_num_threads
 
-    def interrupted_once(number: int) -> None:
-        if os.getpid() != main and os.read(reader, 1):
-            raise KeyboardInterrupt
-        set_num_threads(number)
+    def act(*given: Any) -> None:
+        if os.read(reader, 1):
+            happens()
 
-    monkeypatch.setattr(torch, "set_num_threads", interrupted_once)
+    return reader, act
+
+
+def interrupt() -> None:
+    """Act like Ctrl-C, which reaches all processes of a terminal."""
+    raise KeyboardInterrupt
+
+
+def assert_is_replaced(token: int, **arguments: Any) -> None:
     loader: StatefulGPULoader[Any] = StatefulGPULoader(
-        Indices(8), batch_size=2, num_workers=1, multiprocessing_context="fork"
+        Indices(8), batch_size=2, num_workers=1, multiprocessing_context="fork", **arguments
     )
     with pytest.warns(RuntimeWarning, match="Another worker is started in its place"):
         assert len(list(loader)) == 4
     assert loader.worker_restarts == 1
-    os.close(reader)
+    os.close(token)
+
+
+def test_a_worker_that_was_interrupted_while_it_started_is_replaced() -> None:
+    """Ctrl-C does not show that workers cannot start."""
+    token, interrupted_once = once(interrupt)
+    assert_is_replaced(token, worker_init_fn=interrupted_once)
+
+
+class Forked:
+    """Lets a function run in each process that is forked while this object lives."""
+
+
+@pytest.mark.parametrize("happens", [is_killed, interrupt])
+def test_a_worker_that_is_lost_right_after_it_was_forked_is_replaced(
+    happens: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch ends an interrupted worker with exit code 0."""
+    token, act_once = once(happens)
+    hook, main, set_num_threads = Forked(), os.getpid(), torch.set_num_threads
+    if happens is is_killed:
+        register_after_fork(hook, act_once)
+    else:
+
+        def interrupted_once(number: int) -> None:
+            if os.getpid() != main:
+                act_once()
+            set_num_threads(number)
+
+        monkeypatch.setattr(torch, "set_num_threads", interrupted_once)
+    assert_is_replaced(token)
 
 
 class Once(Indices):

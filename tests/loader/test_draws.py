@@ -25,6 +25,7 @@ from tests.damaged import write_photos
 from tests.datasets.shards import PhotoShards
 from tests.fake_gpu import FakeGpu, fake_gpu
 from tests.images import write_photo_folder
+from tests.loader.passes import interrupted
 from tests.user_objects import StatefulDataset
 
 __all__ = ["fake_gpu"]
@@ -151,8 +152,10 @@ def test_a_resumed_loader_has_the_draws_of_the_uninterrupted_one(photos: Path) -
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("mode", ["replace", "drop"])
-@executions
+@pytest.mark.parametrize(
+    ("execution", "mode"),
+    [(EXECUTIONS[0], "replace"), (EXECUTIONS[1], "drop"), (EXECUTIONS[2], "replace")],
+)
 def test_draws_skip_bad_samples_as_the_batch_does(
     damaged: Path, execution: dict[str, Any], mode: str
 ) -> None:
@@ -166,13 +169,17 @@ def test_draws_skip_bad_samples_as_the_batch_does(
 def test_batches_finished_on_a_device_have_draws(
     damaged: Path, mode: str, fake_gpu: FakeGpu
 ) -> None:
-    """The CPU draws the numbers; the device finds the bad samples."""
+    """The CPU draws the numbers; the device finds the bad samples, and records the same ones."""
     on_cpu = make(Numbered(damaged), on_bad_sample=mode)
     loader = make(Numbered(damaged), on_bad_sample=mode, device="cuda", num_workers=2)
     for (images, targets), (_, expected) in zip(loader, on_cpu, strict=True):
         assert targets.tolist() == expected.tolist()
         assert_same_draws(loader.draws(), on_cpu.draws())
         assert len(loader.draws()[1]["angle"]) == len(images)
+    found, wanted = (each.bad_samples.samples for each in (loader, on_cpu))
+    assert {(bad.index, bad.position) for bad in found} == {
+        (bad.index, bad.position) for bad in wanted
+    }
 
 
 def assert_same_draws(ours: Draws, theirs: Draws) -> None:
@@ -182,8 +189,7 @@ def assert_same_draws(ours: Draws, theirs: Draws) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize(("batch", "num_workers"), [(False, 2), (True, 0)])
 def test_a_function_is_called_again(photos: Path, batch: bool, num_workers: int) -> None:
     """It has private generators; the caller's generators do not change."""
     paths = sorted(photos.rglob("*.jpg"))
@@ -217,9 +223,10 @@ def read(path: Path) -> torch.Tensor:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("mode", ["raise", "drop"])
-@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(
+    ("shuffle", "mode", "num_workers"),
+    [(True, "drop", 2), (True, "raise", 0), (False, "drop", 0), (False, "raise", 2)],
+)
 def test_a_lane_is_read_again(shuffle: bool, mode: str, num_workers: int) -> None:
     """In the middle of a window, and in the joined rests."""
     bad = {"broken": frozenset({101, 103, 201, 302}), "damaged": frozenset({204})}
@@ -232,9 +239,8 @@ def test_a_lane_is_read_again(shuffle: bool, mode: str, num_workers: int) -> Non
 
     found = assert_draws_of_every_batch(loader, data)
     assert len(found) > 6
-    iterator = iter(loader)
-    next(iterator)
-    resumed = loaded(make(shards, batch_size=3, **arguments), loader.state_dict())
+    state, _ = interrupted(loader)
+    resumed = loaded(make(shards, batch_size=3, **arguments), state)
     assert_draws_of_every_batch(resumed, data, epochs=1)
 
 
@@ -288,28 +294,6 @@ def own_code(image: torch.Tensor) -> torch.Tensor:
     return image[:, :8, :8]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        ({"transform": own_code}, "callable of yours"),
-        ({"transform": [T.RandomCrop(SIDE), own_code]}, "callable of yours"),
-    ],
-)
-def test_draws_of_user_code_are_refused(photos: Path, arguments: dict[str, Any], why: str) -> None:
-    loader = make(Numbered(photos), **arguments)
-    next(iter(loader))
-    with pytest.raises(LoaderError, match=why):
-        loader.draws()
-
-
-@pytest.mark.parametrize("dataset", [list(range(8)), StatefulDataset(8)], ids=["list", "stateful"])
-def test_a_dataset_that_is_not_a_source_is_refused(dataset: Any) -> None:
-    loader = make(dataset, transform=None, shuffle=None)
-    next(iter(loader))
-    with pytest.raises(LoaderError, match="not a Source of encoded images"):
-        loader.draws()
-
-
 class StatefulSource(Numbered):
     def state_dict(self) -> dict[str, Any]:
         return {"reads": self.num_reads}
@@ -318,10 +302,24 @@ class StatefulSource(Numbered):
         self.num_reads = state["reads"]
 
 
-def test_a_source_whose_reading_moves_a_state_is_refused(photos: Path) -> None:
-    loader = make(StatefulSource(photos))
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"transform": own_code}, "callable of yours"),
+        ({"transform": [T.RandomCrop(SIDE), own_code]}, "callable of yours"),
+        ({"dataset": lambda root: list(range(8))}, "not a Source of encoded images"),
+        ({"dataset": lambda root: StatefulDataset(8)}, "not a Source of encoded images"),
+        ({"dataset": StatefulSource, "transform": RECIPES}, "has a state"),
+    ],
+    ids=["a callable", "a recipe and a callable", "a list", "a dataset with state", "a state"],
+)
+def test_draws_that_cannot_be_repeated_are_refused(
+    photos: Path, arguments: dict[str, Any], why: str
+) -> None:
+    given = {"dataset": Numbered, "transform": None, "shuffle": None, **arguments}
+    loader = make(given.pop("dataset")(photos), **given)
     next(iter(loader))
-    with pytest.raises(LoaderError, match="has a state"):
+    with pytest.raises(LoaderError, match=why):
         loader.draws()
 
 

@@ -169,8 +169,9 @@ def test_an_interrupt_and_full_memory_lose_no_batch(error: BaseException, worker
 
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:.* of the iterable dataset are read again:UserWarning")
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", ["dataset with state", "sampler and dataset with state"])
+@pytest.mark.parametrize(
+    ("kind", "workers"), [("dataset with state", 0), ("sampler and dataset with state", 2)]
+)
 def test_an_interrupt_keeps_states_of_objects_exact(kind: str, workers: int) -> None:
     """Their states return to the delivered place."""
     calls: list[int] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,21 +34,12 @@ from tests.callables import (
     places_of,
 )
 from tests.conformance import copy_of, loaded, refusal, same, through_json, uninterrupted
+from tests.damaged import delivered_with_errors
 from tests.images import write_photo_folder
-from tests.lost_workers import deliver_quietly, lives, uninterrupted_batches
+from tests.lost_workers import deliver_quietly, lives
+from tests.user_objects import StatefulIterable
 
 # Lost workers.
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("place", [9, 21])
-def test_a_worker_that_dies_at_a_sample_is_replaced(tmp_path: Path, place: int) -> None:
-    """Its sample is requested again, so the function must depend on its argument alone."""
-    expected = uninterrupted_batches(make, 1, function=NoisyPlaces(22))
-    loader = make(DyingPlaces(22, place, lives(tmp_path / "lives", 1)), num_workers=2)
-    with pytest.warns(RuntimeWarning, match="is killed by signal"):
-        assert same([[copy_of(batch) for batch in loader]], expected)
-    assert loader.worker_restarts == 1
 
 
 def test_a_place_that_always_kills_its_worker_is_named(tmp_path: Path) -> None:
@@ -98,16 +89,9 @@ def test_an_exception_in_each_epoch_ends_no_epoch(num_workers: int) -> None:
     function = FailingPlaces(10, {0: Unusual, 9: Unusual})
     loader = make(function, num_workers=num_workers)
     for epoch in range(2):
-        delivered, errors, batches = [], 0, iter(loader)
-        while True:
-            try:
-                delivered.append(copy_of(next(batches)))
-            except StopIteration:
-                break
-            except Unusual:
-                errors += 1
+        delivered, errors = delivered_with_errors(loader)
         assert places_of(delivered) == [4, 5, 6, 7]
-        assert errors == 2
+        assert [*map(type, errors)] == [Unusual] * 2
         assert delivered[0]["epoch"].tolist() == [epoch] * 4
         assert loader.state_dict()["epoch"] == epoch + 1
 
@@ -355,19 +339,6 @@ class Negated(CallableSource):
         return -super().__call__(info)
 
 
-class IterableWithState:
-    """A dataset as torchdata expects it: with state, but not an iterator."""
-
-    def __iter__(self) -> Iterator[int]:
-        yield 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        raise AssertionError
-
-
 async def _async(info: SampleInfo) -> int:
     return 1
 
@@ -380,7 +351,7 @@ async def _async_generator(info: SampleInfo) -> Any:
     "build",
     [
         lambda: KeepsState(_ends_at_ten_alone),
-        lambda: CallableSource(IterableWithState()),
+        lambda: CallableSource(StatefulIterable([3])),
         lambda: CallableSource(_async),
         lambda: CallableSource(_async_generator),
         lambda: CallableSource(_ends_at_ten_alone, image=2.5),

@@ -12,7 +12,6 @@ import torch
 from torch.utils.data import default_collate
 
 from stateful_gpu_loader import CallableSource, SampleInfo
-from stateful_gpu_loader import transforms as T
 from tests.callables import Places, make
 from tests.conformance import copy_of, refusal, same
 
@@ -121,10 +120,15 @@ def test_objects_that_do_not_take_one_argument_are_refused(function: Any) -> Non
     [
         ({"shuffle": True}, "function decides the order"),
         ({"worker_type": "thread", "num_workers": 1}, "global generators"),
+        # Although only recipes make the pixels, the function may draw.
+        (
+            {"worker_type": "thread", "num_workers": 1, "source": {"image": 0}},
+            "global generators",
+        ),
         ({"num_replicas": 2, "rank": 0}, "length="),
         ({"on_bad_sample": "replace"}, "drop"),
     ],
-    ids=["shuffle", "threads", "ranks without length", "replace"],
+    ids=["shuffle", "threads", "threads for images", "ranks without length", "replace"],
 )
 def test_arguments_that_a_callable_excludes_are_refused(
     arguments: dict[str, Any], message: str
@@ -132,13 +136,6 @@ def test_arguments_that_a_callable_excludes_are_refused(
     """The function decides the order; global generators are keyed; ranks need one length."""
     with pytest.raises(ValueError, match=message):
         next(iter(make(Places(5), **arguments)))
-
-
-def test_threads_are_refused_for_encoded_images_too() -> None:
-    """The function may draw, although only recipes make the pixels."""
-    arguments = {"worker_type": "thread", "num_workers": 1, "transform": [T.Resize(8)]}
-    with pytest.raises(ValueError, match="global generators"):
-        make(Places(5), source={"image": 0}, **arguments)
 
 
 def test_a_state_of_another_function_is_refused() -> None:

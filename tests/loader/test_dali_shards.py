@@ -65,22 +65,12 @@ def test_workers_that_are_not_forked_deliver_the_same_beside_dali(tmp_path: Path
     assert [[batch.tolist() for batch in loader] for _ in range(2)] == theirs
 
 
-@pytest.mark.parametrize(
-    ("changed", "shown"),
-    [
-        ({"shard_id": 1}, "shard_id=1"),
-        ({"num_shards": 4}, "num_shards=4"),
-        ({"stick_to_shard": True}, "stick_to_shard=True"),
-        ({"last_batch_policy": LastBatchPolicy.PARTIAL}, "last_batch_policy=partial"),
-    ],
-    ids=str,
-)
-def test_a_state_of_another_shard_is_refused_by_name(changed: dict[str, Any], shown: str) -> None:
+def test_a_state_of_another_shard_is_refused_by_name() -> None:
     """Each shard has its own position."""
     loader = make(Indices(12), 2, {"num_shards": 3})
     next(iter(loader))
-    other = make(Indices(12), 2, {"num_shards": 3, **changed})
-    assert shown in refusal(other, loader.state_dict(), "order").present
+    other = make(Indices(12), 2, {"num_shards": 3, "shard_id": 1})
+    assert "shard_id=1" in refusal(other, loader.state_dict(), "order").present
 
 
 def test_another_batch_size_of_the_loader_cuts_the_same_epochs() -> None:
@@ -95,23 +85,3 @@ def test_another_batch_size_of_the_loader_cuts_the_same_epochs() -> None:
     next(iter(loader))
     resumed = loaded(make(Indices(14), 2, arguments, batch_size=3), loader.state_dict())
     assert list(flat([batch.tolist() for batch in resumed])) == epochs[0][0][2:]
-
-
-def test_one_loader_per_shard_delivers_every_sample_once_an_epoch() -> None:
-    """With padding and partial batches, as evaluation needs it."""
-    loaders = [
-        make(
-            Indices(14),
-            4,
-            {
-                "shard_id": shard_id,
-                "num_shards": 3,
-                "pad_last_batch": True,
-                "last_batch_policy": LastBatchPolicy.PARTIAL,
-            },
-        )
-        for shard_id in range(3)
-    ]
-    for _ in range(4):
-        seen = [i for loader in loaders for i in flat([batch.tolist() for batch in loader])]
-        assert sorted(seen) == list(range(14))

@@ -201,10 +201,26 @@ PLACES = (0, 1, -1)
 ENOUGH = [*QUICK, "a batch sampler with state", "calls without length", "iterator with state"]
 
 
-@pytest.mark.parametrize("kind", QUICK)
-def test_an_interrupt_loses_and_shifts_no_sample(kind: str) -> None:
-    """At forty lines of the loader's own order, and at ten of each other kind."""
-    assert_whole(KINDS[kind], at=1, most=40 if kind == "order" else 10)
+FEW: dict[str, tuple[Make, dict[str, Any]]] = {
+    **{kind: (KINDS[kind], {"most": 40 if kind == "order" else 10}) for kind in QUICK},
+    **{
+        f"{kind}, Alarm": (KINDS[kind], {"error": Alarm, "most": 15, "turn": 1})
+        for kind in ("order", "a sampler with state, on the sampler")
+    },
+    "threads": (THREADS, {"most": 8}),
+    "threads, Alarm": (THREADS, {"error": Alarm, "most": 8}),
+    "a device": (DEVICE, {"most": 6}),
+    "a device, Alarm": (partial(DEVICE, num_workers=0), {"error": Alarm, "most": 6}),
+    "processes": (PROCESSES["map"], {"most": 4}),
+    "processes, Alarm": (PROCESSES["map"], {"error": Alarm, "most": 4}),
+}
+"""Loaders that the fast tests interrupt, and at how many lines."""
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_an_interrupt_loses_and_shifts_no_sample(name: str, fake_gpu: FakeGpu) -> None:
+    make, arguments = FEW[name]
+    assert_whole(make, at=1, **arguments)
 
 
 class SomeBad(Noisy):
@@ -255,14 +271,14 @@ def test_an_interrupt_records_each_bad_sample_once(make: Make, at: int) -> None:
 
 MANY: dict[str, tuple[Make, dict[str, Any]]] = {
     **{
-        f"{kind} at {at}": (KINDS[kind], {"at": at, "most": 80 if kind in QUICK else 25})
+        f"{kind} at {at}": (KINDS[kind], {"at": at, "most": 40 if kind in QUICK else 12})
         for kind in KINDS
         for at in PLACES
     },
     **{
         f"{kind}, {error.__name__}": (
             KINDS[kind],
-            {"at": 1, "error": error, "by": "opcode", "most": 400 if kind == "order" else 40},
+            {"at": 1, "error": error, "by": "opcode", "most": 200 if kind == "order" else 20},
         )
         for kind in ENOUGH
         for error in (KeyboardInterrupt, Alarm)
@@ -270,14 +286,14 @@ MANY: dict[str, tuple[Make, dict[str, Any]]] = {
     **{
         f"threads at {at}, {error.__name__}": (
             THREADS,
-            {"at": at, "error": error, "by": "opcode", "most": 60},
+            {"at": at, "error": error, "by": "opcode", "most": 30},
         )
         for at in PLACES
         for error in (KeyboardInterrupt, Alarm)
     },
-    **{f"a device at {at}": (DEVICE, {"at": at, "most": 15}) for at in PLACES},
+    **{f"a device at {at}": (DEVICE, {"at": at, "most": 10}) for at in PLACES},
     **{
-        f"processes, {name} at {at}": (make, {"at": at, "most": 12})
+        f"processes, {name} at {at}": (make, {"at": at, "most": 8})
         for name, make in PROCESSES.items()
         for at in PLACES
     },
@@ -301,29 +317,7 @@ def test_an_interrupt_at_many_places_loses_and_shifts_no_sample(
 def test_a_handler_saves_at_many_lines(kind: str, at: int) -> None:
     make = KINDS[kind]
     at %= 1 + len(list(make()))
-    assert_saved_whole(make, at=at, most=20, turn=[*KINDS].index(kind))
-
-
-@pytest.mark.parametrize("kind", ["order", "a sampler with state, on the sampler"])
-def test_an_alarm_loses_and_shifts_no_sample(kind: str) -> None:
-    assert_whole(KINDS[kind], at=1, error=Alarm, most=15, turn=1)
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, Alarm])
-def test_threads_continue_after_an_interrupt(error: type[BaseException]) -> None:
-    assert_whole(THREADS, at=1, error=error, most=8)
-
-
-@pytest.mark.parametrize(("error", "num_workers"), [(KeyboardInterrupt, 2), (Alarm, 0)])
-def test_a_device_continues_after_an_interrupt(
-    fake_gpu: FakeGpu, num_workers: int, error: type[BaseException]
-) -> None:
-    assert_whole(partial(DEVICE, num_workers=num_workers), at=1, error=error, most=6)
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, Alarm])
-def test_processes_continue_after_an_interrupt(error: type[BaseException]) -> None:
-    assert_whole(PROCESSES["map"], at=1, error=error, most=4)
+    assert_saved_whole(make, at=at, most=10, turn=[*KINDS].index(kind))
 
 
 def is_of_run(place: Place) -> bool:
@@ -332,9 +326,9 @@ def is_of_run(place: Place) -> bool:
 
 few = pytest.mark.parametrize(
     "kind",
-    [pytest.param(kind, marks=[pytest.mark.fast] * (kind in QUICK[:2])) for kind in KINDS],
+    [pytest.param(kind, marks=[pytest.mark.fast] * (kind in QUICK[:2])) for kind in ENOUGH],
 )
-"""All kinds, of which the fast tests take a few."""
+"""Kinds whose places in the pass itself are all interrupted; the fast tests take a few."""
 
 
 @pytest.mark.fuzz

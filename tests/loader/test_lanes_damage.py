@@ -97,16 +97,6 @@ def test_bad_samples_before_a_dropped_rest_are_recorded() -> None:
     assert names == {f"rest of shard '{s}', cursor {at}" for s, (at, _) in DAMAGE.items()}
 
 
-def test_any_number_of_workers_drops_the_same() -> None:
-    build = partial(make, on_bad_sample="drop")
-    alone = build()
-    wanted = [copy_of(batch) for batch in alone]
-    for execution in ({"num_workers": 1}, {"num_workers": 3, "prefetch_factor": 3}):
-        loader = build(**execution)
-        assert same([copy_of(batch) for batch in loader], wanted)
-        assert loader.state_dict() == alone.state_dict()
-
-
 @pytest.mark.parametrize("counted", [False, True])
 def test_a_single_rank_repeats_no_samples_for_dropped_ones(counted: bool) -> None:
     """Also if the numbers of samples are known."""

@@ -56,9 +56,10 @@ class Ranks:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("counted", [False, True])
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("ranks", "shuffle", "counted"),
+    [(1, True, False), (2, False, False), (2, True, True), (4, False, True), (4, True, False)],
+)
 def test_another_number_of_ranks_at_every_step(ranks: int, shuffle: bool, counted: bool) -> None:
     """Every sample of the epoch comes, exactly once unless ranks have to repeat lanes."""
     dataset = Numbers(lanes=4, buffer=12, counted=counted)
@@ -76,8 +77,7 @@ def test_another_number_of_ranks_at_every_step(ranks: int, shuffle: bool, counte
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("counted", [False, True])
-@pytest.mark.parametrize("lanes", [4, 16])
+@pytest.mark.parametrize(("lanes", "counted"), [(4, True), (16, False)])
 def test_the_same_ranks_resume_exactly(lanes: int, counted: bool) -> None:
     """Each rank continues from its own or the merged state, also with more lanes than shards."""
     sizes = UNEVEN if not counted else (9, 5, 8, 7, 2, 6, 9, 3) * 2
@@ -117,8 +117,7 @@ def indices_of_all(loader: Loader) -> list[list[int]]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(("drop_last", "num_workers"), [(False, 0), (True, 2)])
 def test_a_small_rank_reads_its_lanes_again(drop_last: bool, num_workers: int) -> None:
     """Several laps are exact at every step, and each lap has other draws."""
     dataset = NoisyShards((30, 2, 0, 3), lanes=4, counted=True)

@@ -66,8 +66,6 @@ def test_the_loader_draws_a_mixture_in_its_order(shuffle: bool) -> None:
     ("changed", "field"),
     [
         ({"weights": [0.6, 0.2, 0.2]}, "order"),
-        ({"block_length": 9}, "order"),
-        ({"num_samples": 25}, "length"),
         ({"datasets": [range(20), range(8), range(3)]}, "dataset"),
     ],
     ids=str,

@@ -236,17 +236,6 @@ def test_an_accepted_seed_keeps_the_loaders_own() -> None:
     assert loader.state_dict()["seed"] == 2
 
 
-@pytest.mark.parametrize("saved_by", ["order", "sampler"])
-def test_states_of_the_two_kinds_of_loader_are_not_mistaken(saved_by: str) -> None:
-    """One counts positions, the other holds torchdata's iterator."""
-    own = StatefulGPULoader(Indices(4))
-    inherited = StatefulGPULoader(Indices(4), sampler=[3, 1, 0, 2])
-    saving, loading = (own, inherited) if saved_by == "order" else (inherited, own)
-    batches = iter(saving)
-    next(batches)
-    refusal(loading, saving.state_dict(), "order")
-
-
 def test_a_samplers_own_seed_is_compared_as_the_loaders() -> None:
     """Another explicit seed is refused, wherever it is passed."""
     state = StatefulGPULoader(Indices(8), sampler=ShuffledSampler(Indices(8), seed=4)).state_dict()

@@ -35,7 +35,7 @@ from stateful_gpu_loader.records import EncodedSample, Request
 from stateful_gpu_loader.samplers import ShuffledOrder
 from stateful_gpu_loader.state.bad_samples import FoundBad
 from stateful_gpu_loader.state.epoch_progress import Address
-from tests.conformance import copy_of, few_places, same, through_json, uninterrupted
+from tests.conformance import copy_of, same
 from tests.datasets.shards import PhotoShards
 from tests.images import encode, photograph, write_photo_folder
 from tests.map_datasets import Noisy, NoisyBatches
@@ -266,18 +266,6 @@ def assert_same_run(build: Callable[..., Loader], executions: list[dict[str, Any
         assert same([[copy_of(batch) for batch in loader] for _ in range(2)], wanted), execution
         assert loader.bad_samples == alone.bad_samples, execution
         assert loader.state_dict() == alone.state_dict(), execution
-
-
-def assert_states_follow(build: Callable[..., Loader], executions: list[dict[str, Any]]) -> None:
-    """Check that each state after a resume, with its record, is that of the uninterrupted run."""
-    _, states = uninterrupted(build(), 2)
-    assert any(state["bad_samples"] for state in states.values())
-    for number, (epoch, start) in enumerate([(0, 1), *few_places(states)]):
-        loader = build(**executions[number % len(executions)])
-        loader.load_state_dict(through_json(states[epoch, start]))
-        for delivered, _ in enumerate(loader, start + 1):
-            assert loader.state_dict() == states[epoch, delivered], (epoch, start, delivered)
-        assert loader.state_dict() == states[epoch + 1, 0]
 
 
 # The kinds of loaders.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import multiprocessing
 import os
 import signal
@@ -15,8 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from stateful_gpu_loader import BadSample, StateMismatch
-from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader import BadSample
 from stateful_gpu_loader.state.bad_samples import BadSamples
 from tests.conformance import assert_exact_resume, copy_of, same, through_json, uninterrupted
 from tests.damaged import (
@@ -34,7 +32,6 @@ from tests.damaged import (
     Wrong,
     assert_found_is_of_the_order,
     assert_same_run,
-    assert_states_follow,
     delivered_with_errors,
     make,
     make_photos,
@@ -282,21 +279,24 @@ def test_errors_that_data_does_not_cause_are_raised(
 
 # Resume, and other workers.
 
-SLOW = ("recipes", "device", "shards")
-RESUMED = [
-    pytest.param(name, mode, marks=[pytest.mark.fuzz] if name in SLOW else [])
-    for name in ("plain", "native batches", "calls", *SLOW)
-    for mode in ("replace", "drop")
-    if mode == "drop" or KINDS[name].is_map
-]
+SLOW = {"recipes": "drop", "device": "replace", "shards": "drop"}
 
 
-@pytest.mark.parametrize(("name", "mode"), RESUMED)
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("plain", "replace"),
+        ("plain", "drop"),
+        ("native batches", "replace"),
+        ("calls", "drop"),
+        *(pytest.param(name, mode, marks=pytest.mark.fuzz) for name, mode in SLOW.items()),
+    ],
+)
 def test_every_state_resumes_exactly(name: str, mode: str, photos: Photos) -> None:
+    """The record follows, too."""
     build = partial(KINDS[name].make, photos, DAMAGED, on_bad_sample=mode)
     other = ({"num_workers": 2},) if name in SLOW else ()
-    assert_exact_resume(build, other=other)
-    assert_states_follow(build, [{}, *other])
+    assert_exact_resume(build, other=other, states_follow=True)
 
 
 @modes
@@ -307,8 +307,7 @@ def test_samples_that_fail_by_their_draws_resume_exactly(mode: str) -> None:
     kept = [sorted(torch.cat([batch["index"] for batch in loader]).tolist()) for _ in range(2)]
     assert kept[0] != kept[1]
     assert loader.bad_samples.known == {}
-    assert_exact_resume(build)
-    assert_states_follow(build, [{}])
+    assert_exact_resume(build, states_follow=True)
 
 
 PROCESSES: list[dict[str, Any]] = [
@@ -321,38 +320,25 @@ THREADS: list[dict[str, Any]] = [
     {"num_workers": 2, "worker_type": "process", "prefetch_factor": 1},
     {"num_workers": 4, "threads_per_process": 2},
 ]
-EXECUTIONS = {
-    "native batches": PROCESSES[1:],
-    "plain": PROCESSES,
-    "recipes": THREADS,
-    "callable on images": PROCESSES[1:],
-    "device": THREADS,
-    "calls": PROCESSES[1:],
-}
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("name", "mode"),
+    ("name", "mode", "executions"),
     [
-        (name, mode)
-        for name in EXECUTIONS
-        for mode in ("replace", "drop")
-        if mode == "drop" or KINDS[name].is_map
+        ("native batches", "drop", PROCESSES[1:]),
+        ("plain", "replace", PROCESSES),
+        ("recipes", "replace", THREADS),
+        ("callable on images", "replace", PROCESSES[1:]),
+        ("device", "drop", THREADS),
+        ("calls", "drop", PROCESSES[1:]),
     ],
 )
-def test_any_workers_make_the_same_batches_and_record(name: str, mode: str, photos: Photos) -> None:
+def test_any_workers_make_the_same_batches_and_record(
+    name: str, mode: str, executions: list[dict[str, Any]], photos: Photos
+) -> None:
     build = partial(KINDS[name].make, photos, DAMAGED, on_bad_sample=mode)
-    assert_same_run(build, EXECUTIONS[name])
-
-
-@modes
-def test_a_resume_on_other_workers_keeps_stream_and_record(mode: str) -> None:
-    expected, states = uninterrupted(make(on_bad_sample=mode), 1)
-    loader = make(on_bad_sample=mode, num_workers=2)
-    loader.load_state_dict(states[0, 2])
-    assert same([copy_of(batch) for batch in loader], expected[0][2:])
-    assert loader.state_dict() == states[1, 0]
+    assert_same_run(build, executions)
 
 
 @modes
@@ -437,20 +423,20 @@ def test_undelivered_bad_samples_are_not_recorded(mode: str) -> None:
 
 
 @pytest.mark.processes
-@modes
-def test_without_batches_drop_also_replaces_a_bad_sample(mode: str) -> None:
+def test_without_batches_drop_also_replaces_a_bad_sample() -> None:
     """A loop does not expect an empty batch."""
-    build = partial(make, batch_size=None, on_bad_sample=mode)
-    indices = [sample["index"] for sample in build()]
+    build = partial(make, batch_size=None, on_bad_sample="drop")
+    samples = list(build())
+    indices = [sample["index"] for sample in samples]
     assert len(indices) == N
     assert not BAD.intersection(indices)
+    assert same(samples, list(build(on_bad_sample="replace")))
     assert_exact_resume(build)
     assert_same_run(build, [{"num_workers": 2}])
 
 
 @pytest.mark.fuzz
-@modes
-@pytest.mark.parametrize("kind", [list, StatefulSampler])
+@pytest.mark.parametrize(("kind", "mode"), [(list, "replace"), (StatefulSampler, "drop")])
 def test_a_users_sampler_gets_another_sample_of_its_batch(mode: str, kind: type[Any]) -> None:
     """No sample comes from outside the sampler's order."""
 
@@ -465,8 +451,7 @@ def test_a_users_sampler_gets_another_sample_of_its_batch(mode: str, kind: type[
         indices = batch["index"].tolist()
         assert set(indices) == set(good)
         assert len(indices) == (len(asked) if mode == "replace" else len(good))
-    assert_exact_resume(build)
-    assert_states_follow(build, [{}])
+    assert_exact_resume(build, states_follow=True)
 
 
 class DamagedState(StatefulDataset):
@@ -478,17 +463,14 @@ class DamagedState(StatefulDataset):
 
 
 @pytest.mark.processes
-@modes
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("mode", "num_workers"), [("drop", 0), ("replace", 2)])
 def test_a_dataset_with_state(mode: str, num_workers: int) -> None:
     """Its counter counts every read, also of known bad samples."""
 
     def build(**other: Any) -> Loader:
         return make(DamagedState(N), on_bad_sample=mode, num_workers=num_workers, **other)
 
-    assert_exact_resume(build)
-    if not num_workers:
-        assert_states_follow(build, [{}])
+    assert_exact_resume(build, states_follow=not num_workers)
 
 
 # The record in the state.
@@ -502,42 +484,7 @@ def test_each_loader_has_its_own_record() -> None:
     assert used.bad_samples == BadSamples(), "the state's record, and no sum of both"
 
 
-ROW = [3, 7, 0, "ValueError: no label", True]
-
-
-def _record(total: Any, *samples: Any) -> str:
-    return json.dumps({"total": total, "samples": samples})
-
-
-GARBAGE: list[Any] = [7, _record(1, ROW[:-1])]
-"""Malformed records; ``tests/state/test_bad_samples.py`` has more."""
-
-
-@pytest.mark.parametrize("garbage", GARBAGE, ids=lambda garbage: repr(garbage)[:30])
-def test_garbage_is_refused_and_nothing_changes(garbage: Any) -> None:
-    loader = make()
-    batches = iter(loader)
-    first = [next(batches), next(batches)]
-    before, record = loader.state_dict(), loader.bad_samples.samples
-    with pytest.raises(StateMismatch) as refused:
-        loader.load_state_dict({**make().state_dict(), "bad_samples": garbage})
-    assert refused.value.field == "bad_samples"
-    assert loader.state_dict() == before
-    assert loader.bad_samples.samples == record
-    assert same([*first, *batches], list(make()))
-
-
 # On the device.
-
-
-@modes
-def test_a_device_loader_uses_the_samples_of_a_cpu_loader(mode: str, photos: Photos) -> None:
-    """The replacements have the same keys, and the record is the same."""
-    build = partial(make_photos, photos[1], on_bad_sample=mode, transform=[T.Resize((16, 16))])
-    loaders = [build(device="cuda"), build(decoder="torchvision")]
-    runs = [[targets.tolist() for _, targets in loader] for loader in loaders]
-    assert runs[0] == runs[1]
-    assert recorded_by(loaders[0]) == recorded_by(loaders[1])
 
 
 def test_out_of_memory_is_not_a_bad_sample(photos: Photos, fake_gpu: FakeGpu) -> None:

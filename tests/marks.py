@@ -57,7 +57,7 @@ COSTLY = {
     "loader/test_interrupts.py::test_a_handler_saves_at_many_lines",
     "loader/test_interrupts.py::test_an_interrupt_at_many_places_loses_and_shifts_no_sample",
     "loader/test_iterables.py::test_a_caught_exception_loses_no_batch",
-    "loader/test_lanes_cost.py::test_ten_thousand_shards",
+    "loader/test_lanes.py::test_ten_thousand_shards",
     "loader/test_out_of_order.py::test_out_of_order_a_slow_worker_delays_no_other",
     "loader/test_starts.py::test_a_script_that_workers_cannot_import",
     "test_recipes.py::test_the_script_for_several_gpus_goes_on_in_another_size",

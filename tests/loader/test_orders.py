@@ -88,12 +88,15 @@ def test_sampler_and_batch_sampler_yield_plain_indices_of_the_order() -> None:
 
 
 def test_our_samplers_may_be_given_and_keep_the_state_a_position() -> None:
-    sampler = ShuffledSampler(Indices(10), seed=4)
-    given = StatefulGPULoader(Indices(10), batch_size=4, sampler=sampler, seed=4)
+    """A given sampler's seed is the loader's."""
     own = StatefulGPULoader(Indices(10), batch_size=4, shuffle=True, seed=4)
-    assert same(list(given), list(own))
-    assert given.state_dict()["position"] == 0
-    assert given.state_dict()["user"] is None
+    wanted = list(own)
+    for seed in (4, None):
+        sampler = ShuffledSampler(Indices(10), seed=4)
+        given = StatefulGPULoader(Indices(10), batch_size=4, sampler=sampler, seed=seed)
+        assert same(list(given), wanted)
+        assert given.state_dict() == own.state_dict()
+        assert given.state_dict()["user"] is None
 
 
 def test_a_given_distributed_sampler_of_ours_is_not_sharded_again() -> None:
@@ -105,14 +108,6 @@ def test_a_given_distributed_sampler_of_ours_is_not_sharded_again() -> None:
         for index in batch.tolist()
     ]
     assert sorted(seen) == list(range(10))
-
-
-def test_a_given_samplers_seed_is_the_loaders() -> None:
-    sampler = ShuffledSampler(Indices(10), seed=4)
-    loader = StatefulGPULoader(Indices(10), batch_size=10, sampler=sampler)
-    order = list(ShuffledSampler(Indices(10), seed=4))
-    assert next(iter(loader)).tolist() == order
-    assert loader.state_dict()["seed"] == 4
 
 
 def test_a_position_loaded_into_the_sampler_is_not_dropped_in_silence() -> None:

@@ -16,6 +16,7 @@ from stateful_gpu_loader import (
 )
 from stateful_gpu_loader.integrations.dcp import RankedState
 from tests.conformance import same, through_json, uninterrupted
+from tests.loader.passes import interrupted
 from tests.map_datasets import Indices, Noisy
 from tests.rank_processes import on_ranks
 from tests.user_objects import (
@@ -76,9 +77,7 @@ def test_the_ranks_epoch_is_restored_with_it() -> None:
     rests = []
     for loader in loaders:
         loader.set_epoch(5)
-        batches = iter(loader)
-        next(batches)
-        state = loader.state_dict()
+        state, batches = interrupted(loader)
         rests.append(list(batches))
     resumed = build(CASES["repeated augmentation"], 0)
     resumed.load_state_dict(state)
@@ -176,9 +175,7 @@ def resume_on_two_ranks(rank: int) -> dict[str, Any]:
         "unnamed": lambda rank: {"sampler": Unnamed(), "batch_size": 2},
     }.items():
         loader = build(case, rank)
-        batches = iter(loader)
-        next(batches)
-        own = loader.state_dict()
+        own, batches = interrupted(loader)
         every = RankedState(loader).state_dict()
         of_rank_0 = [own]
         torch.distributed.broadcast_object_list(of_rank_0)

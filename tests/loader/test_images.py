@@ -6,7 +6,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset, random_split
@@ -15,9 +14,7 @@ from torchvision.transforms.v2 import functional as F
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.decoders import make_decoder, probe
-from stateful_gpu_loader.randomness.permutation import Permutation
 from tests.conformance import copy_of, refusal, same, uninterrupted
-from tests.damaged import delivered_with_errors
 from tests.images import write_photo_folder
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -51,7 +48,7 @@ def make_images(root: Path, **changes: Any) -> StatefulGPULoader[Any]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_large_batches_of_worker_processes_are_correct(photos: Path, method: str) -> None:
     """Memory is filled again, except that of batches that the user keeps."""
     large = {"transform": [T.RandomResizedCrop(224), T.Normalize(MEAN, STD)], "batch_size": 3}
@@ -106,37 +103,12 @@ def test_a_batch_is_what_default_collate_would_make(photos: Path) -> None:
         assert (images[i] - wanted).abs().max() <= 1e-6
 
 
-@pytest.mark.fuzz
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_every_image_is_augmented_by_the_draws_of_its_own_address(
-    photos: Path, num_workers: int
-) -> None:
-    """Each image is recomputed from (seed, epoch, position), in the second epoch too."""
-    source, recipes = FolderSource(photos), T.Compose(RECIPES)
-    loader = make_images(photos, num_workers=num_workers)
-    decoder = make_decoder("auto")
-    for epoch in range(2):
-        images = torch.cat([images for images, _ in loader])
-        order = Permutation(len(source), seed=42, epoch=epoch)(np.arange(len(source)))
-        for position, index in enumerate(order.tolist()):
-            data = source.read(index).data
-            decoded = decoder.decode(data, probe(data))
-            sizes = np.array([decoded.shape[1:]])
-            drawn = recipes.draw(42, epoch, np.array([position]), sizes)
-            assert same(images[position], recipes.apply(decoded, drawn.sample(0)))
-
-
 def test_images_without_transform_are_delivered_as_decoded(tmp_path: Path) -> None:
     write_photo_folder(tmp_path, num_classes=1, per_class=2)
     (batch,) = make_images(tmp_path, transform=T.Resize((33, 44)), batch_size=2)
     assert (batch[0].dtype, batch[0].shape) == (torch.uint8, (2, 3, 33, 44))
     single = make_images(tmp_path, transform=None, batch_size=None)
     assert all(image.dtype == torch.uint8 for image, _ in single)
-
-
-def test_images_of_different_sizes_in_one_batch_are_explained(photos: Path) -> None:
-    with pytest.raises(ValueError, match=r"differ in size: index .* RandomResizedCrop"):
-        next(iter(make_images(photos, transform=None)))
 
 
 def test_delivered_batches_are_never_written_again(photos: Path) -> None:
@@ -214,11 +186,6 @@ def test_splits_and_concatenations_of_a_source_are_sources(photos: Path) -> None
     StatefulGPULoader(train, transform=recipes).load_state_dict(states[0])
 
 
-def test_an_unknown_decoder_is_refused_at_once(photos: Path) -> None:
-    with pytest.raises(ValueError, match="torchvision"):
-        make_images(photos, decoder="photoshop")
-
-
 def test_another_folder_or_transform_is_refused(photos: Path, tmp_path: Path) -> None:
     state = make_images(photos).state_dict()
     write_photo_folder(tmp_path, num_classes=3, per_class=8)
@@ -227,16 +194,6 @@ def test_another_folder_or_transform_is_refused(photos: Path, tmp_path: Path) ->
     refusal(make_images(tmp_path), state, "dataset")
     refused = refusal(make_images(photos, transform=[T.CenterCrop(48)]), state, "transform")
     assert "RandomResizedCrop" in refused.saved
-
-
-def test_a_missing_file_is_an_os_error_that_names_it(tmp_path: Path) -> None:
-    files = write_photo_folder(tmp_path, num_classes=1, per_class=3)
-    loader = StatefulGPULoader(FolderSource(tmp_path), transform=[T.Resize((8, 8))], num_workers=1)
-    files[1].unlink()
-    delivered, caught = delivered_with_errors(loader)
-    assert len(delivered) == 2
-    assert isinstance(caught[0], FileNotFoundError)
-    assert "photo_001.jpg" in str(caught[0])
 
 
 @pytest.mark.parametrize("size", [(1, 1), (20_000, 20), (20, 20_000)])

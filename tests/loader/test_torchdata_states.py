@@ -243,15 +243,15 @@ def test_a_sampler_need_not_know_its_length() -> None:
 
 
 @pytest.mark.processes
-@executions
 @pytest.mark.parametrize(
-    "kind",
+    ("kind", "execution"),
     [
-        partial(StatefulBatchSampler, LENGTH),
-        partial(IteratorSampler, 2),
-        lambda: BatchSampler(list(range(LENGTH))[::-1], 2, False),
+        (partial(StatefulBatchSampler, LENGTH), EXECUTIONS[0]),
+        (partial(StatefulBatchSampler, LENGTH), EXECUTIONS[2]),
+        (partial(IteratorSampler, 2), EXECUTIONS[1]),
+        (lambda: BatchSampler(list(range(LENGTH))[::-1], 2, False), EXECUTIONS[2]),
     ],
-    ids=["state", "iterator's", "torch's"],
+    ids=["state", "state, snapshots", "iterator's", "torch's"],
 )
 def test_every_state_of_a_batch_sampler(kind: Callable[[], Any], execution: dict[str, Any]) -> None:
     theirs, ours = both(kind, batch_sampler=True)

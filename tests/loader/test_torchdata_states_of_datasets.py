@@ -32,9 +32,6 @@ EXECUTIONS: list[dict[str, Any]] = [
     {"num_workers": 2},
     {"num_workers": 2, "snapshot_every_n_steps": 3},
 ]
-executions = pytest.mark.parametrize(
-    "execution", EXECUTIONS, ids=lambda execution: "-".join(map(str, execution.values()))
-)
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*samples of the iterable dataset are read again"),
     pytest.mark.filterwarnings("ignore:Neither dataset nor iter"),
@@ -59,8 +56,9 @@ def assert_finishes(
 
 
 @pytest.mark.processes
-@executions
-@pytest.mark.parametrize("batch_size", [2, None])
+@pytest.mark.parametrize(
+    ("batch_size", "execution"), [(2, EXECUTIONS[0]), (None, EXECUTIONS[1]), (2, EXECUTIONS[2])]
+)
 def test_a_map_style_dataset_with_state(batch_size: int | None, execution: dict[str, Any]) -> None:
     def make(kind: Any, **other: Any) -> Any:
         return kind(Counting(LENGTH), batch_size=batch_size, shuffle=True, **execution, **other)
@@ -96,8 +94,9 @@ def test_an_iterable(kind: type[Stream], batch_size: int | None, execution: dict
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("kind", [Counting, StatefulStream, Stream])
-@pytest.mark.parametrize(("saved", "present"), [(0, 2), (2, 0), (2, 3)])
+@pytest.mark.parametrize(
+    ("kind", "saved", "present"), [(Counting, 0, 2), (StatefulStream, 2, 0), (Stream, 2, 3)]
+)
 def test_another_number_of_workers_is_refused_with_both(
     kind: type[Any], saved: int, present: int
 ) -> None:

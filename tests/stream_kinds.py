@@ -38,8 +38,7 @@ from stateful_gpu_loader.samplers.sharded import LastBatchPolicy
 from tests.callables import FileBatches, Files, NoisyBatches, NoisyPlaces
 from tests.datasets.shards import DamagedShards, NoisyShards, PhotoShards, identity
 from tests.fuzz.configurations import Configuration
-from tests.fuzz.data import DATA, Composed
-from tests.fuzz.orders import ORDERS
+from tests.fuzz.data import Composed
 from tests.images import kept_photos, small_photographs
 from tests.makers import MAKERS
 from tests.map_datasets import Indices, Jitter, Noisy
@@ -213,10 +212,23 @@ _DROPPED = {"bad": (3, 4), "on_bad_sample": "drop"}
 OF_FUZZER: dict[str, Make] = {
     **{
         f"data: {name}": of_fuzzer(data=name)
-        for name in DATA
-        if name not in ("once", "caching", "composed, unseeded")
+        for name in (
+            "content",
+            "rarely noisy",
+            "fetched in batches",
+            "own generator",
+            "composed",
+            "images",
+            "prepared images",
+            "called iterator",
+            "function of images",
+            "tars",
+        )
     },
-    **{f"order: {name}": of_fuzzer(data="noisy", order=name) for name in ORDERS},
+    **{
+        f"order: {name}": of_fuzzer(data="noisy", order=name)
+        for name in ("torch's subset", "torch's weighted", "in place")
+    },
     **_named(data="noisy", n=1),
     **_named(data="noisy", n=2, drop_last=True),
     **_named(data="noisy", n=8, drop_last=True),
@@ -249,7 +261,7 @@ OF_FUZZER: dict[str, Make] = {
         for name, make in _named(data=data, order=order, snapshot_every_n_steps=3).items()
     },
 }
-"""Loaders with one or a few of the fuzzer's options."""
+"""Loaders with one or a few of the fuzzer's options, and data and orders that only it has."""
 
 
 class Labelled(Indices):

@@ -15,21 +15,18 @@ from stateful_gpu_loader.decoders import DECODERS, available, nvimgcodec
 from tests.conformance import assert_exact_resume, refusal, same
 from tests.damaged import write_photos
 from tests.datasets.coco.coco_files import write_coco
-from tests.images import write_photo_folder
+from tests.images import kept_photos
 
 EXECUTIONS: tuple[dict[str, Any], ...] = (
-    {},
     {"num_workers": 2, "worker_type": "thread"},
     {"num_workers": 2, "worker_type": "process"},
 )
 decoders = pytest.mark.parametrize("decoder", DECODERS)
 
 
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("photos")
-    write_photo_folder(root, num_classes=2, per_class=6)
-    return root
+@pytest.fixture
+def photos() -> Path:
+    return kept_photos()
 
 
 def make(root: Path, decoder: str, **changes: Any) -> StatefulGPULoader[Any]:

@@ -17,7 +17,7 @@ from stateful_gpu_loader.decoders.scaled import ScaledDecoder
 from tests.conformance import assert_exact_resume, refusal, same
 from tests.damaged import write_photos
 from tests.fake_gpu import fake_gpu
-from tests.images import photograph, write_photo_folder
+from tests.images import kept_photos, photograph
 from tests.map_datasets import Indices
 
 __all__ = ["fake_gpu"]
@@ -29,11 +29,9 @@ EXECUTIONS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("photos")
-    write_photo_folder(root, num_classes=2, per_class=6)
-    return root
+@pytest.fixture
+def photos() -> Path:
+    return kept_photos()
 
 
 def make(root: Path, *, scaled_decoding: Any = True, **changes: Any) -> StatefulGPULoader[Any]:

@@ -45,45 +45,39 @@ def loader_of(num_replicas: int) -> StatefulGPULoader[torch.Tensor]:
     )
 
 
-def serve(rank: int, folder: Path, state: dict[str, Any] | None = None) -> dict[str, Any]:
+def serve(rank: int, folder: Path, state: dict[str, Any]) -> dict[str, Any]:
+    """Return a rank's epoch, and what it delivers from a state."""
     torch.distributed.destroy_process_group()
-    loader = loader_of(2)  # built before the process group exists, as scripts do
+    loader, resumed = loader_of(2), loader_of(2)  # before the process group exists, as in scripts
     torch.distributed.init_process_group(
         "gloo", f"file://{folder}/meeting", world_size=2, rank=rank
     )
-    if state is not None:
-        loader.load_state_dict(state)
     batches, states = [], [loader.state_dict()]
     for batch in loader:
         batches.append(batch.tolist())
         states.append(loader.state_dict())
-    return {"batches": batches, "states": states, "length": len(loader)}
+    resumed.load_state_dict(state)
+    rest = [batch.tolist() for batch in resumed]
+    return {"batches": batches, "states": states, "length": len(loader), "rest": rest}
 
 
 def test_ranks_share_one_order_and_one_state(tmp_path: Path) -> None:
-    """Two ranks, and then a single process from the state of either rank."""
-    ranks = on_ranks(serve, 2, tmp_path)
+    """Two ranks, a single process from the state of either, and two ranks from its state."""
+    alone = loader_of(1)
+    state = through_json({**alone.state_dict(), "position": 3 * GLOBAL_BATCH})
+    wanted = [sorted(batch.tolist()) for batch in alone]
+    ranks = on_ranks(serve, 2, tmp_path, state)
     assert ranks[0]["states"] == ranks[1]["states"]
     assert [rank["length"] for rank in ranks] == [6, 6]
-    together = [
-        sorted(a + b) for a, b in zip(ranks[0]["batches"], ranks[1]["batches"], strict=True)
-    ]
+    together, rest = (
+        [sorted(a + b) for a, b in zip(ranks[0][name], ranks[1][name], strict=True)]
+        for name in ("batches", "rest")
+    )
     assert sorted(index for batch in together for index in batch) == list(range(NUM_SAMPLES))
-    alone = loaded(loader_of(1), ranks[1]["states"][2])
-    assert [sorted(batch.tolist()) for batch in alone] == together[2:]
-
-
-def test_two_ranks_resume_from_the_state_of_one(tmp_path: Path) -> None:
-    alone = loader_of(1)
-    state = alone.state_dict()
-    batches = iter(alone)
-    wanted = [sorted(batch.tolist()) for batch in batches]
-    assert len(wanted) == 6
-    ranks = on_ranks(serve, 2, tmp_path, through_json({**state, "position": 3 * GLOBAL_BATCH}))
-    together = [
-        sorted(a + b) for a, b in zip(ranks[0]["batches"], ranks[1]["batches"], strict=True)
-    ]
-    assert together == wanted[3:]
+    assert together == wanted
+    assert rest == wanted[3:]
+    resumed = loaded(loader_of(1), ranks[1]["states"][2])
+    assert [sorted(batch.tolist()) for batch in resumed] == together[2:]
 
 
 def serve_until_killed(rank: int, folder: Path) -> None:

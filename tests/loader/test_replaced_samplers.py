@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from stateful_gpu_loader import LoaderError, StatefulGPULoader
 from tests.conformance import copy_of, loaded, same, through_json, uninterrupted
 from tests.map_datasets import Indices, Noisy
+from tests.user_objects import PlainIterable
 
 N, PER_EPOCH = 12, 3
 
@@ -239,15 +240,10 @@ def test_a_sampler_that_is_replaced_too_late_is_refused(before: Callable[[Any], 
             use(loader)  # type: ignore[operator]
 
 
-class Items(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(N))
-
-
 @pytest.mark.parametrize(
     ("dataset", "name", "value"),
     [
-        (Items(), "batch_sampler", Backwards()),
+        (PlainIterable([N]), "batch_sampler", Backwards()),
         (Noisy(N), "dataset", Indices(N)),
         (Noisy(N), "collate_fn", list),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 from stateful_gpu_loader import StatefulGPULoader
 from tests.conformance import copy_of, same, uninterrupted
+from tests.loader.passes import interrupted
 from tests.map_datasets import Indices, Noisy, OwnGenerator
 from tests.stream_kinds import KINDS
 
@@ -62,25 +64,24 @@ def test_persistent_workers_stay_over_passes_and_broken_ones() -> None:
     assert same([copy_of(batch) for batch in loader], expected[2])
 
 
-def test_two_live_iterators_do_not_disturb_each_other() -> None:
-    for persistent in (False, True):
-        loader = make_noisy(num_workers=2, persistent_workers=persistent)
-        expected, _ = uninterrupted(make_noisy(), 2)
-        first, second = iter(loader), iter(loader)
-        assert same(copy_of(next(first)), expected[0][0])
-        assert same(copy_of(next(second)), expected[1][0])
-        assert loader.state_dict()["epoch"] == 1
-        assert same([copy_of(batch) for batch in first], expected[0][1:])
-        assert same([copy_of(batch) for batch in second], expected[1][1:])
-
-
 @pytest.mark.processes
-@pytest.mark.parametrize("kind", ["iterable with state", "plain iterable", "dataset with state"])
-def test_another_live_iterator_takes_the_state_and_leaves_the_first_alone(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "persistent"),
+    [
+        ("order", True),
+        ("order", False),
+        ("iterable with state", False),
+        ("plain iterable", False),
+        ("dataset with state", False),
+    ],
+)
+def test_another_live_iterator_takes_the_state_and_leaves_the_first_alone(
+    kind: str, persistent: bool
+) -> None:
     """Each iterator is a pass; each pass has its own objects in workers."""
-    make = KINDS[kind]
-    expected, states = uninterrupted(make(num_workers=2), 2)
-    built = make(num_workers=2)
+    make = partial(KINDS[kind], num_workers=2, persistent_workers=persistent)
+    expected, states = uninterrupted(make(), 2)
+    built = make()
     first = iter(built)
     found = [copy_of(next(first))]
     second = iter(built)
@@ -89,15 +90,6 @@ def test_another_live_iterator_takes_the_state_and_leaves_the_first_alone(kind: 
     found.extend(copy_of(batch) for batch in first)
     assert built.state_dict() == states[1, 1]
     assert same([found, first_batches + [copy_of(batch) for batch in second]], expected)
-
-
-def test_later_epochs_follow_and_differ() -> None:
-    """With and without ``generator=``."""
-    for generator in (None, torch.Generator().manual_seed(5)):
-        loader = StatefulGPULoader(Indices(50), batch_size=50, shuffle=True, generator=generator)
-        orders = [next(iter(loader)).tolist() for _ in range(4)]
-        assert len({tuple(order) for order in orders}) == 4
-        assert all(sorted(order) == list(range(50)) for order in orders)
 
 
 def test_an_older_iterator_keeps_running_after_a_load_and_does_not_move_the_state() -> None:
@@ -115,9 +107,7 @@ def test_an_epoch_without_a_whole_batch_is_one_epoch_after_a_resume_too() -> Non
     """``on_epoch_boundary="next_epoch"`` with ``drop_last``: each pass advances by one epoch."""
     arguments: dict[str, Any] = {"drop_last": True, "on_epoch_boundary": "next_epoch"}
     loader = StatefulGPULoader(Indices(10), batch_size=8, **arguments)
-    batches = iter(loader)
-    next(batches)
-    after_the_last_batch = loader.state_dict()
+    after_the_last_batch, _ = interrupted(loader)
     resumed = StatefulGPULoader(Indices(10), batch_size=16, **arguments)
     resumed.load_state_dict(after_the_last_batch)
     for epoch in (1, 2, 3):
@@ -135,21 +125,3 @@ def test_a_dropped_tail_counts_as_the_end_of_the_epoch() -> None:
     )
     loader.load_state_dict({**loader.state_dict(), "position": 4})
     assert [batch.tolist() for batch in loader] == [list(range(8))]
-
-
-@pytest.mark.parametrize("position", [0, 5 * 10**8, 9 * 10**8])
-def test_a_billion_samples_resume_without_skipping(position: int) -> None:
-    """No samples are skipped one by one."""
-    read: list[int] = []
-
-    class Counted(Indices):
-        def __getitem__(self, index: int) -> int:
-            read.append(index)
-            return super().__getitem__(index)
-
-    loader = StatefulGPULoader(Counted(10**9), batch_size=8, shuffle=True, seed=1)
-    state = loader.state_dict()
-    loader.load_state_dict({**state, "position": position})
-    first = next(iter(loader)).tolist()
-    assert read == first
-    assert len(set(first)) == 8

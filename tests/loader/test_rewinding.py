@@ -12,6 +12,8 @@ from torchdata.nodes import Loader, SamplerWrapper
 
 from stateful_gpu_loader import StatefulGPULoader
 from tests.conformance import copy_of, loaded, refusal, same
+from tests.map_datasets import Failing
+from tests.user_objects import InBatches
 
 EPOCHS = 3
 
@@ -92,22 +94,13 @@ def test_a_dataset_that_cannot_be_rewound_refuses_a_load(dataset: Any) -> None:
 @pytest.mark.parametrize("has_generator", [True, False])
 def test_batches_ago_does_not_count_failed_batches(own_class: bool, has_generator: bool) -> None:
     """``batches_ago`` counts delivered batches, also under a user's batch sampler."""
-
-    class Fails(Dataset[int]):
-        def __len__(self) -> int:
-            return 16
-
-        def __getitem__(self, index: int) -> int:
-            if index in (3, 11):
-                raise RuntimeError(f"sample {index}")
-            return index
+    dataset = Failing(16, {3, 11})
 
     def make() -> StatefulGPULoader[Any]:
         generator = torch.Generator().manual_seed(9) if has_generator else None
-        batches: Any = BatchSampler(RandomSampler(Fails(), generator=generator), 1, drop_last=True)
-        if own_class:
-            batches = Wrapped(batches)
-        return StatefulGPULoader(Fails(), batch_sampler=batches, seed=5)
+        sampler = RandomSampler(dataset, generator=generator)
+        batches: Any = InBatches(sampler, (1,)) if own_class else BatchSampler(sampler, 1, True)
+        return StatefulGPULoader(dataset, batch_sampler=batches, seed=5)
 
     def rest(batches: Iterator[Any]) -> list[int]:
         found = []
@@ -116,7 +109,7 @@ def test_batches_ago_does_not_count_failed_batches(own_class: bool, has_generato
                 found.append(int(next(batches)))
             except StopIteration:
                 return found
-            except RuntimeError:
+            except KeyError:
                 continue
 
     expected = rest(iter(make()))
@@ -128,24 +121,11 @@ def test_batches_ago_does_not_count_failed_batches(own_class: bool, has_generato
             while delivered < stop:
                 try:
                     next(batches)
-                except RuntimeError:
+                except KeyError:
                     continue
                 delivered += 1
             resumed = loaded(make(), loader.state_dict(batches_ago=ago))
             assert rest(iter(resumed)) == expected[stop - ago :], (stop, ago)
-
-
-class Wrapped:
-    """A batch sampler that does not inherit from torch's."""
-
-    def __init__(self, batches: BatchSampler) -> None:
-        self.batches = batches
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
 
 
 class Interrupting(IterableDataset[int]):
@@ -218,22 +198,14 @@ def test_nodes_of_torchdata_that_were_asked_for_their_state_take_a_load() -> Non
 def test_a_rest_of_only_failed_batches_is_not_empty() -> None:
     """``on_epoch_boundary="next_epoch"``: the pass that raised ends before the next one."""
 
-    class Fails(Dataset[int]):
-        def __len__(self) -> int:
-            return 4
-
-        def __getitem__(self, index: int) -> int:
-            if index > 1:
-                raise RuntimeError(f"sample {index}")
-            return index
-
     def make() -> StatefulGPULoader[Any]:
-        return StatefulGPULoader(Fails(), batch_size=2, on_epoch_boundary="next_epoch")
+        dataset = Failing(4, {2, 3})
+        return StatefulGPULoader(dataset, batch_size=2, on_epoch_boundary="next_epoch")
 
     loader = make()
     next(iter(loader))
     resumed = loaded(make(), loader.state_dict())
     batches = iter(resumed)
-    with pytest.raises(RuntimeError, match="sample 2"):
+    with pytest.raises(KeyError, match="no sample 2"):
         next(batches)
     assert next(batches, None) is None

@@ -25,6 +25,7 @@ from tests.conformance import (
     same,
     uninterrupted,
 )
+from tests.loader.passes import interrupted
 from tests.map_datasets import Indices, Noisy
 from tests.user_objects import (
     ShufflingInPlace,
@@ -109,10 +110,7 @@ def test_an_epoch_set_before_an_empty_rest_applies_to_the_pass_after_it(
 
     loader = build()
     loader.sampler.set_epoch(5)  # type: ignore[attr-defined]
-    batches = iter(loader)
-    for _ in range(len(loader)):
-        next(batches)
-    state = loader.state_dict()
+    state, batches = interrupted(loader, len(loader))
     list(batches)
     loader.sampler.set_epoch(6)  # type: ignore[attr-defined]
     expected = list(loader)
@@ -140,10 +138,7 @@ def test_the_epoch_of_a_failed_pass_is_set_again_after_a_load() -> None:
     loader = make(**{**arguments, "sampler": DistributedSampler(Indices(N), 2, 0)})
     epochs_of(loader, range(1))
     loader.sampler.set_epoch(1)  # type: ignore[attr-defined]
-    batches = iter(loader)
-    for _ in range(len(loader)):
-        next(batches)
-    state = loader.state_dict()
+    state, batches = interrupted(loader, len(loader))
     list(batches)
     loader.sampler.set_epoch(2)  # type: ignore[attr-defined]
     next(iter(loader))
@@ -264,6 +259,7 @@ def test_another_sampler_is_refused() -> None:
     state = loader.state_dict()
     for other in (make(sampler=RandomSampler(range(N))), make()):
         assert refusal(other, state, "order").saved == "sampler StatefulSampler"
+    refusal(loader, make().state_dict(), "order")
     other = make(sampler=[0, 1, 2, 3, 4])
     next(iter(other))
     refusal_at_next(make(sampler=[0, 1, 2, 7, 4]), other.state_dict(), "sampler")

@@ -9,6 +9,7 @@ import pytest
 
 from stateful_gpu_loader import StatefulGPULoader, StateMismatch
 from tests.conformance import loaded
+from tests.loader.passes import interrupted
 
 datasets = pytest.importorskip("datasets", reason="needs datasets")
 
@@ -60,10 +61,7 @@ def test_its_state_can_be_loaded_where_one_process_reads_it(num_workers: int) ->
 def test_a_state_that_it_cannot_use_in_workers_is_refused_by_name() -> None:
     """A3: each time; the loader's state stays the loaded one."""
     loader = make(2)
-    batches = iter(loader)
-    for _ in range(3):
-        next(batches)
-    state = loader.state_dict()
+    state, _ = interrupted(loader, 3)
     resumed = loaded(make(2), state)
     again = iter(resumed)
     for _ in range(2):

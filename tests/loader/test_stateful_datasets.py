@@ -10,6 +10,7 @@ import torch
 
 from stateful_gpu_loader import LoaderError, StatefulGPULoader, StateMismatch
 from tests.conformance import loaded, refusal, same
+from tests.loader.passes import interrupted
 from tests.map_datasets import Indices
 from tests.user_objects import (
     StatefulBatchSampler,
@@ -87,9 +88,7 @@ def test_a_state_is_a_copy() -> None:
             self.seen = state_dict["seen"]
 
     loader = StatefulGPULoader(Listing(), batch_size=2)
-    batches = iter(loader)
-    next(batches)
-    state = loader.state_dict()
+    state, batches = interrupted(loader)
     next(batches)
     assert state["user"]["workers"][0]["dataset"] == {"seen": [0, 1]}
     resumed = loaded(StatefulGPULoader(Listing(), batch_size=2), state)
@@ -133,9 +132,7 @@ def test_states_of_earlier_batches_are_kept(num_workers: int) -> None:
 
 def test_damaged_user_states_are_refused_and_nothing_changes() -> None:
     loader = make(num_workers=2)
-    batches = iter(loader)
-    next(batches)
-    good = loader.state_dict()
+    good, _ = interrupted(loader)
     other = make(num_workers=2)
     for damage in (
         {"user": {}},
@@ -163,10 +160,7 @@ def with_snapshots(dataset: Any, **arguments: Any) -> StatefulGPULoader[Any]:
 
 
 def after_three_batches(loader: StatefulGPULoader[Any]) -> dict[str, Any]:
-    batches = iter(loader)
-    for _ in range(3):
-        next(batches)
-    state = loader.state_dict()
+    state, _ = interrupted(loader, 3)
     assert state["user"]["steps"] == 1
     return state
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import random
 import signal
@@ -21,6 +22,7 @@ from torch.utils.data import IterableDataset
 from stateful_gpu_loader import StatefulGPULoader, StateMismatch
 from stateful_gpu_loader.engine.makers.iterables import digest_with
 from tests.conformance import copy_of, loaded, refusal, refusal_at_next, same, through_json
+from tests.loader.passes import interrupted
 from tests.user_objects import worker_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*samples of the iterable dataset are read again")
@@ -50,17 +52,15 @@ def make(dataset: Any, **arguments: Any) -> StatefulGPULoader[Any]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("kind", ["tensor", "array", "bytes", "pair"])
+@pytest.mark.parametrize(
+    ("kind", "num_workers"), [("tensor", 0), ("tensor", 2), ("array", 0), ("bytes", 2), ("pair", 0)]
+)
 def test_an_iterable_that_gives_other_samples_is_refused(kind: str, num_workers: int) -> None:
     """The error has the remedies; the state is unchanged and can be accepted."""
     interval = 1 if kind == "tensor" else 3
     arguments = {"num_workers": num_workers, "snapshot_every_n_steps": interval}
     loader = make(Shuffled(None, kind=kind), **arguments)
-    batches = iter(loader)
-    for _ in range(4):
-        next(batches)
-    state = loader.state_dict()
+    state, _ = interrupted(loader, 4)
     resumed = make(Shuffled(None, kind=kind), **arguments)
     remedy = refusal_at_next(resumed, state, "iterable").remedy
     assert all(word in remedy for word in ("seed", "state_dict", "TarShards"))
@@ -75,10 +75,7 @@ def test_an_iterable_that_repeats_is_accepted(kind: str) -> None:
     expected = [[copy_of(batch) for batch in reference] for _ in range(2)]
     for stop in range(7):
         loader = make(Shuffled(7, kind=kind))
-        batches = iter(loader)
-        for _ in range(stop):
-            next(batches)
-        state = loader.state_dict()
+        state, _ = interrupted(loader, stop)
         for resumed in (loader, make(Shuffled(7, kind=kind))):
             resumed.load_state_dict(state)
             found = [[copy_of(batch) for batch in resumed] for _ in range(2)]
@@ -109,9 +106,7 @@ def test_nested_tensors_are_distinguished(layout: torch.layout) -> None:
 def test_a_state_without_digest_is_read_again_as_before(interval: int) -> None:
     """States of earlier versions have none."""
     loader = make(Shuffled(7), snapshot_every_n_steps=interval)
-    batches = iter(loader)
-    next(batches)
-    state = loader.state_dict()
+    state, batches = interrupted(loader)
     del state["user"]["workers"][0]["digest"]
     resumed = loaded(make(Shuffled(7), snapshot_every_n_steps=interval), state)
     assert same([copy_of(batch) for batch in resumed], [copy_of(batch) for batch in batches])
@@ -151,10 +146,8 @@ def test_the_shuffle_of_webdataset_is_refused_unless_it_has_a_seed(
         return make(samples.shuffle(20, **generator).to_tuple("txt"), batch_size=4)
 
     loader = build()
-    batches = iter(loader)
-    for _ in range(3):
-        next(batches)
-    resumed = loaded(build(), loader.state_dict())
+    state, batches = interrupted(loader, 3)
+    resumed = loaded(build(), state)
     if seed is None:
         with pytest.raises(StateMismatch, match="not reproducible"):
             next(iter(resumed))
@@ -204,10 +197,16 @@ def delivered(loader: StatefulGPULoader[Any]) -> Iterator[Any]:
         yield batch, loader.state_dict()
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.processes)])
-@pytest.mark.parametrize("draws", [False, True])
-@pytest.mark.parametrize("first", [4, 6, 7])
-@pytest.mark.parametrize("times", [1, 2, -1])
+@pytest.mark.parametrize(
+    ("times", "first", "draws", "num_workers"),
+    [
+        *itertools.product([1, 2, -1], [4, 6, 7], [False, True], [0]),
+        *(
+            pytest.param(times, first, times > 1, 1, marks=pytest.mark.processes)
+            for times, first in ((1, 4), (2, 6), (-1, 7))
+        ),
+    ],
+)
 def test_a_caught_storage_error_keeps_later_states_valid(
     times: int, first: int, draws: bool, num_workers: int
 ) -> None:

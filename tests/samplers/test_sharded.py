@@ -80,7 +80,7 @@ def configurations(mode: int) -> Iterator[tuple[int, int, int, int, int]]:
 @pytest.mark.dali
 @pytest.mark.parametrize("mode", range(len(MODES)), ids=MODES.__getitem__)
 def test_epochs_are_those_of_dali(folder: Path, mode: int) -> None:
-    """Of two readers in turn."""
+    """The configurations alternate between DALI's two readers."""
     pad_last_batch, stick_to_shard, policy = MODES[mode]
     for n, num_shards, shard_id, batch_size, epochs in configurations(mode):
         assert_as_dali(

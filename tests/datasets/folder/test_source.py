@@ -184,8 +184,8 @@ def test_labels_that_do_not_fit_and_paths_that_are_none_are_named() -> None:
     for given_paths, labels, error, text in (
         (two, [1], ValueError, "2 paths and 1 labels"),
         (two, [1, 2, 3], ValueError, "2 paths and 3 labels"),
-        (two, [1, "two"], TypeError, "label 1 is 'two', no integer"),
-        (two, [1.5, 2], TypeError, "label 0 is 1.5, no integer"),
+        (two, [1, "two"], TypeError, "label 1 is 'two', not an integer"),
+        (two, [1.5, 2], TypeError, "label 0 is 1.5, not an integer"),
         (two, [1, 2**63], ValueError, "label 1 is 9223372036854775808, beyond 64 bits"),
         ([], None, ValueError, "no paths were given"),
         ("a.jpg", None, TypeError, r"'a.jpg'"),

@@ -82,7 +82,7 @@ def test_a_source_made_anew_reads_the_database_that_is_there_now(tmp_path: Path)
     [
         (
             lambda data: data[:-4096],
-            r"truncated LMDB: the file has \d+ bytes, and says that it has \d+.*Remedy",
+            r"truncated LMDB: the file has \d+ bytes, but its header says \d+.*Remedy",
         ),
         (lambda data: data[: len(data) // 2], "truncated LMDB"),
         (lambda data: data[:8192], "truncated LMDB: the file has 8192 bytes"),

@@ -168,7 +168,7 @@ def test_nulls_are_named(tmp_path: Path) -> None:
         ({"target": "class"}, ValueError, r"no column 'class'.*target= "),
         ({"target": ["label", "meta.x"]}, ValueError, r"no column 'meta\.x'"),
         ({"target": "label.x"}, ValueError, r"no column 'label\.x'"),
-        ({"image": "text"}, ValueError, r"'text' is of type string, and an image is bytes"),
+        ({"image": "text"}, ValueError, r"'text' is of type string; an image is bytes"),
         ({"image": "meta"}, ValueError, r"'meta' is of type struct.*an image is bytes"),
         *(({"target": target}, TypeError, "target =") for target in (7, [7], {"a": 7})),
         ({"image": 7}, TypeError, "image = 7"),

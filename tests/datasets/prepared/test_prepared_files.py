@@ -327,19 +327,19 @@ def test_a_damaged_description_is_refused(tmp_path: Path, source: FolderSource) 
     PreparedSource(source, folder, HEAD)
     for text in ("", "{", "[]", '{"source": 1}', '{"versions": []}', "\udcff"):
         (folder / "prepared.json").write_text(text, errors="surrogateescape")
-        with pytest.raises(ValueError, match=r"no description of prepared images: .*Remedy: rem"):
+        with pytest.raises(ValueError, match=r"not a description of prepared images: .*Remedy: rem"):
             PreparedSource(source, folder, HEAD)
 
 
 def test_what_cannot_be_kept_is_refused(tmp_path: Path, source: FolderSource) -> None:
     for recipe, message in (
-        (T.RandomCrop(10), "RandomCrop.* draws again for each sample"),
-        (T.ToDtype(torch.float32, scale=True), "what is kept is uint8"),
-        (T.ToMemoryFormat(torch.channels_last), "what is kept is uint8"),
+        (T.RandomCrop(10), "RandomCrop.* draws random numbers"),
+        (T.ToDtype(torch.float32, scale=True), "but uint8 is kept"),
+        (T.ToMemoryFormat(torch.channels_last), "but uint8 is kept"),
     ):
         with pytest.raises(ValueError, match=message):
             PreparedSource(source, tmp_path / "kept", [recipe])
-    with pytest.raises(TypeError, match=r"range is no source of encoded images.*Remedy"):
+    with pytest.raises(TypeError, match=r"range is not a source of encoded images.*Remedy"):
         PreparedSource(range(3), tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
 

@@ -176,7 +176,7 @@ def test_files_of_counts_and_wrong_counts_are_refused(tmp_path: Path) -> None:
             TarShards(path, counts=file)
     with pytest.raises(ValueError, match="1 shards and 2 counts"):
         TarShards(path, counts=[3, 3])
-    with pytest.raises(ValueError, match=r"counts has no 'x/a.tar', one of 2 shards"):
+    with pytest.raises(ValueError, match=r"counts has no 'x/a.tar', one of 2 missing shards"):
         TarShards(["/x/a.tar", "/y/a.tar"], counts={"a.tar": 3})
     shards = TarShards(path, counts=[4])
     with pytest.raises(ValueError, match=r"3.*4.*counts="):

@@ -103,8 +103,8 @@ def contents_or_error(path: Path) -> tuple[list[tuple[bytes, Any]], str | None]:
     ("content", "text"),
     [
         (b"", "byte 0: the file is empty"),
-        (b"not a tar at all" * 99, "byte 0: no tar header"),
-        (WHOLE[:1024] + b"x" + WHOLE[1025:], "byte 1024: no tar header: its checksum"),
+        (b"not a tar at all" * 99, "byte 0: not a tar header"),
+        (WHOLE[:1024] + b"x" + WHOLE[1025:], "byte 1024: not a tar header: its checksum"),
         (WHOLE[:5700], "byte 5120: the file ends in the middle of the member"),
         (tar_bytes([("a.jpg", b""), ("a.JPG", b"")]), "byte 512: the sample 'a' has two"),
     ],

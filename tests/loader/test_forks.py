@@ -105,6 +105,25 @@ def test_an_iterator_delivers_in_the_process_that_began_it(kind: str, tmp_path: 
     assert loader.state_dict()["epoch"] == 1
 
 
+@pytest.mark.parametrize("kind", ["threads that persist", "processes that persist"])
+def test_a_child_that_drops_the_parents_iterator_takes_no_worker_of_it(
+    kind: str, tmp_path: Path
+) -> None:
+    expected = passes(KINDS[kind](tmp_path))
+    loader = KINDS[kind](tmp_path)
+    batches = iter(loader)
+    delivered = [copy_of(next(batches))]
+
+    def child() -> Any:
+        nonlocal batches
+        del batches
+        gc.collect()
+        return [copy_of(batch) for batch in loader]
+
+    assert same(in_child(child), expected[1])
+    assert same([*delivered, *batches], expected[0])
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_child_continues_from_the_parents_place(num_workers: int) -> None:
     expected = list(make_map())

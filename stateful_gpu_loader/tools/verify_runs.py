@@ -120,6 +120,9 @@ def saved(state: Any) -> tuple[str, bytes]:
 
     Raises:
         Exception: neither JSON nor ``torch.save`` can write the state and read it back.
+
+    >>> saved({"epoch": 1})[0], saved({1: "JSON would make the key a text"})[0]
+    ('JSON', 'torch.save')
     """
     with contextlib.suppress(TypeError, ValueError):
         text = json.dumps(state)

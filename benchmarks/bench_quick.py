@@ -35,7 +35,7 @@ from benchmarks.harness import (
 from benchmarks.photograph_loaders import Pass
 from benchmarks.photographs import photograph_folder
 from benchmarks.results import compared
-from stateful_gpu_loader import StatefulGPULoader
+from stateful_gpu_loader import PreparedSource, StatefulGPULoader
 
 _NUMBERS = {(1, 0): 2000, (16, 0): 1000, (256, 0): 200, (16, 2): 1000}
 """Timed batches by batch size and number of worker processes."""
@@ -49,12 +49,8 @@ def main(given: Sequence[str] | None = None) -> None:
     arguments = parse(__doc__, rounds=7, given=given)
     quieten_peers()
     timed, num_images, batch_size = (4, 8, 4) if arguments.quick else (8, 64, 32)
-    work = Pass(
-        folder=photograph_folder(num_images, arguments.data),
-        batch_size=batch_size,
-        num_batches=_WARM_UP + timed + _SPARE,
-        num_workers=2,
-    )
+    photos = photograph_folder(num_images, arguments.data)
+    work = Pass(folder=photos, batch_size=batch_size, timed=timed, spare=_SPARE)
     pairs: dict[str, tuple[Callable[[], float], Callable[[], float]]] = {}
     for (size, workers), count in _NUMBERS.items():
         batches = timed if arguments.quick else count
@@ -63,7 +59,8 @@ def main(given: Sequence[str] | None = None) -> None:
             functools.partial(_numbers, DataLoader, size, workers, batches),
         )
     with tempfile.TemporaryDirectory() as folder:
-        prepared = functools.partial(loaders.ours_prepared, work, Path(folder))
+        kept = PreparedSource(loaders.source_of(work), Path(folder, "kept"))
+        prepared = functools.partial(loaders.ours_of, kept, work)
         for _ in prepared():
             pass
         photographs = functools.partial(

@@ -327,7 +327,9 @@ def test_a_damaged_description_is_refused(tmp_path: Path, source: FolderSource) 
     PreparedSource(source, folder, HEAD)
     for text in ("", "{", "[]", '{"source": 1}', '{"versions": []}', "\udcff"):
         (folder / "prepared.json").write_text(text, errors="surrogateescape")
-        with pytest.raises(ValueError, match=r"not a description of prepared images: .*Remedy: rem"):
+        with pytest.raises(
+            ValueError, match=r"not a description of prepared images: .*Remedy: rem"
+        ):
             PreparedSource(source, folder, HEAD)
 
 

@@ -107,8 +107,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         threads_per_process: largest number of workers that are threads of one process, for work
             that threads can do: with 4, ``num_workers=8`` means 2 processes, and 6 means 2 of 3
             threads. Threads share the memory of their process; if it dies, their batches are made
-            again. None is 4 if ``worker_type="auto"`` takes threads of several processes, otherwise
-            1.
+            again. None is 4 if ``worker_type="auto"`` takes threads of several processes, else 1.
         on_bad_sample: ``"raise"``, ``"replace"`` by another sample of the same order, or
             ``"drop"``. Only corrupt data makes a sample bad. An OSError is retried, then raised.
         max_worker_restarts: number of workers that one batch may lose; the next loss raises
@@ -244,16 +243,14 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         (:func:`stateful_gpu_loader.transforms.from_torchvision`). Samplers, ``collate_fn`` and the
         other arguments are carried over. Shuffled orders and drawn numbers are those of this
         class, and the pixels those of its decoder. Single samples, for ``batch_size=None`` and a
-        ``collate_fn``, hold tensors and ints, also where the dataset has a ``tv_tensors.Image``,
-        and tensors or NumPy numbers as classes. One line of the log, at INFO, names the converted
-        dataset and transform.
+        ``collate_fn``, hold plain tensors, and ints as classes. A line of the log, at INFO, names
+        the converted dataset and transform.
 
         Args:
             loader: a DataLoader or a StatefulDataLoader. It stays as it is.
             changes: arguments of this class that replace the carried ones. A ``dataset`` or
-                ``transform`` is taken as it is. A ``dataset`` without a ``transform`` gets the
-                recipes of the replaced dataset's ``transform``. If that dataset has no attribute of
-                this name, pass both.
+                ``transform`` is taken as it is. A ``dataset`` alone gets the recipes of the
+                replaced dataset's ``transform``; if that has none, pass both.
 
         Raises:
             UnsupportedLoader: a part of the loader has no equivalent; ``refused`` names each one.

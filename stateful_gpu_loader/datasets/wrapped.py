@@ -92,7 +92,7 @@ class SubsetSource(_View):
         found, length = np.asarray(indices), len(source)
         if len(found) and found.dtype.kind not in "iu":
             raise TypeError(
-                f"the indices of a Subset of {type(source).__name__} are {found.dtype}, and no "
+                f"the indices of a Subset of {type(source).__name__} are {found.dtype}, not "
                 "integers. Remedy: for a mask, numpy.flatnonzero(mask)"
             )
         given = found.astype(np.int64)

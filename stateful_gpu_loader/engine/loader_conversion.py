@@ -135,13 +135,9 @@ def _shuffle_of_torchdata(loader: DataLoader[Any]) -> dict[str, Any]:
     That sampler has a generator even if the loader has none. The seed is drawn from it.
     """
     sampler: Any = getattr(loader.batch_sampler, "sampler", loader.sampler)
-    if (
-        type(sampler) is not torchdata.RandomSampler
-        or sampler.replacement
-        or sampler._num_samples
-        or len(sampler.data_source) != len(loader.dataset)  # type: ignore[arg-type]
-        or loader.generator not in (None, sampler.generator)
-    ):
+    if type(sampler) is not torchdata.RandomSampler or not _yields_each_once(sampler, loader):
+        return {}
+    if loader.generator not in (None, sampler.generator):
         return {}
     return {"shuffle": True, "generator": sampler.generator}
 
@@ -152,15 +148,19 @@ def sampler_of(loader: DataLoader[Any]) -> dict[str, Any]:
     if _own(loader, "shuffle") and sampler is loader.sampler:
         return {"shuffle": True}
     kind = type(sampler)
-    if kind in (SequentialSampler, RandomSampler):
-        if len(sampler.data_source) != len(loader.dataset):  # type: ignore[arg-type]
-            return {"sampler": sampler}
+    if kind in (SequentialSampler, RandomSampler) and _yields_each_once(sampler, loader):
         if kind is SequentialSampler:
             return {"shuffle": False}
-        has_own_generator = sampler.generator not in (None, loader.generator)
-        if not (sampler.replacement or sampler._num_samples or has_own_generator):
+        if sampler.generator in (None, loader.generator):
             return {"shuffle": True}
     return {"sampler": sampler}
+
+
+def _yields_each_once(sampler: Any, loader: DataLoader[Any]) -> bool:
+    """Whether a sequential or random sampler yields each sample of the loader's dataset once."""
+    if type(sampler) is not SequentialSampler and (sampler.replacement or sampler._num_samples):
+        return False
+    return len(sampler.data_source) == len(loader.dataset)  # type: ignore[arg-type]
 
 
 def _converted(loader: DataLoader[Any], changes: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -139,8 +139,10 @@ def test_an_index_with_another_part_is_built_anew(file: Path, part: Any) -> None
 
 
 def test_many_may_build_at_the_same_time(file: Path) -> None:
+    def build(_: int) -> Any:
+        return cached_index(str(file), kind="k-1", build=Builder())
+
     with ThreadPoolExecutor(8) as pool:
-        build = lambda _: cached_index(str(file), kind="k-1", build=Builder())  # noqa: E731
         assert [index["numbers"].tolist() for index in pool.map(build, range(8))] == [[0]] * 8
     assert sorted(path.name for path in file.parent.iterdir()) == [".a.bin.k-1.npz", "a.bin"]
 

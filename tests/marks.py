@@ -46,6 +46,7 @@ MARKED = {
 COSTLY = {
     "chaos/test_chaos.py::test_chaos_leaves_the_stream_unchanged",
     "engine/workers/test_processes_killed.py::test_killed_before_it_has_read_a_large_dataset",
+    "engine/workers/test_start_method.py::test_a_worker_that_is_spawned_begins_without_torchvision",
     "engine/workers/test_users_programs.py::test_the_exit_waits_for_no_worker_where_a_handler_takes_sigterm",
     "engine/workers/test_users_programs.py::test_workers_end_with_the_main_process_though_a_child_of_it_lives",
     "integrations/test_dcp.py::test_lanes_deliver_every_sample_once",

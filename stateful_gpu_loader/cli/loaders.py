@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -234,12 +233,6 @@ _BUSY = 0.5
 """Share of cores used by other programs that makes figures doubtful."""
 
 
-class Against(str, Enum):
-    """Other loaders that can be measured in turns with the user's loader."""
-
-    torch = "torch"
-
-
 def bench_command(
     factory: FactoryArgument,
     arg: ArgOption = None,
@@ -249,10 +242,6 @@ def bench_command(
     seconds: Annotated[
         float, typer.Option(help="Seconds of measuring for each number of workers.")
     ] = 5.0,
-    against: Annotated[
-        Against | None,
-        typer.Option(help="Also measure torch's DataLoader over the same dataset, in turns."),
-    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -278,7 +267,6 @@ def bench_command(
             loader,
             workers=numbers,
             seconds=seconds,
-            against_torch=against is not None,
             progress=lambda label, done, total: bar.update(
                 task, description=label, completed=done, total=total
             ),
@@ -335,8 +323,6 @@ def _show_bench(report: BenchReport) -> None:
             f"This machine was busy (load average {report.load_average:.1f} on {report.cores} "
             "cores before the measurement). Measure again when it is idle."
         )
-    if report.peer is not None:
-        out.print(f"Compared with: {report.peer}.")
     if report.conversion is not None:
         out.print(f"{report.conversion}.")
     out.print(report.recommendation)

@@ -21,13 +21,12 @@ from stateful_gpu_loader.datasets import as_source
 from stateful_gpu_loader.engine.stats import LoaderStats
 from stateful_gpu_loader.errors import LoaderError, UnsupportedLoader
 from stateful_gpu_loader.loader import StatefulGPULoader
-from stateful_gpu_loader.tools.torch_peer import TorchPeer
 
 STAGES = ("read", "decode", "augment", "collate", "transfer")
 ROUNDS = 3
 """Number of times that each contestant is measured, in turns."""
 
-OURS, CONVERTED, TORCH = "this loader", "converted loader", "torch's DataLoader"
+OURS, CONVERTED = "this loader", "converted loader"
 _NAMES = {
     "read": "reading",
     "decode": "decoding",
@@ -48,7 +47,7 @@ class Rate:
     """Measurement of one loader with one number of workers."""
 
     loader: str
-    """``"this loader"``, ``"converted loader"`` or ``"torch's DataLoader"``."""
+    """``"this loader"`` or ``"converted loader"``."""
     num_workers: int
     samples_per_second: float
     """Median of the rounds."""
@@ -90,8 +89,6 @@ class BenchReport:
     conversion: str | None
     """Speed of the loader from ``from_dataloader``, or why there is none; None if this loader is on
     the fast path."""
-    peer: str | None
-    """Work of torch's DataLoader, or why it was not measured; None if not requested."""
 
 
 def bench(
@@ -99,7 +96,6 @@ def bench(
     *,
     workers: Sequence[int] = (0, 1, 2, 4),
     seconds: float = 5.0,
-    against_torch: bool = False,
     progress: Callable[[str, int, int], None] = lambda label, done, total: None,
 ) -> BenchReport:
     """Measure a loader with several numbers of workers.
@@ -111,7 +107,6 @@ def bench(
         loader: the loader; a StatefulGPULoader's ``num_workers`` is changed.
         workers: numbers of workers.
         seconds: duration for each number of workers; starting workers may take as long again.
-        against_torch: whether torch's DataLoader over the same dataset is measured in turns.
         progress: called with the name of the next measurement, the number of finished measurements
             and the number of all.
 
@@ -131,18 +126,14 @@ def bench(
     load_average = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     converted, why_not = _converted(loader)
     ours = loader if isinstance(loader, StatefulGPULoader) else None
-    peer = TorchPeer.of(ours) if against_torch and ours is not None else None
     contestants: list[tuple[str, int, Callable[[float], _Measured]]] = []
     for number in sorted(set(workers)):
         if ours is not None:
             contestants.append((OURS, number, partial(_measure_ours, ours, number)))
         else:
-            make = partial(_with_workers, loader)
-            contestants.append((OURS, number, partial(_measure_torch, make, number)))
+            contestants.append((OURS, number, partial(_measure_torch, loader, number)))
         if converted is not None:
             contestants.append((CONVERTED, number, partial(_measure_ours, converted, number)))
-        if peer is not None and peer.make is not None:
-            contestants.append((TORCH, number, partial(_measure_torch, peer.make, number)))
     found: dict[tuple[str, int], list[_Measured]] = {one[:2]: [] for one in contestants}
     total = ROUNDS * len(contestants)
     for done in range(total):
@@ -161,7 +152,6 @@ def bench(
         ceilings=ceilings_of(rates, cores),
         recommendation=recommend(rates, cores),
         conversion=why_not if converted is None else _gain(rates),
-        peer=None if peer is None else peer.what,
     )
 
 
@@ -317,11 +307,9 @@ def _measure_ours(loader: StatefulGPULoader[Any], num_workers: int, seconds: flo
     return _Measured(samples, elapsed, spent)
 
 
-def _measure_torch(
-    make: Callable[[int], DataLoader[Any]], num_workers: int, seconds: float
-) -> _Measured:
-    loader = make(num_workers)
-    batches, elapsed = timed(loader, seconds, warm_up=max(1, num_workers))
+def _measure_torch(loader: DataLoader[Any], num_workers: int, seconds: float) -> _Measured:
+    twin = _with_workers(loader, num_workers)
+    batches, elapsed = timed(twin, seconds, warm_up=max(1, num_workers))
     return _Measured(batches * (loader.batch_size or 1), elapsed, {})
 
 

@@ -11,14 +11,13 @@ from stateful_gpu_loader.tools.bench import (
     CONVERTED,
     OURS,
     STAGES,
-    TORCH,
     BenchReport,
     Rate,
     analysed,
 )
 
 _INK = "#22303a"
-_LOADERS = {OURS: "#1f6f8b", CONVERTED: "#e6a756", TORCH: "#b9c2c9"}
+_LOADERS = {OURS: "#1f6f8b", CONVERTED: "#e6a756"}
 _COLOURS = dict(zip(STAGES, ("#9bc1bc", "#1f6f8b", "#e6a756", "#8d6a9f", "#b9c2c9"), strict=True))
 
 

@@ -50,6 +50,7 @@ def test_epochs_of_the_loader_are_those_of_dalis_iterator(
         assert len(loader) == max(map(len, theirs))
 
 
+@pytest.mark.dali
 def test_workers_that_are_not_forked_deliver_the_same_beside_dali(tmp_path: Path) -> None:
     """A process in which DALI has run should not be forked."""
     pytest.importorskip("nvidia.dali")

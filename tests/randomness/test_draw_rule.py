@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import time
 import warnings
@@ -24,6 +25,15 @@ from tests.patience import seconds
 def _leave_no_trace() -> Iterator[None]:
     with caller_generators_restored():
         yield
+
+
+@pytest.fixture
+def often_switched() -> Iterator[None]:
+    """Let threads take turns far more often than every 5 milliseconds."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
 
 
 @pytest.fixture
@@ -129,19 +139,10 @@ def test_alone_the_first_draw_tells() -> None:
     assert (samples.rule.draws, samples.seeded) == (True, 4)
 
 
-class Quiet:
-    """Draws nothing, and lets other threads run."""
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> int:
-        time.sleep(0)
-        return sum(range(2000)) + index
-
-
-def test_a_thread_that_draws_beside_the_main_thread_repeats_no_number_once_it_is_met() -> None:
-    loader = StatefulGPULoader(Quiet(), batch_size=4, seed=1)
+def test_a_thread_that_draws_beside_the_main_thread_repeats_no_number_once_it_is_met(
+    often_switched: None,
+) -> None:
+    loader = StatefulGPULoader(range(40), batch_size=4, seed=1)
     drawn: list[tuple[float, float]] = []
     stop = threading.Event()
     thread = threading.Thread(target=_draw, args=(drawn, stop.is_set))

@@ -19,7 +19,6 @@ from stateful_gpu_loader.tools.bench import (
     CONVERTED,
     OURS,
     ROUNDS,
-    TORCH,
     BenchError,
     Rate,
     analysed,
@@ -28,7 +27,6 @@ from stateful_gpu_loader.tools.bench import (
     timed,
 )
 from stateful_gpu_loader.tools.bench_picture import draw
-from stateful_gpu_loader.tools.torch_peer import TorchPeer
 from tests.images import write_photo_folder
 
 
@@ -79,21 +77,15 @@ def test_each_number_of_workers_is_measured_and_accounts_for_its_time(source: Fo
     assert sum(inline.stages.values()) <= 1 / min(inline.rounds)
     assert [one.stage for one in report.ceilings] == ["read", "decode", "augment", "collate"]
     assert report.recommendation == recommend(report.rates, report.cores)
-    assert report.peer is None
     assert report.conversion is None
     assert reported == [(done, 2 * ROUNDS) for done in range(2 * ROUNDS + 1)]
 
 
-def test_torch_is_measured_in_turns_over_the_same_images(
+def test_the_legends_of_the_picture_hide_no_bar(
     source: FolderSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The legends of the picture hide no bar."""
-    report = bench(pictures(source), workers=[0], seconds=0.01, against_torch=True)
-    ours, theirs = report.rates
-    assert (ours.loader, theirs.loader) == (OURS, TORCH)
-    assert theirs.samples_per_second > 0
-    assert theirs.stages == {}
-    assert "Pillow" in str(report.peer)
+    report = bench(plain_pictures(source, DataLoader), workers=[0], seconds=0.01)
+    assert [one.loader for one in report.rates] == [OURS, CONVERTED]
     draw(report, tmp_path / "pictures" / "bench.png")
     assert (tmp_path / "pictures" / "bench.png").read_bytes().startswith(b"\x89PNG")
     drawn: list[Figure] = []
@@ -134,40 +126,6 @@ def test_unconvertible_loaders_are_measured_alone_or_refused() -> None:
     with pytest.raises(BenchError) as caught:
         bench(DataLoader(range(100), batch_size=5), workers=[0], seconds=0.01)
     assert isinstance(caught.value.__cause__, UnsupportedLoader)
-
-
-def test_torchs_pictures_have_the_shape_and_type_of_ours(source: FolderSource) -> None:
-    loader = pictures(source, drop_last=True)
-    peer = TorchPeer.of(loader)
-    assert peer.make is not None
-    images, targets = next(iter(peer.make(0)))
-    own_images, own_targets = next(iter(loader))
-    assert (images.shape, images.dtype) == (own_images.shape, own_images.dtype)
-    assert (targets.shape, targets.dtype) == (own_targets.shape, own_targets.dtype)
-
-
-def test_torchs_transforms_have_the_arguments_of_the_recipes(source: FolderSource) -> None:
-    peer = TorchPeer.of(pictures(source, [T.RandomResizedCrop((16, 24), scale=(0.5, 0.75))]))
-    assert peer.make is not None
-    crop, to_tensor = peer.make(0).dataset._transform.transforms  # type: ignore[attr-defined]
-    assert isinstance(to_tensor, v2.PILToTensor)
-    assert isinstance(crop, v2.RandomResizedCrop)
-    assert tuple(crop.size) == (16, 24)
-    assert tuple(crop.scale) == (0.5, 0.75)
-
-
-def test_a_loader_without_an_equivalent_is_measured_alone(source: FolderSource) -> None:
-    loader = pictures(source, batch_transform=T.MixUp(num_classes=2))
-    report = bench(loader, workers=[0], seconds=0.01, against_torch=True)
-    assert [one.loader for one in report.rates] == [OURS]
-    assert report.peer == "torch's DataLoader was not measured: it has no batch_transform"
-
-
-def test_any_dataset_is_measured_with_its_transform() -> None:
-    loader = StatefulGPULoader(range(100), batch_size=5, transform=float)
-    peer = TorchPeer.of(loader)
-    assert peer.make is not None
-    assert next(iter(peer.make(0))).tolist() == next(iter(loader)).tolist()
 
 
 @pytest.mark.parametrize(

@@ -429,13 +429,14 @@ def converted_pictures(root: Path) -> StatefulGPULoader[Any]:
     return StatefulGPULoader.from_dataloader(plain_pictures(root, num_workers=1))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("make", "loader"),
     [
-        (converted_pictures, "StatefulGPULoader of FolderSource, 1 threads"),
         (plain_pictures, "StatefulGPULoader of ImageFolder, inline"),
+        (converted_pictures, "StatefulGPULoader of FolderSource, 1 threads"),
     ],
-    ids=["converted", "given"],
+    ids=["given", "converted"],
 )
 def test_a_loader_of_files_is_verified_as_it_is_given_and_converted(
     make: Callable[[Path], Any], loader: str, tmp_path: Path

@@ -170,4 +170,4 @@ def test_worker_processes_need_no_thread_of_the_main_process() -> None:
     before = set(threading.enumerate())
     batches = iter(StatefulGPULoader(range(20), batch_size=4, num_workers=2))
     next(batches)
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before  # threads of earlier tests may end

@@ -13,8 +13,8 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-
 PROSE := stateful_gpu_loader tests benchmarks examples scripts docs README.md CHANGELOG.md CONTRIBUTING.md
 
 # What a test may be marked with (pyproject.toml). The fast ones have no mark, or are told apart.
-MARKS := processes ranks trainers dali ray fuzz benchmarks pretend_gpu gpu
-ANY_MARK := ($(shell echo $(MARKS) | sed 's/ / or /g'))
+MARKS := processes ranks fuzz benchmarks pretend_gpu gpu trainers dali ray
+any_of = ($(subst $() $(), or ,$(strip $(1))))
 
 .PHONY: demo test test-all $(MARKS:%=test-%) check docs bench bench-quick bench-peers dist format clean
 
@@ -22,11 +22,14 @@ demo: $(VENV)/.ready-demo
 	$(BIN)/python -m examples.demo --output demo-output
 
 test: $(VENV)/.ready
-	$(PYTEST) -m "fast or not $(ANY_MARK)"
+	$(PYTEST) -m "fast or not $(call any_of,$(MARKS))"
 
-# Everything: the fast tests, and then those with a mark, which also run mark by mark.
+# Everything: the fast tests, and then those with a mark, which also run mark by mark. Large packages
+# are imported last, because large processes fork slowly.
+LARGE := benchmarks trainers dali ray
 test-all: test
-	$(PYTEST) -m "$(ANY_MARK) and not fast"
+	$(PYTEST) -m "$(call any_of,$(filter-out $(LARGE),$(MARKS))) and not $(call any_of,fast $(LARGE))"
+	$(PYTEST) -m "$(call any_of,$(LARGE)) and not fast"
 
 $(MARKS:%=test-%): test-%: $(VENV)/.ready
 	$(PYTEST) -m $*

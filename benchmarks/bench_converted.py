@@ -135,17 +135,14 @@ class Work:
             return ArraySource(dataset.data, dataset.targets), [*own, T.Normalize(MEAN, STD)]
         return dataset, None
 
-    def check(self, dataset: str, loader: str) -> None:
-        """Refuse to time a contestant that makes something else."""
-        batch = next(self.start(dataset, loader))
+    def images_a_second(self, dataset: str, loader: str) -> float:
+        """Return the rate of one pass, unless its first batch is another than the others make."""
+        batches, timed = self.start(dataset, loader), self.timed[dataset]
+        batch = next(batches)
         batch = batch.values() if isinstance(batch, dict) else batch
         side = SMALL if dataset == "array" else SIZE
         check_batch(f"{dataset}, {loader}", batch, self.batch_sizes[dataset], side)
-
-    def images_a_second(self, dataset: str, loader: str) -> float:
-        """Return the rate of one pass."""
-        batches, timed = self.start(dataset, loader), self.timed[dataset]
-        seconds = seconds_a_batch(batches, warm_up=self._usual.warm_up, timed=timed)
+        seconds = seconds_a_batch(batches, warm_up=self._usual.warm_up - 1, timed=timed)
         return self.batch_sizes[dataset] / seconds
 
 
@@ -155,8 +152,6 @@ def main(given: Sequence[str] | None = None) -> None:
     quieten_peers()
     work = Work(arguments)
     pairs = [(dataset, loader) for dataset in DATASETS for loader in LOADERS]
-    for dataset, loader in pairs:
-        work.check(dataset, loader)
     measurements = measured(
         [
             Contestant(

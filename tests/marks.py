@@ -6,6 +6,7 @@ decorators.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -81,15 +82,36 @@ def mark(items: Iterable[pytest.Item]) -> None:
         known.add(test)
 
 
-def holds_no_fast_test(path: Path) -> bool:
-    """Return whether a file or folder need not be imported when only the fast tests run."""
-    return any(place in MARKED for place in _places(path))
+def holds_no_test(path: Path, expression: str = "") -> bool:
+    """Return whether a file or folder holds no test or doctest that ``-m expression`` selects.
+
+    Each imported file takes time, and makes the process larger, so that its forks take longer.
+    """
+    wanted, refused = _selected(expression)
+    of_path = {MARKED[place] for place in _places(path) if place in MARKED}
+    if of_path & refused:
+        return True
+    if path.suffix != ".py" or path.name in ("__init__.py", "conftest.py"):
+        return False
+    text = path.read_text("utf-8")
+    if not path.name.startswith("test_") and ">>> " not in text:
+        return True
+    return bool(wanted) and not wanted & (of_path | set(_MARK.findall(text)))
 
 
-def holds_no_test(path: Path) -> bool:
-    """Return whether a file holds neither tests nor doctests."""
-    is_module = path.suffix == ".py" and path.name not in ("__init__.py", "conftest.py")
-    return is_module and not path.name.startswith("test_") and ">>> " not in path.read_text("utf-8")
+_MARK = re.compile(r"\bmark\.(\w+)")
+_SELECTS = re.compile(r"\(?(\w+(?: or \w+)*)\)?(?: and not \(?(\w+(?: or \w+)*)\)?)?")
+
+
+def _selected(expression: str) -> tuple[set[str], set[str]]:
+    """Return the marks of which a test needs one, if known, and those that rule a test out."""
+    if expression.startswith("fast or not "):
+        return set(), set(MARKED.values())  # no test under these paths is fast
+    found = _SELECTS.fullmatch(expression)
+    if found is None:
+        return set(), set()
+    wanted, refused = (set(part.split(" or ")) - {""} for part in found.groups(""))
+    return (set() if "fast" in wanted else wanted), refused
 
 
 def _places(path: Path) -> list[str]:

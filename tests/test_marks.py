@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.marks import COSTLY, MARKED, ROOT, holds_no_fast_test, holds_no_test
+import pytest
+
+from tests.marks import COSTLY, MARKED, ROOT, holds_no_test
 
 PROJECT = ROOT.parent
 
@@ -33,9 +35,27 @@ def _text(name: str) -> str:
     return Path(PROJECT, name).read_text(encoding="utf-8")
 
 
-def test_files_without_a_test_are_left_out() -> None:
-    assert holds_no_test(ROOT / "images.py")
-    assert not holds_no_test(ROOT / "torchvisions_words.py"), "it has a doctest"
-    assert not holds_no_test(Path(__file__))
-    assert holds_no_fast_test(PROJECT / "stateful_gpu_loader/integrations/lightning/callback.py")
-    assert not holds_no_fast_test(PROJECT / "stateful_gpu_loader/integrations/dcp.py")
+LIGHTNING = PROJECT / "stateful_gpu_loader/integrations/lightning/callback.py"
+FAST = "fast or not (processes or trainers)"
+
+
+@pytest.mark.parametrize(
+    ("path", "expression", "is_left_out"),
+    [
+        (ROOT / "images.py", "", True),
+        (ROOT / "torchvisions_words.py", "", False),  # it has a doctest
+        (Path(__file__), "", False),
+        (LIGHTNING, FAST, True),
+        (LIGHTNING, "trainers and not fast", False),
+        (LIGHTNING, "(processes or ray) and not (fast or trainers)", True),
+        (ROOT / "integrations/lightning", "processes and not (fast or trainers)", True),
+        (PROJECT / "stateful_gpu_loader/integrations/dcp.py", FAST, False),
+        (ROOT / "loader/test_faults.py", "(processes or ray) and not fast", False),
+        (ROOT / "loader/test_faults.py", "ray", True),
+        (ROOT / "loader/test_faults.py", "not ray", False),
+    ],
+)
+def test_files_without_a_selected_test_are_left_out(
+    path: Path, expression: str, is_left_out: bool
+) -> None:
+    assert holds_no_test(path, expression) is is_left_out

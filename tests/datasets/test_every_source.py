@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import datasets
 import fsspec
 import numpy as np
 import pytest
@@ -108,7 +107,9 @@ def huggingface(root: Path, number: int) -> Path:
 
 
 def open_huggingface(path: Path) -> HuggingFaceSource:
-    return HuggingFaceSource(datasets.load_from_disk(str(path)))
+    from datasets import load_from_disk
+
+    return HuggingFaceSource(load_from_disk(str(path)))
 
 
 def arrays(root: Path, number: int) -> Path:

@@ -39,10 +39,10 @@ def loaders_of(
 
 
 def actor_arguments() -> dict[str, Any]:
-    """Return arguments for two workers as actors on this node, outside the job's resources."""
+    """Return arguments for a worker as an actor on this node, outside the job's resources."""
     here = ray.get_runtime_context().get_node_id()
     scheduling = NodeAffinitySchedulingStrategy(here, soft=False)
-    return {"num_workers": 2, "worker_type": RayWorkers(num_cpus=0.1, scheduling=scheduling)}
+    return {"num_workers": 1, "worker_type": RayWorkers(num_cpus=0.1, scheduling=scheduling)}
 
 
 def train(config: dict[str, Any]) -> list[Any]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import datasets
-
-datasets.disable_progress_bars()
+if TYPE_CHECKING:
+    import datasets
 
 
 def dataset_of(files: Sequence[tuple[bytes, int]], **columns: Any) -> datasets.Dataset:
     """Return an in-memory dataset of encoded images, their classes, and further columns."""
+    import datasets
+
+    datasets.disable_progress_bars()
     features = datasets.Features(
         image=datasets.Image(), label=datasets.ClassLabel(names=[f"class {i}" for i in range(9)])
     )

@@ -6,6 +6,7 @@ decorators.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -69,9 +70,17 @@ COSTLY = {
 
 
 def mark(items: Iterable[pytest.Item]) -> None:
-    """Mark the tests under :data:`MARKED`; the first case of each other test is fast."""
+    """Mark the tests under :data:`MARKED`; the first case of each other test is fast.
+
+    Raises:
+        UsageError: a mark comes from another file, so ``make test-all`` would leave the test out.
+    """
     known: set[str] = set()
     for item in items:
+        unseen = {one.name for one in item.iter_markers()} & set(MARKED.values())
+        unseen -= _marks_named_in(item.path)
+        if unseen:
+            raise pytest.UsageError(f"{item.nodeid}: name mark.{unseen.pop()} in this file")
         test, _, case = item.nodeid.partition("[")
         places = [place for place in _places(item.path) if place in MARKED]
         for place in places:
@@ -93,13 +102,16 @@ def holds_no_test(path: Path, expression: str = "") -> bool:
         return True
     if path.suffix != ".py" or path.name in ("__init__.py", "conftest.py"):
         return False
-    text = path.read_text("utf-8")
-    if not path.name.startswith("test_") and ">>> " not in text:
+    if not path.name.startswith("test_") and ">>> " not in path.read_text("utf-8"):
         return True
-    return bool(wanted) and not wanted & (of_path | set(_MARK.findall(text)))
+    return bool(wanted) and not wanted & (of_path | _marks_named_in(path))
 
 
-_MARK = re.compile(r"\bmark\.(\w+)")
+@functools.cache
+def _marks_named_in(path: Path) -> set[str]:
+    return set(re.findall(r"\bmark\.(\w+)", path.read_text("utf-8")))
+
+
 _SELECTS = re.compile(r"\(?(\w+(?: or \w+)*)\)?(?: and not \(?(\w+(?: or \w+)*)\)?)?")
 
 

@@ -136,7 +136,11 @@ class Work:
         return dataset, None
 
     def images_a_second(self, dataset: str, loader: str) -> float:
-        """Return the rate of one pass, unless its first batch is another than the others make."""
+        """Return the rate of one pass.
+
+        Raises:
+            ValueError: its first batch is not one that every contestant makes.
+        """
         batches, timed = self.start(dataset, loader), self.timed[dataset]
         batch = next(batches)
         batch = batch.values() if isinstance(batch, dict) else batch

@@ -1,4 +1,4 @@
-"""Memory in huge pages, which makes forks of a large process four times as fast.
+"""Memory in huge pages, which makes forks of a large process two to four times as fast.
 
 A fork copies an entry for each page, and a test process has 100,000 pages of 4 KiB or more.
 """

@@ -77,7 +77,7 @@ def mark(items: Iterable[pytest.Item]) -> None:
     """
     known: set[str] = set()
     for item in items:
-        unseen = {one.name for one in item.iter_markers()} & set(MARKED.values())
+        unseen = {one.name for one in item.iter_markers()} & {*MARKED.values(), "gpu"}
         unseen -= _marks_named_in(item.path)
         if unseen:
             raise pytest.UsageError(f"{item.nodeid}: name mark.{unseen.pop()} in this file")

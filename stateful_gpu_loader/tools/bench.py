@@ -125,13 +125,12 @@ def bench(
         )
     load_average = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     converted, why_not = _converted(loader)
-    ours = loader if isinstance(loader, StatefulGPULoader) else None
+    measure_given: Callable[[Any, int, float], _Measured] = _measure_torch
+    if isinstance(loader, StatefulGPULoader):
+        measure_given = _measure_ours
     contestants: list[tuple[str, int, Callable[[float], _Measured]]] = []
     for number in sorted(set(workers)):
-        if ours is not None:
-            contestants.append((OURS, number, partial(_measure_ours, ours, number)))
-        else:
-            contestants.append((OURS, number, partial(_measure_torch, loader, number)))
+        contestants.append((OURS, number, partial(measure_given, loader, number)))
         if converted is not None:
             contestants.append((CONVERTED, number, partial(_measure_ours, converted, number)))
     found: dict[tuple[str, int], list[_Measured]] = {one[:2]: [] for one in contestants}

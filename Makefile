@@ -7,6 +7,8 @@ PEERS := .venv-peers
 INSTALL = $(call INSTALL_IN,$(VENV),$(1))
 INSTALL_IN = $(BIN)/uv pip install --quiet --python $(1)/bin/python $(2) || \
 	$(1)/bin/python -m pip install --quiet --no-compile $(2)
+# Packages are installed without bytecode. Unless it is kept, every process compiles torch again.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # Files whose English `make check` checks.

@@ -31,7 +31,7 @@ def test_processes_that_save_to_one_pattern_take_numbers_of_their_own(tmp_path: 
     with ThreadPoolExecutor(4) as pool:
         assert [*pool.map(in_a_fork, (partial(work, writer) for writer in range(4)))] == [0] * 4
     names = sorted(os.listdir(tmp_path))
-    assert names == [f"run_{number:04d}.json" for number in range(40)]
+    assert len(Pattern.of(PATTERN).numbers(names)) == len(names) == 40
     counts = [loaded(tmp_path / name) for name in names]
     assert sorted(counts) == [100 * writer + count for writer in range(4) for count in range(10)]
     of_one = [count for count in counts if count < 100]
@@ -62,6 +62,24 @@ def test_number_that_was_taken_and_removed_meanwhile_is_given_up(
     assert taken[0].endswith("run_0001.json")
     assert sorted(os.listdir(tmp_path)) == ["run_0002.json", "run_0003.json"]
     assert loaded(path) == 4
+
+
+def test_number_is_given_up_if_another_process_has_taken_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / PATTERN
+    taken = []
+
+    def link(part: str, target: str, original: Any = os.link) -> None:
+        original(part, target)
+        if not taken:
+            taken.append(target)
+            save(path, 2)
+
+    monkeypatch.setattr(os, "link", link)
+    assert os.path.basename(save(path, 1)) == "run_0002.json"
+    assert sorted(os.listdir(tmp_path)) == ["run_0001.json", "run_0002.json"]
+    assert loaded(path) == 1
 
 
 def test_number_is_chosen_after_the_file_is_written(tmp_path: Path) -> None:

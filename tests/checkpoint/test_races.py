@@ -24,9 +24,8 @@ def test_processes_that_save_to_one_pattern_take_numbers_of_their_own(tmp_path: 
     path = tmp_path / PATTERN
 
     def work(writer: int) -> bool:
-        for count in range(10):
-            save(path, 100 * writer + count)
-        return True
+        counts = range(100 * writer, 100 * writer + 10)
+        return all(loaded(save(path, count)) == count for count in counts)
 
     with ThreadPoolExecutor(4) as pool:
         assert [*pool.map(in_a_fork, (partial(work, writer) for writer in range(4)))] == [0] * 4

@@ -102,7 +102,7 @@ class DamagedShards(Numbers):
     """Some shards fail at a sample: ``{shard: (sample, error)}``.
 
     Errors: ``"value"``; ``"missing"``; ``"storage"``, which is permanent; ``"flaky"``, which passes
-    after two attempts; ``"code"``, a mistake in the program.
+    after an error of the storage and one of the interpreter; ``"code"``, a mistake in the program.
     """
 
     def __init__(self, damage: dict[int, tuple[int, str]], *args: Any, **kwargs: Any) -> None:
@@ -124,8 +124,10 @@ class DamagedShards(Numbers):
         if kind == "code":
             raise TypeError("a mistake in the program")
         self.attempts[shard] = self.attempts.get(shard, 0) + 1
-        if kind == "storage" or self.attempts[shard] <= 2:
+        if kind == "storage" or self.attempts[shard] == 1:
             raise OSError(5, "Input/output error")
+        if self.attempts[shard] == 2:
+            raise SystemError("AST constructor recursion depth mismatch")
 
     def sound(self) -> list[int]:
         """Return the samples before permanent damage, in order."""

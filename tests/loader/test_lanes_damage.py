@@ -110,8 +110,8 @@ def test_a_single_rank_repeats_no_samples_for_dropped_ones(counted: bool) -> Non
 
 
 @pytest.mark.parametrize("mode", ["raise", "drop"])
-def test_a_temporary_storage_error_changes_nothing(mode: str) -> None:
-    """An OSError is retried with the same draws."""
+def test_a_temporary_error_changes_nothing(mode: str) -> None:
+    """OSError and SystemError are retried with the same draws."""
     flaky = {0: (3, "flaky"), 2: (0, "flaky"), 5: (5, "flaky")}
     loader = make(flaky, on_bad_sample=mode)
     assert same([copy_of(b) for b in loader], [copy_of(b) for b in make({}, on_bad_sample=mode)])

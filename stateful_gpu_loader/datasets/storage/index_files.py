@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from stateful_gpu_loader.datasets.storage.kept_files import (
     new_file,
     owners_for_data,
 )
+from stateful_gpu_loader.datasets.storage.numpy_headers import read_beside_threads
 from stateful_gpu_loader.datasets.storage.paths import is_url
 from stateful_gpu_loader.datasets.storage.remote import remote_identity
 
@@ -86,7 +87,7 @@ def cached_index(
     refused = {}
     for place in places:
         try:
-            found = _load(place, header, owners)
+            found = read_beside_threads(partial(_load, place, header, owners))
             if found is not None:
                 check(found, size)
                 if fits(found):

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stateful_gpu_loader.datasets.storage.failures import damaged
+from stateful_gpu_loader.datasets.storage.numpy_headers import read_beside_threads
 from stateful_gpu_loader.datasets.storage.paths import is_apple_double
 from stateful_gpu_loader.datasets.target_choice import Target, TargetChoice
 
@@ -172,11 +173,16 @@ def _integer(data: bytes) -> int:
 def _array(data: bytes) -> npt.NDArray[Any]:
     """Return the array of a .npy file, newly allocated; pickled objects are refused."""
     stream = io.BytesIO(data)
-    try:
+
+    def read_header() -> Any:
+        stream.seek(0)
         version = np.lib.format.read_magic(stream)
         if version not in _NPY_HEADERS:
             raise ValueError(f"unknown version {version}")
-        shape, fortran, dtype = _NPY_HEADERS[version](stream)
+        return _NPY_HEADERS[version](stream)
+
+    try:
+        shape, fortran, dtype = read_beside_threads(read_header)
     except Exception as error:
         # NumPy evaluates the header as a Python literal, which can raise many types.
         text = f"its NumPy header is malformed: {type(error).__name__}: {error}"

@@ -36,6 +36,7 @@ _NEVER_BAD = (
     SyntaxError,
     MemoryError,
     RecursionError,
+    SystemError,
     StopIteration,
     Warning,
     LoaderError,
@@ -55,7 +56,7 @@ def is_bad(error: BaseException) -> bool:
 
     - Exceptions of the code: TypeError, AttributeError, NameError, NotImplementedError, ImportError
       and the like; not IndexError and KeyError, which malformed records raise.
-    - A lack of memory, and errors of torch's operators that do not name a cause.
+    - A lack of memory, a SystemError, and errors of torch's operators that do not name a cause.
     - An OSError that reports a failure of the system: it has an ``errno``, or a class of its own,
       such as FileNotFoundError, TimeoutError or requests' ConnectionError. Pillow's OSErrors for
       damaged bytes do mean a bad sample: the plain class without an ``errno``, and
@@ -116,7 +117,14 @@ def next_draws() -> tuple[int, bytes, int]:
 ON_BAD_SAMPLE = ("raise", "replace", "drop")
 
 MAX_READS = 3
-"""Maximum number of reads of a sample while the system reports an OSError."""
+"""Maximum number of reads of a sample that fails with one of ``RETRIED``."""
+
+RETRIED = (OSError, SystemError)
+"""Failures that may be temporary.
+
+``numpy.load`` parses Python literals, which raises SystemError in CPython 3.11 and 3.12 if another
+thread parses one at the same time (gh-106905).
+"""
 
 MAX_TRIES = 8
 """Maximum number of replacements that are tried for a bad sample."""
@@ -359,14 +367,14 @@ class BadSampleReplacer:
 
 
 def retried(make: Callable[[], T], *, is_bad: Callable[[BaseException], bool]) -> T:
-    """Call a function, up to 3 times while it raises an OSError that does not mean a bad sample.
+    """Call a function, up to 3 times while it fails with one of ``RETRIED``, but no bad sample.
 
     If ``make`` draws random numbers it must seed them itself.
     """
     for _ in range(MAX_READS - 1):
         try:
             return make()
-        except OSError as error:
+        except RETRIED as error:
             if is_bad(error):
                 raise
     return make()

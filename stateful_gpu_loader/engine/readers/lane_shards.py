@@ -12,7 +12,12 @@ from typing import Any
 
 from stateful_gpu_loader.datasets.lanes import key_of_lane
 from stateful_gpu_loader.datasets.sharded import EncodedShards, ShardedDataset
-from stateful_gpu_loader.engine.makers.bad_sample_policy import MAX_READS, is_bad, reason_of
+from stateful_gpu_loader.engine.makers.bad_sample_policy import (
+    MAX_READS,
+    RETRIED,
+    is_bad,
+    reason_of,
+)
 from stateful_gpu_loader.engine.makers.own_generators import SampleGenerators
 from stateful_gpu_loader.engine.pipeline import Stopped, add_note, never_stopped
 from stateful_gpu_loader.engine.readers.reading import ReadySample, place_in_shard
@@ -173,7 +178,7 @@ class LaneShards:
                 self._end_shard(shard)
             except Stopped:
                 raise
-            except OSError as error:
+            except RETRIED as error:
                 if not isinstance(error, FileNotFoundError) and not self._is_damage(error):
                     self.close()
                     attempts += 1

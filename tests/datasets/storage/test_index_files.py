@@ -17,6 +17,7 @@ import pytest
 from stateful_gpu_loader.datasets.storage import index_files
 from stateful_gpu_loader.datasets.storage.failures import failed
 from stateful_gpu_loader.datasets.storage.index_files import Index, identity_of
+from tests.literals import parse_in_another_thread
 
 cached_index: Any = partial(index_files.cached_index, check=lambda index, size: None)
 """Accepts any arrays as an index."""
@@ -53,6 +54,18 @@ def test_an_index_is_built_once_and_read_back(file: Path) -> None:
     assert build.times == 1
     assert sorted(path.name for path in file.parent.iterdir()) == [".a.bin.k-1.npz", "a.bin"]
     assert stat.S_IMODE((file.parent / ".a.bin.k-1.npz").stat().st_mode) == 0o644
+
+
+def test_an_index_is_read_beside_a_thread_that_parses_literals(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a whole archive would be read again."""
+    build = Builder()
+    cached_index(str(file), kind="k-1", build=build)
+    parsed = parse_in_another_thread(monkeypatch)
+    assert cached_index(str(file), kind="k-1", build=build)["numbers"].tolist() == [0]
+    assert parsed == [[1, 2]]
+    assert build.times == 1
 
 
 def test_another_kind_size_or_time_is_built_anew(file: Path) -> None:

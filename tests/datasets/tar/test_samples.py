@@ -21,6 +21,7 @@ from stateful_gpu_loader.datasets.tar.samples import (
     value_of,
 )
 from tests.conformance import same
+from tests.literals import parse_in_another_thread
 
 NAME = st.text("ab/._J\n", min_size=1, max_size=9)
 
@@ -104,6 +105,16 @@ def test_arrays_are_those_of_numpy() -> None:
         found = value_of("npy", file.getvalue())
         assert same(found, array)
         assert found.flags.writeable
+
+
+def test_an_array_is_read_beside_a_thread_that_parses_literals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = io.BytesIO()
+    np.save(file, np.arange(3))
+    parsed = parse_in_another_thread(monkeypatch)
+    assert value_of("npy", file.getvalue()).tolist() == [0, 1, 2]
+    assert parsed == [[1, 2]]
 
 
 def test_pickles_are_never_loaded() -> None:

@@ -86,6 +86,7 @@ NEVER_BAD = [
     SyntaxError(),
     MemoryError(),
     RecursionError(),
+    SystemError("AST constructor recursion depth mismatch"),
     UserWarning("under -W error"),
     StopIteration(),
     Stopped(),

@@ -1,9 +1,13 @@
-"""Locks that a forked child can take even if a parent's thread held them at the fork."""
+"""Locks that a forked child can take although a thread of its parent held them."""
 
 from __future__ import annotations
 
 import os
+import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
 from typing import Any, TypeVar
 
 Lock = TypeVar("Lock", bound=Any)
@@ -37,3 +41,63 @@ def _release_all() -> None:
 
 
 os.register_at_fork(after_in_child=_release_all)
+
+
+LONGEST_WAIT = 5.0
+"""Maximum seconds that a fork and work in other threads wait for each other."""
+
+
+class ForkGate:
+    """Delays a fork while another thread works with a library whose locks are not fork-safe.
+
+    Such a lock, held at the fork, would stay locked in the child for ever. A gate is made once for
+    a module, because hooks of forks cannot be removed.
+
+    If a signal handler raises in such a hook, the interpreter drops the exception and leaves the
+    hook in the middle. So hooks keep no lock, and work waits at most ``LONGEST_WAIT`` for a fork.
+    """
+
+    def __init__(self) -> None:
+        self._begin()
+        os.register_at_fork(
+            before=self._before_fork,
+            after_in_parent=self._after_fork,
+            after_in_child=self._begin,
+        )
+
+    def _begin(self) -> None:
+        self._changed = threading.Condition(threading.RLock())
+        self._working: set[int] = set()
+        """Identifiers of the threads inside :meth:`work`."""
+        self._forks: dict[int, float] = {}
+        """Time of ``monotonic`` in seconds until which work waits, by the thread that forks."""
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """Let no other thread fork inside the context, which must not be nested."""
+        with self._changed:
+            while (seconds := max(self._forks.values(), default=0.0) - monotonic()) > 0:
+                self._changed.wait(seconds)
+            self._working.add(threading.get_ident())
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._working.discard(threading.get_ident())
+                self._changed.notify_all()
+
+    def _before_fork(self) -> None:
+        here, deadline = threading.get_ident(), monotonic() + LONGEST_WAIT
+        with self._changed:
+            self._forks[here] = deadline
+            while self._working - {here}:
+                seconds = deadline - monotonic()
+                if seconds <= 0:
+                    self._working.clear()  # they hang, so later forks do not wait for them
+                    return
+                self._changed.wait(seconds)
+
+    def _after_fork(self) -> None:
+        self._forks.pop(threading.get_ident(), None)
+        with self._changed:
+            self._changed.notify_all()

@@ -12,6 +12,7 @@ import gc
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
@@ -65,8 +66,7 @@ class PretendGpu:
     def close(self) -> None:
         """End the server, and delete the libraries."""
         if self._server is not None:
-            self._server.kill()
-            self._server.communicate()
+            _kill(self._server)
         self._server = None
         self._folder.cleanup()
 
@@ -79,8 +79,7 @@ class PretendGpu:
         server.stdin.flush()
         if wait([server.stdout], seconds(20)):
             return int(server.stdout.readline() or -1)
-        server.kill()
-        server.communicate()
+        _kill(server)
         self._server = None
         return None
 
@@ -92,7 +91,14 @@ class PretendGpu:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
+
+
+def _kill(server: subprocess.Popen[str]) -> None:
+    """Kill a server and the processes that it forked."""
+    os.killpg(server.pid, signal.SIGKILL)
+    server.communicate()
 
 
 def _text(path: Path) -> str:
@@ -100,9 +106,8 @@ def _text(path: Path) -> str:
 
 
 def _failure(item: pytest.Item, text: str) -> pytest.TestReport:
-    return pytest.TestReport(
-        item.nodeid, item.location, dict(item.keywords), "failed", text, "call"
-    )
+    keywords = dict.fromkeys(item.keywords, 1)  # the marks themselves cannot be sent
+    return pytest.TestReport(item.nodeid, item.location, keywords, "failed", text, "call")
 
 
 class _Recorder:

@@ -68,6 +68,19 @@ def test_forks_beside_a_stage_at_work(photos: Path, decoder: EagerDecoder, count
     assert wrong == 0
 
 
+def test_a_forked_child_drops_a_delivered_batch(photos: Path, decoder: EagerDecoder) -> None:
+    """To free its memory, torch would call CUDA, which aborts a forked process."""
+    batches = iter(make(photos))
+    batch = next(batches)
+    child = os.fork()
+    if not child:
+        del batch, batches
+        gc.collect()
+        os._exit(5)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+    assert torch.equal(batch[0].cpu(), expected_batches(photos)[0][0])
+
+
 class OnCpu:
     """A loader whose batches are copied to the CPU for comparison."""
 

@@ -114,9 +114,7 @@ class DevicePrefetch:
     ) -> None:
         self.abandon()
         place = self._stage.place
-        if self._forks:
-            self._stage.pause()
-        else:
+        if not self._forks:
             place.open()
         self._inner.start(requests, starts)
         if self._forks:

@@ -29,12 +29,15 @@ from stateful_gpu_loader.engine.device.place import Place
 from stateful_gpu_loader.engine.isolation import limit_this_thread
 from stateful_gpu_loader.engine.makers.encoded import ExpectedBytes
 from stateful_gpu_loader.engine.stats import StageTimes, stage
-from stateful_gpu_loader.state.forks import fork_safe
+from stateful_gpu_loader.state.forks import ForkGate, fork_safe
 
 _JOIN_SECONDS = 5.0
 
 DECODING, AUGMENTING = 0, 1
 """Numbers of the streams of the two steps."""
+
+_GATE = ForkGate()
+"""Delays forks while a step uses the device: torch's allocator has a lock."""
 
 
 class Task:
@@ -52,12 +55,15 @@ class Task:
         self._mark: Any = None
         self._error: BaseException | None = None
 
+    def await_turn(self, stream: int) -> None:
+        """Wait, before the first of two steps, until the previous batch takes the second."""
+        if stream == DECODING and self._queue is not None:
+            self._queue.wait_until_empty()
+
     def run(self, place: Place, stream: int) -> None:
         """Take the next step, in the thread of that stream."""
         is_first = stream == DECODING
         step = self._begin if is_first else self._end
-        if is_first and self._queue is not None:
-            self._queue.wait_until_empty()
         try:
             with place.working(stream), torch.no_grad():
                 step(place)
@@ -159,7 +165,7 @@ class Stage:
         return task
 
     def pause(self) -> None:
-        """Wait, only a few seconds, until nothing is running; for use before a fork."""
+        """Wait, only a few seconds, until nothing is running."""
         if self._decoding.is_alive():
             last = _no_step if self._augmenting.is_alive() else None
             self.submit(_nothing, last).wait(_JOIN_SECONDS)
@@ -265,8 +271,10 @@ def _work(place: Place, stream: int, queue: _Queue, times: StageTimes) -> None:
     limit_this_thread()
     with times.working():
         while (task := queue.take()) is not None:
-            task.run(place, stream)
-            del task  # keep no batch alive while waiting
+            task.await_turn(stream)
+            with _GATE.work():
+                task.run(place, stream)
+                del task  # keep no batch alive while waiting
 
 
 def _end_thread(queue: _Queue, thread: threading.Thread, pid: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 import weakref
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from stateful_gpu_loader.engine.device.stage import Stage
+from stateful_gpu_loader.state import forks
 from tests.fake_gpu import FakePlace
 from tests.patience import seconds
 
@@ -143,7 +145,6 @@ def test_a_thread_that_cannot_be_started_is_tried_again(
 
 
 def test_a_pause_waits_for_batches_in_progress(place: FakePlace) -> None:
-    """No process is forked while the stage holds a lock."""
     stage = Stage(place)
     stage.pause()
     done: list[int] = []
@@ -151,6 +152,49 @@ def test_a_pause_waits_for_batches_in_progress(place: FakePlace) -> None:
         stage.submit(lambda number=number: done.append(number))  # type: ignore[misc]
     stage.pause()
     assert done == list(range(20))
+
+
+def test_a_fork_waits_for_the_running_step(place: FakePlace) -> None:
+    """Otherwise the child could wait for a lock of torch's allocator for ever."""
+    stage, begun, goes_on = Stage(place), threading.Event(), threading.Event()
+    steps: list[str] = []
+
+    def step() -> None:
+        steps.append("begun")
+        begun.set()
+        assert goes_on.wait(20)
+        time.sleep(0.05)
+        steps.append("ended")
+
+    tasks = [stage.submit(step) for _ in range(2)]
+    assert begun.wait(20)
+    goes_on.set()
+    child = os.fork()
+    if not child:
+        os._exit(steps.count("begun") - steps.count("ended"))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert [task.wait(20) for task in tasks] == [True, True]
+
+
+def test_a_fork_waits_only_once_for_a_step_that_hangs(
+    place: FakePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, begun, goes_on = Stage(place), threading.Event(), threading.Event()
+
+    def hang() -> None:
+        begun.set()
+        goes_on.wait()
+
+    task = stage.submit(hang)
+    assert begun.wait(20)
+    for longest in (0.05, 10**6):
+        monkeypatch.setattr(forks, "LONGEST_WAIT", longest)
+        child = os.fork()
+        if not child:
+            os._exit(5)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+    goes_on.set()
+    assert task.wait(20)
 
 
 def test_decoded_batches_in_memory_are_bounded(place: FakePlace) -> None:

@@ -66,7 +66,8 @@ class ForkGate:
         )
 
     def _begin(self) -> None:
-        self._changed = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._working: set[int] = set()
         """Identifiers of the threads inside :meth:`work`."""
         self._forks: dict[int, float] = {}
@@ -75,20 +76,20 @@ class ForkGate:
     @contextmanager
     def work(self) -> Iterator[None]:
         """Let no other thread fork inside the context, which must not be nested."""
-        with self._changed:
+        with self._lock:
             while (seconds := max(self._forks.values(), default=0.0) - monotonic()) > 0:
                 self._changed.wait(seconds)
             self._working.add(threading.get_ident())
         try:
             yield
         finally:
-            with self._changed:
+            with self._lock:
                 self._working.discard(threading.get_ident())
                 self._changed.notify_all()
 
     def _before_fork(self) -> None:
         here, deadline = threading.get_ident(), monotonic() + LONGEST_WAIT
-        with self._changed:
+        with self._lock:
             self._forks[here] = deadline
             while self._working - {here}:
                 seconds = deadline - monotonic()
@@ -99,5 +100,5 @@ class ForkGate:
 
     def _after_fork(self) -> None:
         self._forks.pop(threading.get_ident(), None)
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()

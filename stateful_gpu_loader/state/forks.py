@@ -1,4 +1,4 @@
-"""Locks that a forked child can take although a thread of its parent held them."""
+"""Locks and memory that a forked child inherits."""
 
 from __future__ import annotations
 
@@ -41,6 +41,25 @@ def _release_all() -> None:
 
 
 os.register_at_fork(after_in_child=_release_all)
+
+
+_kept: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""Things that no child may free, by their ``id``."""
+
+_inherited: list[Any] = []
+"""Such things of this process's parent."""
+
+
+def keep_in_children(thing: object) -> None:
+    """Keep an object alive in every child that is forked while it is alive here."""
+    _kept[id(thing)] = thing
+
+
+def _keep() -> None:
+    _inherited.extend(_kept.values())
+
+
+os.register_at_fork(after_in_child=_keep)
 
 
 LONGEST_WAIT = 5.0

@@ -20,7 +20,7 @@ import torch
 from stateful_gpu_loader.decoders.cuda_driver import beside_captures, new_stream
 from stateful_gpu_loader.engine.makers.memory import PINNED
 from stateful_gpu_loader.errors import LoaderError
-from stateful_gpu_loader.state.forks import fork_safe
+from stateful_gpu_loader.state.forks import fork_safe, keep_in_children
 
 
 class Place(Protocol):
@@ -126,7 +126,8 @@ class CudaPlace:
         for tensor in tensors:
             if tensor.is_cuda and tensor.layout is torch.strided:
                 tensor.record_stream(stream)
-                _RECORDED[tensor.data_ptr()] = tensor.untyped_storage()
+                # To free recorded memory, torch calls CUDA, which aborts a forked process.
+                keep_in_children(tensor.untyped_storage())
 
     def copy_in(self, tensor: torch.Tensor) -> torch.Tensor:
         source = tensor
@@ -169,24 +170,6 @@ def _unusable(device: torch.device, error: Exception) -> LoaderError:
         f"device={str(device)!r} cannot be used: {reason}. Remedy: use a machine with such a GPU "
         "and a build of torch for it, or device=None, which decodes on the CPU"
     )
-
-
-_RECORDED: weakref.WeakValueDictionary[int, torch.UntypedStorage] = weakref.WeakValueDictionary()
-"""Memory of delivered batches, by address."""
-
-
-_inherited: list[torch.UntypedStorage] = []
-"""Memory of batches that the parent of this forked process got.
-
-It is never freed here: torch would call CUDA, which fails in a forked process and aborts it.
-"""
-
-
-def _keep_recorded_memory() -> None:
-    _inherited.extend(_RECORDED.values())
-
-
-os.register_at_fork(after_in_child=_keep_recorded_memory)
 
 
 Streams = tuple[torch.cuda.Stream, torch.cuda.Stream]

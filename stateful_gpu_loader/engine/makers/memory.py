@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stateful_gpu_loader.state.forks import fork_safe
+from stateful_gpu_loader.state.forks import fork_safe, keep_in_children
 
 _SIZES = 2
 """Number of sizes that are kept: whole batches, and an epoch's last batch."""
@@ -125,6 +125,8 @@ class PinnedMemory:
         return tensor
 
     def _note(self, storage: torch.UntypedStorage, num_bytes: int) -> None:
+        # A thread could hold a lock of torch's allocator at a fork.
+        keep_in_children(storage)
         reference = weakref.ref(storage, self._take_back)
         self._lent[id(reference)] = reference, num_bytes
         self.num_bytes += num_bytes

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -117,6 +119,21 @@ def test_memory_is_in_use_as_long_as_anything_shows_it(locked: list[int]) -> Non
         gc.collect()
     del array
     gc.collect()
+    assert memory.num_bytes == 0
+
+
+def test_a_forked_child_never_frees_page_locked_memory(locked: list[int]) -> None:
+    """Another thread could hold a lock of torch's allocator at the fork."""
+    memory = PinnedMemory(4096)
+    batch = memory.empty((1000,), BYTES)
+    storage = weakref.ref(batch.untyped_storage())
+    child = os.fork()
+    del batch
+    gc.collect()
+    if not child:
+        os._exit(5 if storage() is not None else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+    assert storage() is None
     assert memory.num_bytes == 0
 
 

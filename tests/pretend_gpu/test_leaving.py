@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 from stateful_gpu_loader import StatefulGPULoader
+from tests.datasets.storage.processes import in_a_fork
 from tests.loader.test_exits import ODDER_WAYS, WAYS, check_exit
 from tests.loader.test_interrupts import assert_whole
 from tests.prepared_processes import run_until_exit
@@ -54,14 +54,16 @@ def test_forks_beside_a_stage_at_work(photos: Path, decoder: EagerDecoder, count
     """Each child drops its copy of the loader, whose streams are its parent's."""
     loader = make(photos, prefetch_factor=4)
     reader, batches = LateReader(), iter(loader)
+
+    def drop() -> bool:
+        nonlocal loader, batches
+        del loader, batches
+        gc.collect()
+        return True
+
     for _ in range(8):
         reader.read(batches, 1)
-        child = os.fork()
-        if not child:
-            del loader, batches
-            gc.collect()
-            os._exit(5)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+        assert in_a_fork(drop) == 0
     reader.read(batches)
     wrong = reader.wrong(expected_batches(photos))
     count("batches around forks", 12, wrong)
@@ -72,12 +74,14 @@ def test_a_forked_child_drops_a_delivered_batch(photos: Path, decoder: EagerDeco
     """To free its memory, torch would call CUDA, which aborts a forked process."""
     batches = iter(make(photos))
     batch = next(batches)
-    child = os.fork()
-    if not child:
+
+    def drop() -> bool:
+        nonlocal batch, batches
         del batch, batches
         gc.collect()
-        os._exit(5)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+        return True
+
+    assert in_a_fork(drop) == 0
     assert torch.equal(batch[0].cpu(), expected_batches(photos)[0][0])
 
 

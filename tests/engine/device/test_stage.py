@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 import time
 import weakref
@@ -14,6 +13,7 @@ import torch
 
 from stateful_gpu_loader.engine.device.stage import Stage
 from stateful_gpu_loader.state import forks
+from tests.datasets.storage.processes import in_a_fork
 from tests.fake_gpu import FakePlace
 from tests.patience import seconds
 
@@ -169,10 +169,7 @@ def test_a_fork_waits_for_the_running_step(place: FakePlace) -> None:
     tasks = [stage.submit(step) for _ in range(2)]
     assert begun.wait(20)
     goes_on.set()
-    child = os.fork()
-    if not child:
-        os._exit(steps.count("begun") - steps.count("ended"))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert in_a_fork(lambda: steps.count("begun") == steps.count("ended")) == 0
     assert [task.wait(20) for task in tasks] == [True, True]
 
 
@@ -189,10 +186,7 @@ def test_a_fork_waits_only_once_for_a_step_that_hangs(
     assert begun.wait(20)
     for longest in (0.05, 10**6):
         monkeypatch.setattr(forks, "LONGEST_WAIT", longest)
-        child = os.fork()
-        if not child:
-            os._exit(5)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+        assert in_a_fork(lambda: True) == 0
     goes_on.set()
     assert task.wait(20)
 

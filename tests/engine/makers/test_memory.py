@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +11,7 @@ import torch
 
 from stateful_gpu_loader.engine.makers import memory as module
 from stateful_gpu_loader.engine.makers.memory import PINNED, BatchMemory, PinnedMemory, empty_host
+from tests.datasets.storage.processes import in_a_fork
 from tests.engine.workers.fakes import HOLDERS
 
 
@@ -127,12 +127,16 @@ def test_a_forked_child_never_frees_page_locked_memory(locked: list[int]) -> Non
     memory = PinnedMemory(4096)
     batch = memory.empty((1000,), BYTES)
     storage = weakref.ref(batch.untyped_storage())
-    child = os.fork()
+
+    def is_kept() -> bool:
+        nonlocal batch
+        del batch
+        gc.collect()
+        return storage() is not None
+
+    assert in_a_fork(is_kept) == 0
     del batch
     gc.collect()
-    if not child:
-        os._exit(5 if storage() is not None else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
     assert storage() is None
     assert memory.num_bytes == 0
 

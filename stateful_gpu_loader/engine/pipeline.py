@@ -120,6 +120,15 @@ class Pipeline(Protocol):
         ...
 
     @property
+    def is_collected(self) -> bool:
+        """Whether the garbage collector has ended the workers.
+
+        It finalizes every object of a reference cycle first, and :class:`Run` may then keep the
+        pipeline.
+        """
+        ...
+
+    @property
     def workers(self) -> list[Any]:
         """The living worker processes of this machine; empty if the workers are not processes."""
         ...

@@ -105,6 +105,12 @@ class Run:
     def __next__(self) -> Any:
         if self._owner != os.getpid():
             raise _inherited(self._owner)
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            raise LoaderError(
+                "next() was called inside next() of the same iterator, by a sampler or a signal "
+                "handler. Remedy: let the handler set a flag, and call next() after the batch has "
+                "come"
+            )
         try:
             while True:
                 offer = self._offered()
@@ -467,7 +473,7 @@ class Run:
     def _leave(self, current: Pass) -> None:
         """Leave the pass, so that another pass may begin.
 
-        Persistent workers are kept, unless they are outdated, dismissed, or ahead.
+        Persistent workers are kept, unless they are outdated, dismissed, ahead, or collected.
         """
         if self._is_given_up:
             self._go_back(current)
@@ -479,7 +485,7 @@ class Run:
             if plan.has_worker_states
             else plan.decoder is engine.plan.decoder
         )
-        is_whole = self._is_running or pipeline.is_whole
+        is_whole = (self._is_running or pipeline.is_whole) and not pipeline.is_collected
         keeps = engine.plan.config.persistent_workers and is_reusable and is_whole
         keeps = keeps and self._pool is engine.workers
         self._current = None

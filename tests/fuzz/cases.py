@@ -28,6 +28,7 @@ _SIMPLER: dict[str, tuple[Any, ...]] = {
     "used": (0,),
     "batches_ago": (0,),
     "keep_iterator": (False,),
+    "in_a_cycle": (False,),
 }
 """Simpler values for the arguments of actions."""
 

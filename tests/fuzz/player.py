@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import json
 import random
@@ -207,6 +208,7 @@ class Player:
         through: str,
         used: int,
         keep_iterator: bool,
+        in_a_cycle: bool,
         changes: dict[str, Any],
     ) -> None:
         """Resume from one of the states, in this loader or another."""
@@ -218,7 +220,8 @@ class Player:
         if changes_itself and is_used and set(saved.place.done) <= set(saved.place.again):
             return  # before the place only failures were read, which cannot be compared
         if into != "same":
-            self._iterators, self._has_moved = None, False
+            self._drop_iterators(in_a_cycle=in_a_cycle)
+            self._has_moved = False
             self._present = self._present.but(**changes).settled()
             self._ranks = _build(self._present)
             if into == "used" and used > 0:
@@ -233,7 +236,8 @@ class Player:
             can_go_on = into == "same" and self._stream.has_own_order and self._stream.is_flat
             if keep_iterator and can_go_on and self._has_begun:
                 older, coming = self._iterators, self._expected()
-            self._iterators = None
+                self._iterators = None
+            self._drop_iterators(in_a_cycle=in_a_cycle)
         self._place, self._is_resumed, self._is_lost = saved.place, True, False
         self._retries = saved.place.again
         self._has_begun = self._has_moved = False
@@ -278,7 +282,7 @@ class Player:
             got, wanted = list(set(got)), list(set(wanted))  # some repeat, so that all end
         self._demand(sorted(got) == sorted(wanted), f"dealt anew, samples {got}, not {wanted}")
 
-    def leave(self) -> None:
+    def leave(self, in_a_cycle: bool) -> None:
         """Break out of the loop."""
         if self._has_moved:
             self._is_lost = self._is_of_the_users
@@ -287,7 +291,16 @@ class Player:
             self._next_epoch, self._place = self._place.epoch, self._broken_off
         elif self._has_begun:
             self._place, self._retries = self._began_at
-        self._iterators, self._has_begun = None, False
+        self._drop_iterators(in_a_cycle=in_a_cycle)
+        self._has_begun = False
+
+    def _drop_iterators(self, *, in_a_cycle: bool) -> None:
+        """Drop the iterators, which the garbage collector must free from a reference cycle."""
+        iterators, self._iterators = self._iterators, None
+        if in_a_cycle and iterators is not None:
+            iterators.append(iterators)
+            del iterators
+            gc.collect()
 
     @property
     def _is_of_the_users(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import random
+import signal
 import threading
 import time
 import traceback
@@ -16,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from stateful_gpu_loader import StatefulGPULoader
+from stateful_gpu_loader import LoaderError, StatefulGPULoader
 from tests.conformance import loaded, same
 from tests.datasets.shards import identity
 from tests.generators import generators
@@ -239,6 +240,34 @@ def test_samplers_that_draw_in_two_threads_do_not_disturb_each_other() -> None:
     for thread in threads:
         thread.join()
     assert [same(each, wanted) for each in found] == [True] * 3
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("at", [0, 5])
+def test_next_inside_next_is_refused_and_loses_nothing(num_workers: int, at: int) -> None:
+    """A signal handler may run at any moment, also while the sampler draws."""
+    refused: list[LoaderError] = []
+
+    def handle(signum: int, frame: Any) -> None:
+        with pytest.raises(LoaderError) as refusal:
+            next(batches)
+        refused.append(refusal.value)
+
+    class Signalling(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            for place, index in enumerate(super().__iter__()):
+                if place == at:
+                    signal.raise_signal(signal.SIGUSR1)
+                yield index
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    sampler = Signalling(range(8))
+    batches = iter(StatefulGPULoader(Indices(8), 2, sampler=sampler, num_workers=num_workers))
+    try:
+        assert torch.cat(list(batches)).tolist() == list(range(8))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(refused) == 1
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -1,15 +1,24 @@
-"""An iterator without references is freed at once, and a finished iterator holds nothing."""
+"""An iterator without references is freed at once, and a finished iterator holds nothing.
+
+The garbage collector frees an iterator in a reference cycle.
+"""
 
 from __future__ import annotations
 
 import gc
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
+from tests.conformance import assert_same_rest, uninterrupted
+from tests.fake_gpu import FakeGpu, fake_gpu
 from tests.stream_kinds import KINDS, Make
+
+__all__ = ["fake_gpu"]
+ON_A_DEVICE = partial(KINDS["order"], device="cuda")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -34,3 +43,23 @@ def test_dropped_and_ended_iterators_are_collected(make: Make) -> None:
         held = weakref.ref(batches)
         del batches
         assert held() is None
+
+
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore:.*samples of the iterable dataset are read again")
+@pytest.mark.parametrize("make", [*KINDS.values(), ON_A_DEVICE], ids=[*KINDS, "on a device"])
+def test_the_next_pass_works_after_the_collector_has_freed_an_iterator(
+    make: Make, fake_gpu: FakeGpu
+) -> None:
+    """A kept exception often makes such a cycle: its traceback refers to the iterator."""
+    persistent = {"num_workers": 2, "persistent_workers": True}
+    expected, states = uninterrupted(make(**persistent), 2)
+    loader = make(**persistent)
+    for place in ((0, 1), (1, 0)):
+        cycle: list[Any] = [iter(loader)]
+        next(cycle[0])
+        cycle.append(cycle)
+        del cycle
+        gc.collect()
+        loader.load_state_dict(states[place])
+        assert_same_rest(loader, expected, place, 2)

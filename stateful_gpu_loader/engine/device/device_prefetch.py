@@ -100,6 +100,10 @@ class DevicePrefetch:
         return self._is_idle or (self._is_asking and self._inner.is_whole)
 
     @property
+    def is_collected(self) -> bool:
+        return self._inner.is_collected
+
+    @property
     def workers(self) -> list[Any]:
         """The worker processes of the inner pipeline."""
         return self._inner.workers

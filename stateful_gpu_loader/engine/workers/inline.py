@@ -32,6 +32,7 @@ class InlinePipeline:
 
     is_whole = False
     """Always False: it never waits."""
+    is_collected = False
 
     @property
     def workers(self) -> list[Any]:

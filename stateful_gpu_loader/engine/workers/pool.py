@@ -65,6 +65,10 @@ class PoolPipeline:
         """Whether the workers were started ahead and have not run a pass."""
 
     @property
+    def is_collected(self) -> bool:
+        return self._dispatch is not None and self._dispatch.stopped
+
+    @property
     def workers(self) -> list[Any]:
         """Worker processes of this machine, even after their end."""
         return self._former_workers if self._dispatch is None else self._dispatch.processes

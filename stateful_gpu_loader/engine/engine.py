@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
@@ -59,6 +60,7 @@ from stateful_gpu_loader.samplers import is_map
 from stateful_gpu_loader.state.bad_samples import BadSamples
 from stateful_gpu_loader.state.descriptions import own_fingerprint
 from stateful_gpu_loader.state.epoch_progress import Address, Pass, Passes
+from stateful_gpu_loader.state.forks import fork_safe
 from stateful_gpu_loader.state.schema import Fingerprint, LoaderState
 from stateful_gpu_loader.state.torchdata import is_torchdata_state
 
@@ -85,6 +87,15 @@ class Engine:
         """Whether the first save must check for a shuffle buffer."""
         self._former_sampler: Any = None
         """Sampler that the loader was built with, once replaced."""
+        # Re-entrant, because a signal handler may load a state.
+        self.lock = fork_safe(threading.RLock())
+        """Held while a pass begins or goes back, and while a state is applied."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, lock=fork_safe(threading.RLock()))
 
     def change(self, name: str, value: Any) -> None:
         """Set an argument that changes no batch.
@@ -395,18 +406,19 @@ class Engine:
         *,
         takes_seed: bool,
     ) -> None:
-        if plan is not self.plan:
-            self.plan, self._identity = plan, None
-            self.workers.keep(None)
-        if plan.has_worker_states:
-            self.workers.keep(None)
-        if takes_seed or self.seed.given is None:
-            saved = Fingerprint.from_text(state.fingerprint)
-            self.seed.load(state.seed, is_drawn=saved.seed_drawn_by is not None)
-        self.take_requested_epoch()
-        self.passes.load(place, bad_samples)
-        if plan.memory is not None:
-            restore_sampler(plan.memory, place)
+        with self.lock:
+            if plan is not self.plan:
+                self.plan, self._identity = plan, None
+                self.workers.keep(None)
+            if plan.has_worker_states:
+                self.workers.keep(None)
+            if takes_seed or self.seed.given is None:
+                saved = Fingerprint.from_text(state.fingerprint)
+                self.seed.load(state.seed, is_drawn=saved.seed_drawn_by is not None)
+            self.take_requested_epoch()
+            self.passes.load(place, bad_samples)
+            if plan.memory is not None:
+                restore_sampler(plan.memory, place)
 
 
 def _batches_of(plan: Plan, place: Address, seed: int) -> tuple[int | None, int | None]:

@@ -225,11 +225,12 @@ class Run:
         It is called at the first ``next()``, and again after a load before the first delivery.
         """
         engine = self._engine
-        plan, seed, current = engine.begin()
-        self._plan, self._seed, self._pool = plan, seed, engine.workers
-        pipeline, has_new_workers = engine.workers.take(
-            plan, engine.policy(plan), seed, current.start
-        )
+        with engine.lock:
+            plan, seed, current = engine.begin()
+            self._plan, self._seed, self._pool = plan, seed, engine.workers
+            pipeline, has_new_workers = engine.workers.take(
+                plan, engine.policy(plan), seed, current.start
+            )
         self._schedule = self._scheduled(
             current.start, resumed=current.resumed, has_new_workers=has_new_workers
         )
@@ -465,10 +466,11 @@ class Run:
 
     def _go_back(self, current: Pass) -> None:
         """Let the next pass continue where this pass stopped, unless another pass has begun."""
-        generation = self._passes.generation
-        self._passes.go_back(current)
-        if self._plan.memory is not None and self._passes.generation != generation:
-            restore_sampler(self._plan.memory, current.progress.place)
+        with self._engine.lock:
+            generation = self._passes.generation
+            self._passes.go_back(current)
+            if self._plan.memory is not None and self._passes.generation != generation:
+                restore_sampler(self._plan.memory, current.progress.place)
 
     def _leave(self, current: Pass) -> None:
         """Leave the pass, so that another pass may begin.

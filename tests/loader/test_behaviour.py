@@ -6,9 +6,11 @@ import gc
 import multiprocessing
 import random
 import signal
+import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -207,6 +209,27 @@ def test_two_inline_loaders_in_two_threads_do_not_disturb_each_other() -> None:
         thread.join()
     assert same(found[0], wanted)
     assert same(found[1], wanted)
+
+
+def test_passes_that_begin_in_two_threads_are_all_known() -> None:
+    """The state describes the last of them."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(4):
+            loader = StatefulGPULoader(Indices(12), batch_size=4)
+            iterators: list[Any] = [iter(loader) for _ in range(200)]
+            halves = (iterators[::2], iterators[1::2])
+            threads = [threading.Thread(target=deque, args=(map(next, each), 0)) for each in halves]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            passes = [iterator._current for iterator in iterators]
+            assert {each.number for each in passes} == {*range(1, 201)}
+            assert all(each in loader._engine.passes._passes for each in passes)
+    finally:
+        sys.setswitchinterval(before)
 
 
 class Drawing:

@@ -36,7 +36,8 @@ class WorkerPool:
         self._stage: Stage | None = None
         self._former_stage: Callable[[], Stage | None] = _nothing
         """Stage of the previous worker pool, while an iterator uses it."""
-        self._idle: Pipeline | None = None
+        self._idle: list[Pipeline] = []
+        """The pipeline kept for the next pass, if any; ``pop()`` gives it to one thread only."""
         self._owner = os.getpid()
         """Process that owns the idle pipeline's workers."""
         self._is_new = False
@@ -56,18 +57,14 @@ class WorkerPool:
     @property
     def idle(self) -> Pipeline | None:
         """Pipeline kept for the next pass; None in a forked child."""
-        return self._idle if self._owner == os.getpid() else None
-
-    @idle.setter
-    def idle(self, pipeline: Pipeline | None) -> None:
-        self._idle, self._owner = pipeline, os.getpid()
+        return next(iter(self._own), None)
 
     def take(
         self, plan: Plan, policy: BadSamplePolicy, seed: int, start: Address
     ) -> tuple[Pipeline, bool]:
         """Return the idle pipeline or a new one, and whether its workers are new."""
-        idle, self.idle = self.idle, None
         is_new, self._is_new = self._is_new, False
+        idle = self._taken()
         if idle is not None:
             return idle, is_new
         return self.renew(plan, policy, seed, start), True
@@ -88,7 +85,8 @@ class WorkerPool:
                 f"{loss.message}. Remedy: "
                 f"{loss.remedy or 'find out what ends them, such as memory'}"
             ) from loss
-        self.idle, self._is_new = pipeline, True
+        self._own.append(pipeline)
+        self._is_new = True
 
     def renew(self, plan: Plan, policy: BadSamplePolicy, seed: int, start: Address) -> Pipeline:
         """Return a pipeline with new workers that are not started."""
@@ -113,10 +111,12 @@ class WorkerPool:
         """Keep a pipeline for the next pass, and end the previous one."""
         if isinstance(pipeline, DevicePrefetch):
             pipeline.abandon()
-        before, self.idle = self.idle, pipeline
+        before = [*iter(self._taken, None)]
+        if pipeline is not None:
+            self._own.append(pipeline)
         self._is_new = False
-        if before is not None:
-            before.close()
+        for each in before:
+            each.close()
 
     def twin(self, times: Tally) -> WorkerPool:
         """Return a worker pool for a copy of the loader, with the copy's times."""
@@ -135,6 +135,19 @@ class WorkerPool:
             self._former_stage if self._stage is None else weakref.ref(self._stage)
         )
         return following
+
+    @property
+    def _own(self) -> list[Pipeline]:
+        """The idle pipeline of this process, in a list."""
+        if self._owner != os.getpid():
+            self._idle, self._owner = [], os.getpid()
+        return self._idle
+
+    def _taken(self) -> Pipeline | None:
+        try:
+            return self._own.pop()
+        except IndexError:
+            return None
 
 
 class IdleProcesses:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
@@ -60,7 +59,6 @@ from stateful_gpu_loader.samplers import is_map
 from stateful_gpu_loader.state.bad_samples import BadSamples
 from stateful_gpu_loader.state.descriptions import own_fingerprint
 from stateful_gpu_loader.state.epoch_progress import Address, Pass, Passes
-from stateful_gpu_loader.state.forks import fork_safe
 from stateful_gpu_loader.state.schema import Fingerprint, LoaderState
 from stateful_gpu_loader.state.torchdata import is_torchdata_state
 
@@ -71,12 +69,13 @@ class Engine:
     def __init__(self, plan: Plan) -> None:
         config = plan.config
         self.plan = plan
-        self.seed = SettledSeed(
-            seed_of(config.sampler) if config.seed is None else config.seed,
-            config.generator,
-            is_divided=partial(divides_data, config),
+        self.passes = Passes(
+            SettledSeed(
+                seed_of(config.sampler) if config.seed is None else config.seed,
+                config.generator,
+                is_divided=partial(divides_data, config),
+            )
         )
-        self.passes = Passes()
         self.tally = Tally()
         self.workers = WorkerPool(plan.device, self.tally)
         self.promised_length: int | None = None
@@ -87,15 +86,10 @@ class Engine:
         """Whether the first save must check for a shuffle buffer."""
         self._former_sampler: Any = None
         """Sampler that the loader was built with, once replaced."""
-        # Re-entrant, because a signal handler may load a state.
-        self.lock = fork_safe(threading.RLock())
-        """Held while a pass begins or goes back, and while a state is applied."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "lock": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, lock=fork_safe(threading.RLock()))
+    @property
+    def seed(self) -> SettledSeed:
+        return self.passes.seed
 
     def change(self, name: str, value: Any) -> None:
         """Set an argument that changes no batch.
@@ -143,17 +137,18 @@ class Engine:
     def begin(self) -> tuple[Plan, int, Pass]:
         """Begin a pass; return its plan, its seed and the record of its deliveries."""
         self.take_requested_epoch()
-        plan, seed = self.plan, self.seed.draw()
-        pass_on_seed(self._former_sampler, seed)
+        plan = self.plan
         config = plan.config
         current = self.passes.begin(
             is_over=plan.is_over, skips_empty_rest=config.on_epoch_boundary == "next_epoch"
         )
+        seed = current.seed.draw()
+        pass_on_seed(self._former_sampler, seed)
         if plan.source is None and own_fingerprint(config.dataset) is None:
             _ = self.identity  # computed before reading, because a dataset may cache what it reads
         if plan.memory is not None or (config.num_workers == 0 and plan.has_worker_states):
             start = start_of_pass(
-                plan, current.start, self.dataset_memory, self.seed, resumed=current.resumed
+                plan, current.start, self.dataset_memory, current.seed, resumed=current.resumed
             )
             self.passes.note_start(current, start)
         return plan, seed, current
@@ -232,7 +227,7 @@ class Engine:
         Raises:
             LoaderError: the sampler or the dataset cannot be copied.
         """
-        twin, plan, passes = copy.copy(self), self.plan, self.passes
+        twin, plan, passes, seed = copy.copy(self), self.plan, self.passes, self.seed
         config = plan.config
         has_processes = runs_in_processes(plan)
         num_workers = 0
@@ -250,7 +245,7 @@ class Engine:
         moved: dict[str, Any] = {"seed": self.seed}
         if plan.memory is None:
             moved, changes["sampler"] = {}, copy.copy(config.sampler)
-            twin.seed = copy.deepcopy(self.seed)
+            seed = copy.deepcopy(self.seed)
         else:
             moved |= {"sampler": config.sampler, "batch_sampler": config.batch_sampler}
         moves_dataset = plan.has_worker_states and not has_processes
@@ -259,7 +254,7 @@ class Engine:
         # One call copies all objects, so that shared generators stay shared.
         shared = None if moves_dataset else config.dataset
         copies, memory = _copied((moved, plan.memory), shared)
-        twin.seed = copies.pop("seed", twin.seed)
+        seed = copies.pop("seed", seed)
         config = replace(config, **changes, **copies)
         source, decoder = plan.source, plan.decoder
         if moves_dataset and source is not None:
@@ -270,7 +265,7 @@ class Engine:
         twin.dataset_memory = self.dataset_memory.twin(config.dataset)
         twin.tally = Tally()
         twin.workers = self.workers.twin(twin.tally)
-        twin.passes = passes.twin()
+        twin.passes = passes.twin(seed)
         if memory is not None and passes.is_in_progress:
             restore_sampler(memory, twin.passes.address())
         return twin
@@ -292,29 +287,30 @@ class Engine:
             ValueError: ``batches_ago`` reaches further back than the remembered batches.
         """
         self.take_requested_epoch()
-        address = self.passes.address(batches_ago)
+        passes = copy.copy(self.passes)  # another thread may load or begin a pass meanwhile
+        address, seed = passes.address(batches_ago), passes.seed
         user = address.user
         if address.position and self._may_lose_a_buffer:
             self._may_lose_a_buffer = False
             warn_of_shuffle_buffer(self.plan.config.dataset)
         if user is None and batches_ago == 0 and address == Address(address.epoch, 0):
-            user = states_between_passes(self.plan, self.dataset_memory, self.seed)
-        elif batches_ago == 0 and self.passes.is_between:
-            user = with_present_sampler(self.plan, user, self.seed)
+            user = states_between_passes(self.plan, self.dataset_memory, seed)
+        elif batches_ago == 0 and passes.is_between:
+            user = with_present_sampler(self.plan, user, seed)
         if user is not None and user.is_as_built and not address.position:
             user = None
         if self.plan.memory is not None:
             self.plan.memory.warn_of_large()
-        own, text, rank = self.identity.fingerprint, self.identity.text, self._drawn_by
+        own, text, rank = self.identity.fingerprint, self.identity.text, _drawn_by(seed)
         return LoaderState(
-            seed=self.seed.value,
+            seed=seed.value,
             epoch=address.epoch,
             position=address.position,
             fingerprint=text if rank is None else replace(own, seed_drawn_by=rank).to_text(),
             global_batch_size=self.plan.global_batch_size,
             index_digest=address.index_digest,
             ahead=text_of_ahead(address.ahead),
-            bad_samples=self.passes.bad_samples.to_text(),
+            bad_samples=passes.bad_samples.to_text(),
             user=None if user is None else user.to_dict(),
             lanes=lane_texts(self.plan, address),
         )
@@ -360,16 +356,11 @@ class Engine:
         place = self._resolved(plan, target, accept=())
         self._apply(plan, target, place, self.passes.bad_samples, takes_seed=True)
 
-    @property
-    def _drawn_by(self) -> str | None:
-        """Rank whose generator drew the seed; None if all ranks have the same seed."""
-        return rank_in_words() if self.seed.is_drawn else None
-
     def _decoded(self, state_dict: Any) -> LoaderState:
         if not is_torchdata_state(state_dict):
             return LoaderState.from_dict(state_dict)
         fingerprint = replace(
-            without_descriptions(self.identity.fingerprint), seed_drawn_by=self._drawn_by
+            without_descriptions(self.identity.fingerprint), seed_drawn_by=_drawn_by(self.seed)
         )
         return from_torchdata(self.plan, state_dict, seed=self.seed.value, fingerprint=fingerprint)
 
@@ -406,19 +397,24 @@ class Engine:
         *,
         takes_seed: bool,
     ) -> None:
-        with self.lock:
-            if plan is not self.plan:
-                self.plan, self._identity = plan, None
-                self.workers.keep(None)
-            if plan.has_worker_states:
-                self.workers.keep(None)
-            if takes_seed or self.seed.given is None:
-                saved = Fingerprint.from_text(state.fingerprint)
-                self.seed.load(state.seed, is_drawn=saved.seed_drawn_by is not None)
-            self.take_requested_epoch()
-            self.passes.load(place, bad_samples)
-            if plan.memory is not None:
-                restore_sampler(plan.memory, place)
+        if plan is not self.plan:
+            self.plan, self._identity = plan, None
+            self.workers.keep(None)
+        if plan.has_worker_states:
+            self.workers.keep(None)
+        seed = self.seed
+        if takes_seed or seed.given is None:
+            saved = Fingerprint.from_text(state.fingerprint)
+            seed = seed.loaded(state.seed, is_drawn=saved.seed_drawn_by is not None)
+        self.take_requested_epoch()
+        self.passes.load(place, bad_samples, seed)
+        if plan.memory is not None:
+            restore_sampler(plan.memory, place)
+
+
+def _drawn_by(seed: SettledSeed) -> str | None:
+    """Return the rank whose generator drew the seed; None if all ranks have the same seed."""
+    return rank_in_words() if seed.is_drawn else None
 
 
 def _batches_of(plan: Plan, place: Address, seed: int) -> tuple[int | None, int | None]:

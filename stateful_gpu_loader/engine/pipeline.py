@@ -123,8 +123,7 @@ class Pipeline(Protocol):
     def is_collected(self) -> bool:
         """Whether the garbage collector has ended the workers.
 
-        It finalizes every object of a reference cycle first, and :class:`Run` may then keep the
-        pipeline.
+        It runs the finalizers of a reference cycle while ``__del__`` can still use its objects.
         """
         ...
 

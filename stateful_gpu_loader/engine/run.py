@@ -183,7 +183,8 @@ class Run:
                 except StopIteration:
                     self._end(current)
                 except Stopped:
-                    continue  # an exception interrupted an earlier request
+                    # An exception interrupted an earlier request, or the pipeline was collected.
+                    _end_at_exit()
                 else:
                     self._is_moving = True
                     has_started = self._arrived(current, request, result)
@@ -225,12 +226,11 @@ class Run:
         It is called at the first ``next()``, and again after a load before the first delivery.
         """
         engine = self._engine
-        with engine.lock:
-            plan, seed, current = engine.begin()
-            self._plan, self._seed, self._pool = plan, seed, engine.workers
-            pipeline, has_new_workers = engine.workers.take(
-                plan, engine.policy(plan), seed, current.start
-            )
+        plan, seed, current = engine.begin()
+        self._plan, self._seed, self._pool = plan, seed, engine.workers
+        pipeline, has_new_workers = engine.workers.take(
+            plan, engine.policy(plan), seed, current.start
+        )
         self._schedule = self._scheduled(
             current.start, resumed=current.resumed, has_new_workers=has_new_workers
         )
@@ -257,7 +257,7 @@ class Run:
         """Return a pipeline with new workers that are not started."""
         engine, plan = self._engine, self._plan
         place = current.progress.place
-        return self._pool.renew(plan, engine.policy(plan), engine.seed.value, place)
+        return self._pool.renew(plan, engine.policy(plan), self._seed, place)
 
     def _draw_again(self, current: Pass) -> None:
         """Build the schedule again from the delivered position, as in a resume."""
@@ -466,16 +466,15 @@ class Run:
 
     def _go_back(self, current: Pass) -> None:
         """Let the next pass continue where this pass stopped, unless another pass has begun."""
-        with self._engine.lock:
-            generation = self._passes.generation
-            self._passes.go_back(current)
-            if self._plan.memory is not None and self._passes.generation != generation:
-                restore_sampler(self._plan.memory, current.progress.place)
+        generation = self._passes.generation
+        self._passes.go_back(current)
+        if self._plan.memory is not None and self._passes.generation != generation:
+            restore_sampler(self._plan.memory, current.progress.place)
 
     def _leave(self, current: Pass) -> None:
         """Leave the pass, so that another pass may begin.
 
-        Persistent workers are kept, unless they are outdated, dismissed, ahead, or collected.
+        Persistent workers are kept, unless they are outdated, dismissed, or ahead.
         """
         if self._is_given_up:
             self._go_back(current)
@@ -487,7 +486,7 @@ class Run:
             if plan.has_worker_states
             else plan.decoder is engine.plan.decoder
         )
-        is_whole = (self._is_running or pipeline.is_whole) and not pipeline.is_collected
+        is_whole = self._is_running or pipeline.is_whole
         keeps = engine.plan.config.persistent_workers and is_reusable and is_whole
         keeps = keeps and self._pool is engine.workers
         self._current = None

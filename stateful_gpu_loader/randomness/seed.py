@@ -42,67 +42,76 @@ class SettledSeed:
         self._is_divided = is_divided
         self.given = seed
         """Seed that was given, or None."""
-        self._value = None if seed is None else int(seed)
-        self._owes_draw = False
-        self._is_drawn = False
-        self._before: torch.Tensor | None = None
-        """State of the generator before the draw, once tried."""
+        self._once: dict[str, Any] = {} if seed is None else {"settled": (int(seed), False)}
+        """The seed, whether it is drawn, and the generator's state before the draw.
+
+        ``setdefault()`` decides each once, for all threads.
+        """
+        self._owes_draw = seed is None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SettledSeed:
         """Return a copy with its own generator, which shares ``is_divided``."""
         twin = copy.copy(self)
-        twin._generator = copy.deepcopy(self._generator, memo)
+        twin._once, twin._generator = {**self._once}, copy.deepcopy(self._generator, memo)
         return twin
 
     @property
     def value(self) -> int:
         """The seed, determined without drawing from the caller's generator."""
-        if self._value is None:
-            self._is_drawn = self._owes_draw = not self._is_divided()
-            twin = torch.Generator()
-            twin.set_state((self._generator or torch.default_generator).get_state())
-            self._value = _draw(twin) if self._is_drawn else 0
-        return self._value
+        return self._settled[0]
 
     @property
     def is_drawn(self) -> bool:
         """Whether the seed comes from a generator, which may differ between ranks."""
-        _ = self.value
-        return self._is_drawn
+        return self._settled[1]
 
     @property
     def owing(self) -> torch.Generator | None:
         """The caller's generator, if the first pass will draw from it."""
-        _ = self.value
-        return self._generator if self._owes_draw and not self._has_drawn() else None
+        owes = self._owes_draw and self.is_drawn and not self._has_drawn()
+        return self._generator if owes else None
 
     def draw(self) -> int:
         """Return the seed for the pass that begins now."""
         value = self.value
-        if self._owes_draw:
+        if self._owes_draw and self.is_drawn:
             generator = self._generator or torch.default_generator
-            if self._before is None:
-                self._before = generator.get_state()
+            before = self._once.setdefault("before", generator.get_state())
             if not self._has_drawn():
-                _draw(generator)
-            self._owes_draw = False
+                generator.set_state(_after_a_draw(before))
+        self._owes_draw = False
         return value
 
-    def _has_drawn(self) -> bool:
-        """Whether the generator was drawn from before an interrupt."""
-        generator = self._generator or torch.default_generator
-        return self._before is not None and not torch.equal(self._before, generator.get_state())
+    def loaded(self, value: int, *, is_drawn: bool) -> SettledSeed:
+        """Return the seed of a state, for a loader that was given what this one was given."""
+        loaded = copy.copy(self)
+        loaded._once, loaded._owes_draw = {"settled": (value, is_drawn)}, False
+        return loaded
 
-    def load(self, value: int, *, is_drawn: bool) -> None:
-        """Adopt the seed of a state."""
-        self._value, self._is_drawn = value, is_drawn
-        self._owes_draw = False
+    @property
+    def _settled(self) -> tuple[int, bool]:
+        if "settled" not in self._once:
+            is_drawn = not self._is_divided()
+            twin = torch.Generator()
+            twin.set_state((self._generator or torch.default_generator).get_state())
+            self._once.setdefault("settled", (_draw(twin) if is_drawn else 0, is_drawn))
+        settled: tuple[int, bool] = self._once["settled"]
+        return settled
+
+    def _has_drawn(self) -> bool:
+        """Whether the generator was drawn from, by another thread or before an interrupt."""
+        generator, before = self._generator or torch.default_generator, self._once.get("before")
+        return before is not None and not torch.equal(before, generator.get_state())
 
 
 def after_the_draw(generator: torch.Generator) -> torch.Tensor:
     """Return a generator's state after the seed is drawn from it."""
+    return _after_a_draw(generator.get_state())
+
+
+def _after_a_draw(state: torch.Tensor) -> torch.Tensor:
     twin = torch.Generator()
-    twin.set_state(generator.get_state())
+    twin.set_state(state)
     _draw(twin)
     return twin.get_state()
 

@@ -8,12 +8,12 @@ follows from that call, so an exception finds the progress either before or afte
 from __future__ import annotations
 
 import copy
-import itertools
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from stateful_gpu_loader.randomness.seed import SettledSeed
 from stateful_gpu_loader.state.bad_samples import BadSamples, FoundBad
 
 HISTORY = 16
@@ -41,7 +41,7 @@ class Address:
 
 class Delivered(NamedTuple):
     number: int
-    """Number of the batch among all offers of the loader."""
+    """Number of the batch among those of the loader; later batches have larger numbers."""
     request: Any
     bad: tuple[FoundBad, ...]
 
@@ -85,8 +85,11 @@ class Pass:
         number: number of the pass, counted from 1 as passes begin.
         generation: number of ``load_state_dict`` calls before the pass began.
         resumed: whether the pass continues a loaded state.
+        seed: seed of the pass.
+        bad: record of bad samples up to ``start``.
 
-    >>> current = Pass(Address(0, 0), number=1, generation=0, resumed=False)
+    >>> seed = SettledSeed(0, None)
+    >>> current = Pass(Address(0, 0), number=1, generation=0, resumed=False, seed=seed, bad=None)
     >>> current.offer("batch", PassProgress(Address(0, 8), delivered=True))
     >>> current.progress.place
     Address(epoch=0, position=0)
@@ -94,16 +97,35 @@ class Pass:
     ('batch', Address(epoch=0, position=8))
     """
 
-    __slots__ = ("_offer", "_progress", "generation", "is_left", "number", "resumed", "start")
+    __slots__ = (
+        "_offer",
+        "_progress",
+        "generation",
+        "is_left",
+        "number",
+        "resumed",
+        "seed",
+        "start",
+    )
 
-    def __init__(self, start: Address, *, number: int, generation: int, resumed: bool) -> None:
+    def __init__(
+        self,
+        start: Address,
+        *,
+        number: int,
+        generation: int,
+        resumed: bool,
+        seed: SettledSeed,
+        bad: BadSamples | None,
+    ) -> None:
         self.start = start
         self.number = number
         self.generation = generation
         self.resumed = resumed
+        self.seed = seed
         self.is_left = False
         """Whether the pass's iterator is gone, for example after ``break``."""
-        self._progress = PassProgress(start)
+        self._progress = PassProgress(start, bad=bad)
         self._offer: Offer | None = None
 
     @property
@@ -135,8 +157,9 @@ class Pass:
 
 
 class _Base(NamedTuple):
-    """Start set by the constructor or the last load."""
+    """Start set by the constructor or the last load, replaced as a whole."""
 
+    seed: SettledSeed
     next: Address
     """Place where the next pass begins, until a pass has moved."""
     loaded: bool
@@ -175,15 +198,25 @@ class Passes:
     >>> passes.end(first, Address(epoch=1, position=0))
     >>> passes.address()
     Address(epoch=1, position=0)
+
+    Another thread or a signal handler may change the passes at any moment. A change computes new
+    values, and stores them if the old ones are still there. To read several values that fit
+    together, read those of a ``copy.copy()``.
+
+    Args:
+        seed: seed until a state is loaded.
     """
 
-    def __init__(self) -> None:
-        self._base = _Base(Address(0, 0), loaded=False, generation=0, bad_samples=BadSamples())
+    def __init__(self, seed: SettledSeed | None = None) -> None:
+        self._base = _Base(seed or SettledSeed(0, None), Address(0, 0), False, 0, BadSamples())
         self._request: _Requested | None = None
         self._passes: tuple[Pass, ...] = ()
         """Passes that the state may describe, or that may continue, oldest first."""
-        self._num_begun = 0
-        self._offers = itertools.count(1)
+
+    @property
+    def seed(self) -> SettledSeed:
+        """Seed of the passes from now on."""
+        return self._base.seed
 
     @property
     def generation(self) -> int:
@@ -205,23 +238,38 @@ class Passes:
             skips_empty_rest: whether a pass loaded at such a place belongs to the next epoch, as it
                 always does if :meth:`request_epoch` asked for it, instead of being empty.
         """
-        start = self._start(is_over, skips_empty_rest)
-        if self._loaded and self._requested not in (None, start.epoch):
+        while True:
+            seen = copy.copy(self)
+            new, passes = seen._begun(is_over, skips_empty_rest)
+            if self._base is seen._base and self._passes is seen._passes:
+                self._passes = passes
+                break
+        if new.resumed and seen._requested not in (None, new.start.epoch):
             warnings.warn(
-                f"set_epoch({self._requested}) after load_state_dict() of epoch {start.epoch}: "
-                f"the resumed pass stays in epoch {start.epoch}; call set_epoch() after it",
+                f"set_epoch({seen._requested}) after load_state_dict() of epoch {new.start.epoch}: "
+                f"the resumed pass stays in epoch {new.start.epoch}; call set_epoch() after it",
                 stacklevel=6,
             )
-        self._num_begun += 1
-        current, gone_back = self._current, self._base.gone_back
-        new = Pass(start, number=self._num_begun, generation=self.generation, resumed=self._loaded)
-        if current is None and gone_back is not None:
-            new.set_progress(PassProgress(start, gone_back.history, gone_back.last_delivered))
-        before = 0 if current is None else current.number
-        self._base = self._base._replace(bad_samples=self.bad_samples)
-        kept = (p for p in self._passes if p.number >= before or not p.is_over)
-        self._passes = (*kept, new)
         return new
+
+    def _begun(
+        self, is_over: Callable[[Address], bool] | None, skips_empty_rest: bool
+    ) -> tuple[Pass, tuple[Pass, ...]]:
+        """Return a new pass, and all passes with it."""
+        start, base, current = self._start(is_over, skips_empty_rest), self._base, self._current
+        new = Pass(
+            start,
+            number=self._num_begun + 1,
+            generation=base.generation,
+            resumed=self._loaded,
+            seed=base.seed,
+            bad=self.bad_samples,
+        )
+        if current is None and base.gone_back is not None:
+            history, last = base.gone_back.history, base.gone_back.last_delivered
+            new.set_progress(new.progress._replace(history=history, last_delivered=last))
+        before = 0 if current is None else current.number
+        return new, (*(p for p in self._passes if p.number >= before or not p.is_over), new)
 
     def offer(
         self,
@@ -240,7 +288,7 @@ class Passes:
             bad: samples that the batch could not use.
             found_bad: bad samples met since the pass's last offer.
         """
-        progress = current.progress
+        progress, last = current.progress, self.last
         before = progress.last_delivered or progress.place
         history = progress.history if progress.has_moved else self._history_of(current)
         progress = PassProgress(
@@ -249,7 +297,7 @@ class Passes:
             delivered=True,
             has_moved=True,
             bad=self._recorded(found_bad) or progress.bad,
-            last=Delivered(next(self._offers), request, bad),
+            last=Delivered(1 if last is None else last.number + 1, request, bad),
         )
         current.offer(batch, progress)
 
@@ -314,32 +362,46 @@ class Passes:
     def last(self) -> Delivered | None:
         """Last delivered batch, or None."""
         delivered = [p.progress.last for p in self._passes if p.progress.last is not None]
-        return max(delivered, default=None)
+        return max(delivered, default=None, key=lambda each: each.number)
 
-    def load(self, address: Address, bad_samples: BadSamples) -> None:
+    def load(
+        self, address: Address, bad_samples: BadSamples, seed: SettledSeed | None = None
+    ) -> None:
         """Start the next pass, and any begun pass that has delivered nothing, at ``address``.
 
         Args:
             bad_samples: record up to ``address``.
+            seed: seed from now on; None keeps the present one.
         """
-        self._base = _Base(address, True, self.generation + 1, bad_samples)
+        base = self._base
+        self._base = _Base(seed or base.seed, address, True, base.generation + 1, bad_samples)
 
     def note_start(self, current: Pass, place: Address) -> None:
         """Complete the start of a pass that has delivered nothing."""
+        base = self._base
+        noted = base._replace(next=place)
         current.start = place
         current.set_progress(current.progress._replace(place=place))
-        if self._current is None and current.generation == self.generation:
-            self._base = self._base._replace(next=place)
+        is_next = self._current is None and current.generation == base.generation
+        if is_next and self._base is base:
+            self._base = noted
 
     def go_back(self, current: Pass) -> None:
         """Let the next pass continue where ``current`` stopped, unless another pass has."""
-        moved = self._current
+        base, moved = self._base, self._current
         never_moved = not current.progress.has_moved and current.generation == self.generation
         if moved is current or (never_moved and (moved is None or current.number > moved.number)):
             progress = current.progress._replace(history=self._history_of(current))
-            self._base = _Base(
-                progress.place, True, self.generation + 1, self.bad_samples, gone_back=progress
+            back = _Base(
+                base.seed,
+                progress.place,
+                True,
+                base.generation + 1,
+                self.bad_samples,
+                gone_back=progress,
             )
+            if self._base is base:
+                self._base = back
 
     def request_epoch(self, epoch: int) -> None:
         """Let the next pass take this epoch, unless it continues a loaded state."""
@@ -390,16 +452,22 @@ class Passes:
         has_ended = current is not None and current.progress.following is not None
         return has_ended and current is not None and current.number == self._num_begun
 
-    def twin(self) -> Passes:
-        """Return passes for a copy of the loader, which begin with this loader's next batch."""
-        twin, record = copy.copy(self), self.bad_samples
-        twin._passes = ()
-        if self._in_progress is not None:
-            twin.load(self._in_progress.progress.place, record)
+    def twin(self, seed: SettledSeed) -> Passes:
+        """Return passes for a copy of the loader, which begin with this loader's next batch.
+
+        Args:
+            seed: a copy of this loader's seed.
+        """
+        seen, twin = copy.copy(self), Passes(seed)
+        in_progress, record = seen._in_progress, seen.bad_samples
+        if in_progress is not None:
+            twin.load(in_progress.progress.place, record)
             return twin
-        if self._requested is None:
-            twin._request = None
-        twin._base = _Base(self._following(), self._loaded, self.generation, record)
+        if seen._requested is not None:
+            twin.request_epoch(seen._requested)
+        twin._base = twin._base._replace(
+            next=seen._following(), loaded=seen._loaded, bad_samples=record
+        )
         return twin
 
     def _recorded(self, found_bad: tuple[FoundBad, ...]) -> BadSamples | None:
@@ -409,6 +477,10 @@ class Passes:
         later = BadSamples()
         later.add(found_bad)
         return self.bad_samples.followed_by(later)
+
+    @property
+    def _num_begun(self) -> int:
+        return self._passes[-1].number if self._passes else 0
 
     @property
     def _current(self) -> Pass | None:

@@ -140,6 +140,8 @@ class Player:
                 self._iterators = [iter(loader) for loader in self._ranks]
             if not self._has_begun:
                 self._begin()
+            if self._is_lost:
+                return
             if self._stream["data"] == "caching" and self._place.epoch:
                 self._is_over = True  # the content depends on which samples were read before
                 return
@@ -377,6 +379,7 @@ class Player:
         skips = self._stream["on_epoch_boundary"] == "next_epoch"
         if self._is_resumed and skips and self._place.done and not self._expected():
             self._place = Place(self._place.epoch + 1)
+            self._is_lost = self._stream["data"] == "once"  # nothing of the rest was read
 
     def _expected(self) -> list[tuple[int, Record]]:
         return self._expected_at(self._place)

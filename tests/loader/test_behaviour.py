@@ -23,6 +23,7 @@ from stateful_gpu_loader import LoaderError, StatefulGPULoader
 from tests.conformance import loaded, same
 from tests.datasets.shards import identity
 from tests.generators import generators
+from tests.interrupts import handle_at, places_of
 from tests.map_datasets import Failing, Indices, Noisy
 from tests.patience import seconds
 
@@ -230,6 +231,25 @@ def test_passes_that_begin_in_two_threads_are_all_known() -> None:
             assert all(each in loader._engine.passes._passes for each in passes)
     finally:
         sys.setswitchinterval(before)
+
+
+def test_a_state_is_saved_before_or_after_a_load_that_comes_meanwhile() -> None:
+    """Each state has a seed of its own; another thread may load at any moment."""
+
+    def make() -> StatefulGPULoader[Any]:
+        return StatefulGPULoader(Indices(40), batch_size=4, shuffle=True)
+
+    states = []
+    for number in (1, 2):
+        loader = make()
+        for _ in zip(range(number), loader, strict=False):
+            states.append(loader.state_dict())
+    one, _, other = states
+    loader = loaded(make(), one)
+    for number in places_of(loader.state_dict).values():
+        loader.load_state_dict(one)
+        with handle_at(number, lambda _: loader.load_state_dict(other)) as handled:
+            assert loader.state_dict() in (one, other), handled.where
 
 
 class Drawing:

@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 
-from tests.conformance import assert_same_rest, uninterrupted
+from stateful_gpu_loader import StatefulGPULoader
+from tests.conformance import assert_same_rest, copy_of, same, uninterrupted
 from tests.fake_gpu import FakeGpu, fake_gpu
 from tests.stream_kinds import KINDS, Make
 
 __all__ = ["fake_gpu"]
-ON_A_DEVICE = partial(KINDS["order"], device="cuda")
+make_map = KINDS["order"]
+ON_A_DEVICE = partial(make_map, device="cuda")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -63,3 +65,28 @@ def test_the_next_pass_works_after_the_collector_has_freed_an_iterator(
         gc.collect()
         loader.load_state_dict(states[place])
         assert_same_rest(loader, expected, place, 2)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_collected_iterator_and_its_loader_can_be_used_by_a_finalizer(persistent: bool) -> None:
+    """The garbage collector has ended their workers by then."""
+    found: list[Any] = []
+
+    class Owner:
+        def __init__(self, loader: StatefulGPULoader[Any]) -> None:
+            self.loader, self.batches, self.me = loader, iter(loader), self
+
+        def __del__(self) -> None:
+            found.extend([[*self.batches], self.loader.state_dict()["epoch"], [*self.loader]])
+
+    expected, _ = uninterrupted(make_map(), 3)
+    owner = Owner(make_map(num_workers=1, persistent_workers=persistent))
+    assert same(list(owner.batches), expected[0])
+    owner.batches = iter(owner.loader)
+    first = copy_of(next(owner.batches))
+    del owner
+    gc.collect()
+    rest, epoch, following = found
+    assert same([first, *rest], expected[1])
+    assert epoch == 2
+    assert same(following, expected[2])

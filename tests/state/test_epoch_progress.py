@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 
+from stateful_gpu_loader.randomness.seed import SettledSeed
 from stateful_gpu_loader.state.bad_samples import BadSamples, FoundBad
 from stateful_gpu_loader.state.epoch_progress import HISTORY, Address, Pass, Passes
+from tests.interrupts import Place, handle_at, places_of
 
 
 def deliver(passes: Passes, current: Pass, position: int) -> None:
@@ -196,7 +200,7 @@ def test_bad_samples_and_the_last_request_follow_from_what_was_taken() -> None:
         passes.end(current, Address(epoch + 1, 0))
         assert passes.bad_samples.total == 2 + epoch
     assert passes.bad_samples.samples == BAD
-    assert passes.twin().bad_samples == passes.bad_samples
+    assert passes.twin(passes.seed).bad_samples == passes.bad_samples
 
 
 def test_bad_samples_of_another_pass_are_counted_too() -> None:
@@ -232,3 +236,60 @@ def test_the_record_outlives_a_pass_that_had_to_go_back() -> None:
         current = passes.begin()
         passes.offer(current, "batch", Address(0, 8 + times), found_bad=BAD)
         take(current)
+
+
+def moments(call: Callable[[], object]) -> list[int]:
+    """Return the lines before which another thread or a signal handler can run.
+
+    None runs between a comparison and a store of its result.
+    """
+    places = places_of(call, by="line").items()
+    return [number for place, number in places if not place.source.startswith(STORES)]
+
+
+STORES = ("self._passes = passes", "self._base = noted", "self._base = back")
+
+
+def load(passes: Passes) -> None:
+    passes.load(Address(3, 8), BadSamples(), passes.seed.loaded(2, is_drawn=False))
+
+
+def test_a_pass_that_begins_beside_a_load_has_the_seed_of_its_place() -> None:
+    for number in moments(Passes().begin):
+        passes = Passes(SettledSeed(1, None))
+        with handle_at(number, partial(at_once, load, passes), by="line") as handled:
+            current = passes.begin()
+        pair = current.seed.value, current.start, current.generation
+        assert pair in ((1, Address(0, 0), 0), (2, Address(3, 8), 1)), handled.where
+        assert passes.begin().seed.value == 2
+
+
+@pytest.mark.parametrize(
+    "change", [Passes.go_back, partial(Passes.note_start, place=Address(0, 2))]
+)
+def test_a_load_is_not_lost_beside_another_change(change: Callable[..., None]) -> None:
+    passes = Passes()
+    current = passes.begin()
+    for number in moments(partial(change, passes, current)):
+        passes = Passes()
+        current = passes.begin()
+        with handle_at(number, partial(at_once, load, passes), by="line") as handled:
+            change(passes, current)
+        assert passes.begin().start == Address(3, 8), handled.where
+
+
+def test_passes_that_begin_at_the_same_moment_are_all_known() -> None:
+    for number in moments(Passes().begin):
+        passes, found = Passes(), list[Pass]()
+
+        def begin(passes: Passes, found: list[Pass] = found) -> None:
+            found.append(passes.begin())
+
+        with handle_at(number, partial(at_once, begin, passes), by="line") as handled:
+            begin(passes)
+        assert {each.number for each in found} == {1, 2}, handled.where
+        assert all(each in passes._passes for each in found), handled.where
+
+
+def at_once(act: Callable[[Passes], None], passes: Passes, place: Place) -> None:
+    act(passes)

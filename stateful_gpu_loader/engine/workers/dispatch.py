@@ -19,6 +19,7 @@ from typing import Any
 from stateful_gpu_loader.engine.pipeline import (
     Answer,
     Failure,
+    Stopped,
     WorkersDied,
     described,
     without_frames,
@@ -224,9 +225,12 @@ class Dispatch:
 
         Raises:
             WorkersDied: no answer will come.
+            Stopped: the dispatch is closed.
             StopIteration: the requests are exhausted.
         """
         with self._lock:
+            if self.stopped:
+                raise Stopped
             task = self._next_answered()
             if task is not None:
                 del self._tasks[task.number], self._answered[task.number]

@@ -36,12 +36,13 @@ class WorkerPool:
         self._stage: Stage | None = None
         self._former_stage: Callable[[], Stage | None] = _nothing
         """Stage of the previous worker pool, while an iterator uses it."""
-        self._idle: list[Pipeline] = []
-        """The pipeline kept for the next pass, if any; ``pop()`` gives it to one thread only."""
+        self._idle: list[tuple[Pipeline, bool]] = []
+        """The pipeline kept for the next pass, if any, and whether it has not yet run a pass.
+
+        ``pop()`` gives it to one thread only.
+        """
         self._owner = os.getpid()
         """Process that owns the idle pipeline's workers."""
-        self._is_new = False
-        """Whether the idle pipeline has not yet run a pass."""
         self._has_looked = False
         """Whether private generators were searched for."""
 
@@ -57,16 +58,19 @@ class WorkerPool:
     @property
     def idle(self) -> Pipeline | None:
         """Pipeline kept for the next pass; None in a forked child."""
-        return next(iter(self._own), None)
+        for pipeline, _ in self._own:
+            if not pipeline.is_collected:
+                return pipeline
+        return None
 
     def take(
         self, plan: Plan, policy: BadSamplePolicy, seed: int, start: Address
     ) -> tuple[Pipeline, bool]:
         """Return the idle pipeline or a new one, and whether its workers are new."""
-        is_new, self._is_new = self._is_new, False
-        idle = self._taken()
-        if idle is not None:
-            return idle, is_new
+        while self._own:
+            idle = self._pop()
+            if idle is not None and not idle[0].is_collected:
+                return idle
         return self.renew(plan, policy, seed, start), True
 
     def launch(self, plan: Plan, policy: BadSamplePolicy, seed: int, start: Address) -> None:
@@ -85,8 +89,7 @@ class WorkerPool:
                 f"{loss.message}. Remedy: "
                 f"{loss.remedy or 'find out what ends them, such as memory'}"
             ) from loss
-        self._own.append(pipeline)
-        self._is_new = True
+        self._own.append((pipeline, True))
 
     def renew(self, plan: Plan, policy: BadSamplePolicy, seed: int, start: Address) -> Pipeline:
         """Return a pipeline with new workers that are not started."""
@@ -111,12 +114,14 @@ class WorkerPool:
         """Keep a pipeline for the next pass, and end the previous one."""
         if isinstance(pipeline, DevicePrefetch):
             pipeline.abandon()
-        before = [*iter(self._taken, None)]
+        before = []
+        while self._own:
+            before.append(self._pop())
         if pipeline is not None:
-            self._own.append(pipeline)
-        self._is_new = False
-        for each in before:
-            each.close()
+            self._own.append((pipeline, False))
+        for idle in before:
+            if idle is not None:
+                idle[0].close()
 
     def twin(self, times: Tally) -> WorkerPool:
         """Return a worker pool for a copy of the loader, with the copy's times."""
@@ -137,13 +142,14 @@ class WorkerPool:
         return following
 
     @property
-    def _own(self) -> list[Pipeline]:
-        """The idle pipeline of this process, in a list."""
+    def _own(self) -> list[tuple[Pipeline, bool]]:
+        """The list of idle pipelines; a forked child drops its parent's."""
         if self._owner != os.getpid():
             self._idle, self._owner = [], os.getpid()
         return self._idle
 
-    def _taken(self) -> Pipeline | None:
+    def _pop(self) -> tuple[Pipeline, bool] | None:
+        """Take an idle pipeline; return None if another thread has taken the last one."""
         try:
             return self._own.pop()
         except IndexError:

@@ -13,7 +13,7 @@ from tests.interrupts import handle_at, places_of
 
 
 class Idle:
-    is_closed = False
+    is_closed = is_collected = False
 
     def close(self) -> None:
         self.is_closed = True

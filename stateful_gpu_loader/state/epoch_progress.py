@@ -241,7 +241,7 @@ class Passes:
         while True:
             seen = copy.copy(self)
             new, passes = seen._begun(is_over, skips_empty_rest)
-            if self._base is seen._base and self._passes is seen._passes:
+            if self._passes is seen._passes:
                 self._passes = passes
                 break
         if new.resumed and seen._requested not in (None, new.start.epoch):

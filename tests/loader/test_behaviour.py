@@ -12,6 +12,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -233,19 +234,40 @@ def test_passes_that_begin_in_two_threads_are_all_known() -> None:
         sys.setswitchinterval(before)
 
 
+def drawing_a_seed(number: int = 0) -> StatefulGPULoader[Any]:
+    generator = torch.Generator().manual_seed(number)
+    return StatefulGPULoader(Indices(40), batch_size=4, shuffle=True, generator=generator)
+
+
+def after(count: int) -> dict[str, Any]:
+    """Return the state after some batches, with a seed of its own."""
+    loader = drawing_a_seed(count)
+    batches = iter(loader)
+    for _ in range(count):
+        next(batches)
+    return loader.state_dict()
+
+
+def test_a_pass_that_begins_beside_a_load_is_of_one_stream() -> None:
+    state = after(2)
+    streams = [
+        torch.cat(list(each)).tolist()
+        for each in (drawing_a_seed(), loaded(drawing_a_seed(), state))
+    ]
+    for place, number in places_of(partial(next, iter(drawing_a_seed())), by="line").items():
+        if place.function not in ("begin", "_begin"):
+            continue
+        loader = drawing_a_seed()
+        batches = iter(loader)
+        with handle_at(number, lambda _, of=loader: of.load_state_dict(state), by="line"):  # type: ignore[misc]
+            first = next(batches)
+        assert torch.cat([first, *batches]).tolist() in streams, place
+
+
 def test_a_state_is_saved_before_or_after_a_load_that_comes_meanwhile() -> None:
     """Each state has a seed of its own; another thread may load at any moment."""
-
-    def make() -> StatefulGPULoader[Any]:
-        return StatefulGPULoader(Indices(40), batch_size=4, shuffle=True)
-
-    states = []
-    for number in (1, 2):
-        loader = make()
-        for _ in zip(range(number), loader, strict=False):
-            states.append(loader.state_dict())
-    one, _, other = states
-    loader = loaded(make(), one)
+    one, other = (after(count) for count in (1, 2))
+    loader = loaded(drawing_a_seed(), one)
     for number in places_of(loader.state_dict).values():
         loader.load_state_dict(one)
         with handle_at(number, lambda _: loader.load_state_dict(other)) as handled:

@@ -72,8 +72,6 @@ def _happening(c: Configuration, rng: random.Random) -> Action:
                 "changes": {} if into == "same" else allowed_changes(c, rng),
             },
         )
-    if name == "leave":
-        return Action(name, {"in_a_cycle": rng.random() < 0.5})
     if name == "interrupt":
         by = rng.choice(["line", "opcode"])
         return Action(name, {"at": int(MOST_PLACES ** rng.random()), "by": by})
@@ -86,7 +84,7 @@ def _happening(c: Configuration, rng: random.Random) -> Action:
     if name == "redeal":
         sizes = {"batch_size": rng.choice([1, 3, 5]), "num_replicas": rng.choice([1, 2])}
         return Action(name, {"which": rng.randrange(4), "changes": sizes})
-    raise ValueError(name)
+    return Action(name, {"in_a_cycle": rng.random() < 0.5})
 
 
 def _take(rng: random.Random) -> Action:

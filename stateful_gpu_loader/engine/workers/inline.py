@@ -33,6 +33,7 @@ class InlinePipeline:
     is_whole = False
     """Always False: it never waits."""
     is_collected = False
+    """Always False: it has no workers."""
 
     @property
     def workers(self) -> list[Any]:

@@ -67,9 +67,8 @@ class WorkerPool:
         self, plan: Plan, policy: BadSamplePolicy, seed: int, start: Address
     ) -> tuple[Pipeline, bool]:
         """Return the idle pipeline or a new one, and whether its workers are new."""
-        while self._own:
-            idle = self._pop()
-            if idle is not None and not idle[0].is_collected:
+        while (idle := self._pop()) is not None:
+            if not idle[0].is_collected:
                 return idle
         return self.renew(plan, policy, seed, start), True
 
@@ -115,13 +114,12 @@ class WorkerPool:
         if isinstance(pipeline, DevicePrefetch):
             pipeline.abandon()
         before = []
-        while self._own:
-            before.append(self._pop())
+        while (idle := self._pop()) is not None:
+            before.append(idle[0])
         if pipeline is not None:
             self._own.append((pipeline, False))
-        for idle in before:
-            if idle is not None:
-                idle[0].close()
+        for each in before:
+            each.close()
 
     def twin(self, times: Tally) -> WorkerPool:
         """Return a worker pool for a copy of the loader, with the copy's times."""

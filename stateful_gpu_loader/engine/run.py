@@ -105,6 +105,7 @@ class Run:
     def __next__(self) -> Any:
         if self._owner != os.getpid():
             raise _inherited(self._owner)
+        # Only the lock itself knows its owner at any moment at which a handler runs.
         if self._lock._is_owned():  # type: ignore[attr-defined]
             raise LoaderError(
                 "next() was called inside next() of the same iterator, by a sampler or a signal "

@@ -214,7 +214,7 @@ def test_two_inline_loaders_in_two_threads_do_not_disturb_each_other() -> None:
 
 
 def test_passes_that_begin_in_two_threads_are_all_known() -> None:
-    """The state describes the last of them."""
+    """A pass that is missing would not move the state."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:

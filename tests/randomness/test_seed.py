@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 
 import pytest
@@ -33,3 +34,13 @@ def test_a_pass_that_begins_beside_another_use_draws_once(later: str) -> None:
         assert [found, *drawn, seed.draw()] == [expected] * 3
         after = after or generator.get_state().tolist()
         assert generator.get_state().tolist() == after
+
+
+def test_a_copy_draws_from_its_own_generator_alone() -> None:
+    """``peek()`` begins a pass of a copy; the caller may use the generator before the first pass."""
+    seed, generator = settled()
+    assert copy.deepcopy(seed).draw() == seed.value
+    torch.rand(1, generator=generator)
+    before = generator.get_state()
+    seed.draw()
+    assert not torch.equal(generator.get_state(), before)

@@ -37,7 +37,7 @@ def test_a_pass_that_begins_beside_another_use_draws_once(later: str) -> None:
 
 
 def test_a_copy_draws_from_its_own_generator_alone() -> None:
-    """``peek()`` begins a pass of a copy; the caller may use the generator before the first pass."""
+    """A copy begins a pass in ``peek()``; the caller may use the generator after that."""
     seed, generator = settled()
     assert copy.deepcopy(seed).draw() == seed.value
     torch.rand(1, generator=generator)
